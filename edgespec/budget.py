@@ -1,0 +1,240 @@
+"""Divides a memory budget: what every row gets, which segments are pinned, how large the ring is.
+
+Pure arithmetic on sizes. It knows no model library and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgespec.errors import BudgetError
+
+MIB = 1 << 20
+RING_SLOTS = 3
+"""One slot computed on, one read, one ready; two are the least that overlap reads and compute."""
+LEAST_RING_SLOTS = 2
+RING_SHARE = 0.2
+"""Of the room for weights; a larger ring means that segments should be cut smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Bytes that one owner needs for one thing."""
+
+    owner: str
+    what: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSize:
+    """A segment as far as planning sees it: bytes of weights, and bytes that its slot takes."""
+
+    name: str
+    nbytes: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Who gets which bytes. `rows` add up to `planned_bytes`."""
+
+    budget_bytes: int
+    rows: tuple[MemoryRow, ...]
+    segments: tuple[SegmentSize, ...]
+    pinned: frozenset[int]
+    """Indices into `segments`."""
+    ring_bytes: int
+    paged: bool
+    """False: all weights are resident and there is no pager."""
+    smallest_bytes: int
+    """The smallest budget that would work for the same request."""
+    enforced: bool = True
+    """False where the platform offers no way to hold the budget."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def planned_bytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def n_pinned(self) -> int:
+        return len(self.pinned)
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(self.segments[i].nbytes for i in self.pinned)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of weights read in every pass."""
+        if not self.paged:
+            return 0
+        return sum(segment.nbytes for segment in self.segments) - self.pinned_bytes
+
+    @property
+    def bytes_per_pass(self) -> int:
+        """What the pager reads in a pass: streamed weights widened to whole blocks."""
+        if not self.paged:
+            return 0
+        return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
+
+    def predict(
+        self, disk_bytes_per_s: float, compute_s: float = 0.0, tokens_per_pass: float = 1.0
+    ) -> float:
+        """Seconds per token: max(reads, compute) of a pass, over the tokens that it yields."""
+        return max(self.bytes_per_pass / disk_bytes_per_s, compute_s) / tokens_per_pass
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "planned_bytes": self.planned_bytes,
+            "smallest_bytes": self.smallest_bytes,
+            "paged": self.paged,
+            "enforced": self.enforced,
+            "segments": len(self.segments),
+            "segments_pinned": self.n_pinned,
+            "pinned_bytes": self.pinned_bytes,
+            "streamed_bytes": self.streamed_bytes,
+            "ring_bytes": self.ring_bytes,
+            "bytes_per_pass": self.bytes_per_pass,
+            "rows": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def plan_memory(
+    budget_bytes: int,
+    fixed: Sequence[MemoryRow],
+    segmentations: Sequence[Sequence[SegmentSize]],
+    resident: Sequence[MemoryRow] | None = None,
+    paged: Sequence[MemoryRow] = (),
+    enforced: bool = True,
+) -> MemoryPlan:
+    """Plan the budget of one process.
+
+    `fixed` is needed in any case. `resident` is what the target's weights take when all of them
+    stay in memory (None: it cannot); `paged` is what paging needs besides pinned segments and ring.
+    `segmentations` are ways to cut the target's weights, coarse first: the coarsest whose ring
+    stays within RING_SHARE of the room wins, because fewer, larger reads and fewer stops of the
+    computation cost less. Raises BudgetError with the smallest budget that works.
+    """
+    fixed_bytes = sum(row.nbytes for row in fixed)
+    paged_bytes = fixed_bytes + sum(row.nbytes for row in paged)
+    smallest = _smallest(fixed_bytes, paged_bytes, segmentations, resident)
+    if budget_bytes < smallest:
+        raise BudgetError(_refusal(budget_bytes, smallest, [*fixed, *paged]), smallest)
+    if resident is not None:
+        rows = (*fixed, *resident)
+        if sum(row.nbytes for row in rows) <= budget_bytes:
+            return MemoryPlan(
+                budget_bytes, rows, (), frozenset(), 0, False, smallest, enforced=enforced
+            )
+    room = budget_bytes - paged_bytes
+    segments = _choose_segmentation(segmentations, room)
+    pinned, ring_bytes = _pin(segments, room)
+    rows = (
+        *fixed,
+        *paged,
+        MemoryRow("target", "ring of streamed segments", ring_bytes),
+        MemoryRow("target", "pinned segments", sum(segments[i].slot_bytes for i in pinned)),
+    )
+    return MemoryPlan(
+        budget_bytes, rows, tuple(segments), pinned, ring_bytes, True, smallest, enforced=enforced
+    )
+
+
+def _smallest(
+    fixed_bytes: int,
+    paged_bytes: int,
+    segmentations: Sequence[Sequence[SegmentSize]],
+    resident: Sequence[MemoryRow] | None,
+) -> int:
+    choices = [paged_bytes + _ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
+    if resident is not None:
+        choices.append(fixed_bytes + sum(row.nbytes for row in resident))
+    return min(choices)
+
+
+def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow]) -> str:
+    parts = ", ".join(
+        f"{row.owner} {row.what} {row.nbytes / MIB:.0f}"
+        for row in sorted(rows, key=lambda row: -row.nbytes)
+        if row.nbytes >= MIB
+    )
+    return (
+        f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
+        f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for the ring); "
+        "raise --memory-budget or lower --ctx-size"
+    )
+
+
+def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
+    """A ring that holds the `slots` largest neighbours, whatever their order of reading."""
+    sizes = sorted((segment.slot_bytes for segment in segments), reverse=True)
+    return sum(sizes[:slots]) if sizes else 0
+
+
+def _choose_segmentation(
+    segmentations: Sequence[Sequence[SegmentSize]], room: int
+) -> Sequence[SegmentSize]:
+    for segments in segmentations:
+        if _ring(segments, RING_SLOTS) <= RING_SHARE * room:
+            return segments
+    return min(segmentations, key=lambda segments: _ring(segments, LEAST_RING_SLOTS))
+
+
+def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], int]:
+    """Pin as many bytes as fit beside the ring, evenly over the depth.
+
+    Segments far larger than the others (an output head) come first: streamed, they would make
+    the ring as large as themselves.
+    """
+    if sum(segment.slot_bytes for segment in segments) <= room:
+        return frozenset(range(len(segments))), 0
+    first = _oversized(segments)
+    best: tuple[int, frozenset[int], int] = (-1, frozenset(), 0)
+    for head in ((), first) if first else ((),):
+        others = [i for i in range(len(segments)) if i not in head]
+        for slots in (RING_SLOTS, LEAST_RING_SLOTS):
+            ring = _ring([segments[i] for i in others], slots)
+            left = room - ring - sum(segments[i].slot_bytes for i in head)
+            if left < 0:
+                continue
+            chosen = frozenset((*head, *_spread(segments, others, left)))
+            pinned_bytes = sum(segments[i].nbytes for i in chosen)
+            if pinned_bytes > best[0]:
+                best = (pinned_bytes, chosen, ring)
+            break
+    _, pinned, ring_bytes = best
+    return pinned, ring_bytes
+
+
+def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
+    sizes = sorted(segment.slot_bytes for segment in segments)
+    median = sizes[len(sizes) // 2]
+    return tuple(i for i, segment in enumerate(segments) if segment.slot_bytes > 2 * median)
+
+
+def _spread(segments: Sequence[SegmentSize], candidates: Sequence[int], room: int) -> list[int]:
+    """Of `candidates`, in order of execution, as many as fit into `room`, evenly spaced.
+
+    Walking over the depth, a segment is pinned whenever the bytes pinned so far fall behind the
+    share that the whole model can have.
+    """
+    total = sum(segments[i].slot_bytes for i in candidates)
+    if total == 0:
+        return []
+    share = min(1.0, room / total)
+    seen = taken = 0
+    chosen = []
+    for i in candidates:
+        size = segments[i].slot_bytes
+        seen += size
+        if taken + size <= min(share * seen + size / 2, room):
+            chosen.append(i)
+            taken += size
+    return chosen

@@ -1,0 +1,123 @@
+"""What the command line writes: text on stdout, notes and progress on stderr.
+
+It knows terminals and colours. What is said, and when, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal, TextIO
+
+from edgespec.values import TokenEvent
+
+ColorMode = Literal["auto", "always", "never"]
+
+PATIENCE_S = 1.0
+"""What takes longer is worth a line of progress."""
+REDRAW_S = 0.1
+REPEAT_S = 5.0
+"""Where lines cannot be redrawn (a log file), a new one comes this often."""
+
+_GUESSED = "\x1b[32m"
+_PLAIN = "\x1b[0m"
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def wants_color(mode: ColorMode, stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to colour `stream`; `auto` heeds NO_COLOR (no-color.org) and dumb terminals."""
+    if mode != "auto":
+        return mode == "always"
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+class Console:
+    """Two streams that may share one terminal: a progress line never gets between the text."""
+
+    def __init__(
+        self,
+        color: ColorMode = "auto",
+        quiet: bool = False,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = stdout or sys.stdout
+        self._err = stderr or sys.stderr
+        self._quiet = quiet
+        self.color = wants_color(color, self._out)
+        self._progress = _Progress(self._err, clock)
+        self._midline = False
+        """Whether stdout stands in the middle of a line of generated text."""
+
+    def token(self, event: TokenEvent) -> None:
+        """The text of one accepted token, at once."""
+        if not event.text:
+            return
+        self._progress.clear()
+        guessed = self.color and event.origin == "draft"
+        self._out.write(f"{_GUESSED}{event.text}{_PLAIN}" if guessed else event.text)
+        self._out.flush()
+        self._midline = not event.text.endswith("\n")
+
+    def end_of_text(self) -> None:
+        """Leave the cursor of a terminal at the start of a line; add nothing to a file or pipe."""
+        if self._midline and self._out.isatty():
+            self._out.write("\n")
+        self._midline = False
+        self._out.flush()
+
+    def write(self, text: str) -> None:
+        """Lines of a result, such as a table or JSON."""
+        self._progress.clear()
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    def note(self, text: str) -> None:
+        """Something to know; silent with --quiet."""
+        if not self._quiet:
+            self._progress.clear()
+            self._err.write(text + "\n")
+            self._err.flush()
+
+    def progress(self, what: str, share: float) -> None:
+        """`Progress` of the ports: shown only for what takes longer than PATIENCE_S."""
+        if not self._quiet:
+            self._progress.show(what, share)
+
+    def end_of_progress(self) -> None:
+        self._progress.clear()
+
+
+class _Progress:
+    """One line, redrawn on a terminal, repeated now and then elsewhere."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._what = ""
+        self._began_s = 0.0
+        self._shown_s = 0.0
+        self._on_screen = False
+
+    def show(self, what: str, share: float) -> None:
+        now = self._clock()
+        if what != self._what:
+            self._what, self._began_s, self._shown_s = what, now, 0.0
+        is_terminal = self._stream.isatty()
+        wait = REDRAW_S if is_terminal else REPEAT_S
+        if now - self._began_s < PATIENCE_S or now - self._shown_s < wait:
+            return
+        self._shown_s = now
+        line = f"{what}: {100 * min(max(share, 0.0), 1.0):.0f}%"
+        self._stream.write(f"{_CLEAR_LINE}{line}" if is_terminal else line + "\n")
+        self._stream.flush()
+        self._on_screen = is_terminal
+
+    def clear(self) -> None:
+        if self._on_screen:
+            self._stream.write(_CLEAR_LINE)
+            self._stream.flush()
+            self._on_screen = False

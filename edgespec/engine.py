@@ -1,0 +1,434 @@
+"""The speculative loop: grow, verify, accept, commit, re-root, adapt, yield.
+
+It puts the rules in order and keeps both models' KV caches a transaction. It knows models only
+through the port, and no rule from the inside.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os.path import commonprefix
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from edgespec.acceptance import ACCEPTANCE_RULES, Accepted
+from edgespec.drafting import Drafter
+from edgespec.errors import Cancelled, UsageError
+from edgespec.fallback import FALLBACKS, Growing
+from edgespec.gating import OverlapGate, StepAside
+from edgespec.growth import PACERS, Limits
+from edgespec.pipeline import Running, Worker
+from edgespec.ports import LanguageModel, Progress
+from edgespec.sampling import Sampler, SamplingParams
+from edgespec.tally import RoundOutcome, Tally
+from edgespec.transcript import Transcript
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import FinishReason, GenerationResult, TokenEvent
+
+PROVISIONAL_FACTOR = 8
+"""A tree holds this many times the nodes of one pass: room to grow beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Rules by name, and the size of a tree."""
+
+    pacer: str = "best-first"
+    fallback: str = "llmcad"
+    acceptance: str = "exact-replay"
+    draft_max: int = 16
+    """Most drafted nodes that one pass verifies."""
+    max_depth: int = 16
+    """Most drafted tokens in one branch that one pass verifies."""
+    n_candidates: int = 8
+    """Successors of a node that the pacer chooses from."""
+    overlap: bool = True
+    """Draft beside a pass while the pass waits for reads."""
+    step_aside: bool = True
+    """Decode without the draft while that is measured to be faster."""
+
+    def __post_init__(self) -> None:
+        _check_known("pacer", self.pacer, PACERS)
+        _check_known("fallback", self.fallback, FALLBACKS)
+        _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        for name in ("draft_max", "max_depth", "n_candidates"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round may use, and what it has cost so far."""
+
+    drafter: Drafter | None
+    limits: Limits
+    deepest: int
+    """No token of the text can stand deeper than this: it would be past its end."""
+    begun: float
+    guesses_before: int
+    draft_steps: int = 0
+    draft_s: float = 0.0
+    provisional: range = range(0)
+    """Keys of the nodes drafted beside the pass."""
+
+
+class Engine:
+    """Generates text with a target and, if there is one, a draft.
+
+    The models are borrowed: closing the engine ends its thread and leaves them open. One generation
+    runs at a time; what the rules have learnt, and the KV of a common prefix, serve the next one.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None = None,
+        settings: EngineSettings | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self._target = target
+        self._pacer = PACERS[self.settings.pacer]()
+        self._fallback = FALLBACKS[self.settings.fallback]()
+        self._acceptance = ACCEPTANCE_RULES[self.settings.acceptance]()
+        self._gate = OverlapGate()
+        self._step_aside = StepAside()
+        self._obstacle = _obstacle(target, draft)
+        self._drafter: Drafter | None = None
+        if draft is not None and self._obstacle is None:
+            self._drafter = Drafter(
+                draft,
+                self._pacer,
+                self.settings.n_candidates,
+                target.info.n_vocab,
+                target.vocabulary.eog_tokens,
+            )
+        self._committed: list[int] = []
+        """Tokens of the target's committed prefix; the draft's is a prefix of it."""
+        self._clock = clock
+        self._worker = Worker()
+        self._cancelled = threading.Event()
+        self._is_running = False
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine's thread. Idempotent; close a running generation first."""
+        self._is_closed = True
+        self._worker.close()
+
+    def cancel(self) -> None:
+        """From any thread: end the running generation soon; its finish reason is "cancelled"."""
+        self._cancelled.set()
+        self._target.cancel()
+        if self._drafter is not None:
+            self._drafter.model.cancel()
+
+    def generate(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """Yield the tokens that follow the prompt; the generator returns the whole result.
+
+        Without `max_tokens` the text may fill the context. Raises UsageError at once for what
+        cannot be meant. Errors of the models come out of the generator, after which the engine can
+        be used again; neither they, nor Ctrl-C, nor closing the generator leave a model at work.
+        """
+        self._check_idle()
+        _check_prompt(prompt_tokens, self._target)
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
+        # The text's last token is not evaluated, so it may stand one place past the context.
+        limit = self._target.info.n_ctx - len(prompt_tokens) + 1
+        limit_reason: FinishReason = "context"
+        if max_tokens is not None and max_tokens <= limit:
+            limit, limit_reason = max_tokens, "length"
+        transcript = Transcript(self._target.vocabulary, stop, limit, limit_reason)
+        return self._transaction(list(prompt_tokens), sampling, transcript, progress)
+
+    def _transaction(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        transcript: Transcript,
+        progress: Progress | None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """One generation; when it ends, however it ends, neither model holds provisional KV."""
+        self._check_idle()
+        self._is_running = True
+        self._cancelled.clear()
+        tally = Tally(notes=[self._obstacle] if self._obstacle else [])
+        try:
+            if not transcript.is_finished:
+                self._read_prompt(prompt, progress, tally)
+                yield from self._rounds(prompt, Sampler(sampling, prompt), transcript, tally)
+        except Cancelled:
+            transcript.cancel()
+        finally:
+            try:
+                self._drop_provisional()
+            finally:
+                self._is_running = False
+        return GenerationResult(
+            text=transcript.text,
+            prompt_tokens=tuple(prompt),
+            tokens=tuple(transcript.tokens),
+            finish_reason=transcript.finish_reason or "cancelled",
+            timings=tally.timings(),
+            speculation=tally.speculation(),
+            paging=self._target.paging(),
+            notes=tuple(tally.notes),
+        )
+
+    def _rounds(
+        self, prompt: list[int], sampler: Sampler, transcript: Transcript, tally: Tally
+    ) -> Generator[TokenEvent, None, None]:
+        """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
+        eog_tokens = self._target.vocabulary.eog_tokens
+        tree = TokenTree(prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
+        while not transcript.is_finished:
+            round_ = self._begin(tree, transcript.room, tally)
+            if round_.drafter is None:
+                tree = tree.bare()
+            else:
+                self._grow(tree, round_.drafter, round_)
+            nodes = self._pacer.select(tree, round_.limits)
+            logits = self._verify(tree, nodes, round_)
+            accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
+            events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
+            self._commit(tree, accepted)
+            rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
+            outcome = self._outcome(tree, nodes, accepted, rerooted, len(events), round_)
+            tally.outcomes.append(outcome)
+            self._adapt(outcome, round_)
+            yield from events
+            tree = rerooted
+
+    def _read_prompt(self, prompt: list[int], progress: Progress | None, tally: Tally) -> None:
+        """Prefill all but the prompt's last token, and no more than differs from the last call."""
+        begun = self._clock()
+        reused = len(commonprefix([self._committed, prompt[:-1]]))
+        if reused < len(self._committed) and not self._target.info.tree_capable:
+            reused = 0  # recurrent state cannot be rewound by a few tokens
+        self._target.truncate(reused)
+        del self._committed[reused:]
+        if unread := prompt[reused:-1]:
+            prefill = partial(self._target.prefill, unread, progress)
+            self._worker.run(prefill, self._target.cancel)
+            self._committed += unread
+            self._gate = self._gate.observe(self._target.last_report)
+        if self._drafter is not None:
+            self._drafter.rewind(reused)
+            if self._drafter.can_follow(self._committed, prompt[-1]):
+                self._catch_up(self._drafter)
+        tally.prompt_s = self._clock() - begun
+
+    def _catch_up(self, drafter: Drafter) -> None:
+        self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
+
+    def _begin(self, tree: TokenTree, room: int, tally: Tally) -> _Round:
+        """Decide whether this round drafts, and how far."""
+        self._check_cancelled()
+        begun = self._clock()
+        drafter = self._drafter
+        n_ctx, n_committed = self._target.info.n_ctx, len(self._committed)
+        deepest = room - 1
+        if drafter is not None and not drafter.can_follow(self._committed, int(tree.token[ROOT])):
+            tally.note(
+                f"the draft could not follow after {n_committed} tokens (its context holds "
+                f"{drafter.model.info.n_ctx}): the target went on alone"
+            )
+            drafter.rest()
+            drafter = None
+        elif drafter is not None and self.settings.step_aside and not self._step_aside.drafts:
+            drafter.rest()
+            drafter = None
+        if drafter is not None:
+            self._catch_up(drafter)
+            deepest = min(deepest, drafter.deepest)
+        limits = Limits(
+            max_nodes=min(
+                1 + self.settings.draft_max, self._target.info.max_nodes, n_ctx - n_committed
+            ),
+            max_branches=self._target.info.max_branches,
+            max_depth=min(self.settings.max_depth, deepest),
+        )
+        guesses = drafter.n_guesses if drafter else 0
+        return _Round(drafter, limits, deepest, begun, guesses)
+
+    def _grow(self, tree: TokenTree, drafter: Drafter, round_: _Round) -> None:
+        """Draft until the fallback rule fires or no growth within the limits is of use."""
+        begun = self._clock()
+        while True:
+            self._check_cancelled()
+            open_nodes = drafter.open_nodes(tree)
+            round_.draft_s = self._clock() - begun
+            growing = Growing(tree, open_nodes, round_.draft_steps, round_.draft_s)
+            if self._fallback.fires(growing):
+                break
+            if not drafter.step(tree, open_nodes, round_.limits):
+                break
+            round_.draft_steps += 1
+
+    def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: _Round) -> np.ndarray:
+        """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
+        evaluate = partial(self._target.evaluate, tree, nodes)
+        with self._worker.running(evaluate, self._target.cancel) as target_pass:
+            if round_.drafter and self.settings.overlap and self._gate.is_open:
+                self._grow_beside(tree, round_.drafter, round_, target_pass)
+            return target_pass.result()
+
+    def _grow_beside(
+        self, tree: TokenTree, drafter: Drafter, round_: _Round, target_pass: Running[np.ndarray]
+    ) -> None:
+        """Grow the tree that is being verified, past what was selected, while the pass runs.
+
+        What it adds is worth something if the accepted path leads there: the next round starts
+        with it. A path ends with a token of the target's own, so twice the depth is in reach.
+        """
+        first_key = tree.next_key
+        limits = Limits(
+            max_nodes=tree.capacity,
+            max_branches=round_.limits.max_branches,
+            max_depth=min(2 * self.settings.max_depth + 1, round_.deepest),
+        )
+        while not target_pass.done:
+            self._check_cancelled()
+            if not drafter.step(tree, drafter.open_nodes(tree), limits):
+                break
+        round_.provisional = range(first_key, tree.next_key)
+
+    def _commit(self, tree: TokenTree, accepted: Accepted) -> None:
+        """Make the target's KV of the accepted path final."""
+        self._target.commit(tree, accepted.path)
+        self._committed += (int(tree.token[node]) for node in accepted.path)
+
+    def _reroot(
+        self, tree: TokenTree, accepted: Accepted, round_: _Round, is_last: bool
+    ) -> TokenTree:
+        """The tree below the target's own token, with the growth that already hangs there."""
+        end = accepted.path[-1]
+        root = tree.child(end, accepted.next_token)
+        if root is None:
+            root = tree.add(end, accepted.next_token, confidence=1.0)
+        drafter = round_.drafter
+        if drafter is None or is_last:
+            return tree.reroot(root)
+        if not drafter.can_follow(self._committed, accepted.next_token):
+            drafter.rest()
+            return tree.reroot(root)
+        begun = self._clock()
+        rerooted = drafter.follow(tree, accepted.path, root)
+        round_.draft_s += self._clock() - begun
+        return rerooted
+
+    def _outcome(
+        self,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        accepted: Accepted,
+        rerooted: TokenTree,
+        n_tokens: int,
+        round_: _Round,
+    ) -> RoundOutcome:
+        """What the round cost and brought."""
+        parents = {int(tree.parent[node]) for node in nodes}
+        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
+        best_tokens = tree.token[tree.path(best)[1:]].tolist()
+        report = self._target.last_report
+        kept = rerooted.key[: len(rerooted)].tolist()
+        return RoundOutcome(
+            n_tokens=n_tokens,
+            accepted=min(len(accepted.path) - 1, n_tokens),
+            drafted=round_.drafter.n_guesses - round_.guesses_before if round_.drafter else 0,
+            verified=len(nodes) - 1,
+            best_confidence=float(tree.cumulative[best]),
+            best_length=len(best_tokens),
+            best_correct=len(commonprefix([best_tokens, accepted.tokens(tree)])),
+            provisional_drafted=len(round_.provisional),
+            provisional_kept=sum(key in round_.provisional for key in kept),
+            draft_steps=round_.draft_steps,
+            draft_s=round_.draft_s,
+            passes=report.passes,
+            pass_s=report.wall_s,
+            stall_s=report.stall_s,
+            wall_s=self._clock() - round_.begun,
+        )
+
+    def _adapt(self, outcome: RoundOutcome, round_: _Round) -> None:
+        """Let every rule that learns see the round."""
+        self._fallback = self._fallback.observe(outcome)
+        self._gate = self._gate.observe(self._target.last_report)
+        if self._drafter is not None and (round_.drafter or not self._step_aside.drafts):
+            self._step_aside = self._step_aside.observe(outcome.wall_s, outcome.n_tokens)
+
+    def _drop_provisional(self) -> None:
+        """Leave both models with their committed prefix, whatever happened before."""
+        self._target.truncate(min(len(self._committed), self._target.n_committed))
+        del self._committed[self._target.n_committed :]
+        if self._drafter is not None:
+            self._drafter.rewind(len(self._committed))
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled("the generation was cancelled")
+
+    def _check_idle(self) -> None:
+        if self._is_closed:
+            raise UsageError("the engine is closed")
+        if self._is_running:
+            raise UsageError("the engine runs one generation at a time: finish or close the other")
+
+
+def _obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
+    """Why this draft cannot serve this target, if so."""
+    if draft is None:
+        return None
+    for role, info in (("target", target.info), ("draft", draft.info)):
+        if not info.tree_capable:
+            return (
+                f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
+                "drop single tokens: the target decodes alone, one token a pass"
+            )
+    return None
+
+
+def _check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
+    info = target.info
+    if not prompt_tokens:
+        raise UsageError("the prompt is empty: give at least one token, such as BOS")
+    if len(prompt_tokens) > info.n_ctx:
+        raise UsageError(
+            f"the prompt has {len(prompt_tokens)} tokens and the context {info.n_ctx}: "
+            "shorten the prompt or raise --ctx-size"
+        )
+    if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
+        raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")
+
+
+def _check_known(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

@@ -1,0 +1,54 @@
+"""Every exception edgespec raises on purpose, each with the exit code of the command line.
+
+EdgespecError                 1  anything that went wrong while running
+├── UsageError                2  an option or a call that cannot be meant
+├── ModelError                3  a model that cannot be used
+│   └── PairError             3  two models that do not fit each other
+├── BudgetError               4  a memory budget that cannot work
+├── WeightReadError           1  storage failed while weights were streamed
+└── Cancelled               130  the caller asked a running model to stop
+"""
+
+from __future__ import annotations
+
+
+class EdgespecError(Exception):
+    """Root of the tree; its text says what happened and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(EdgespecError):
+    """An option, a setting or a call that cannot be meant."""
+
+    exit_code = 2
+
+
+class ModelError(EdgespecError):
+    """A model file that is missing, damaged, or of a kind that is not supported."""
+
+    exit_code = 3
+
+
+class PairError(ModelError):
+    """Draft and target have different vocabularies."""
+
+
+class BudgetError(EdgespecError):
+    """The memory budget is below what the request needs; carries the smallest one that works."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, smallest_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
+class WeightReadError(EdgespecError):
+    """Weights could not be read while they were streamed: I/O error or a file cut short."""
+
+
+class Cancelled(EdgespecError):
+    """A running prefill or evaluation was asked to stop by `cancel()`."""
+
+    exit_code = 130

@@ -1,0 +1,119 @@
+"""When drafting pays: beside a pass, and at all.
+
+Values that answer every round with their successor. They see seconds that were measured elsewhere
+and read no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from edgespec.values import PassReport
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapGate:
+    """Open while passes wait for reads: only then are there cores that a draft may use.
+
+    Two models that compute on the same cores at once gain nothing. Drafting beside a pass takes
+    from its stall, so the share that closes the gate is well below the one that opens it.
+    """
+
+    opens_above: float = 0.3
+    closes_below: float = 0.1
+    is_open: bool = False
+
+    def observe(self, report: PassReport) -> OverlapGate:
+        if report.wall_s <= 0:
+            return self
+        stalled = report.stall_s / report.wall_s
+        return replace(
+            self, is_open=stalled > (self.closes_below if self.is_open else self.opens_above)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds per token of late: every round weighs a tenth less with each one that follows."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+
+    def with_round(self, seconds: float, tokens: int) -> Pace:
+        return Pace(0.9 * self.seconds + seconds, 0.9 * self.tokens + tokens)
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.tokens if self.tokens else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class StepAside:
+    """Drafts while a drafted token costs less than a plain one, and measures both to know.
+
+    The preferred way runs; now and then a short probe runs the other one and the two are compared.
+    A probe that changes nothing doubles the time to the next, so that probing stays cheap.
+    """
+
+    shortest_interval: ClassVar[int] = 16
+    longest_interval: ClassVar[int] = 512
+    plain_probe_rounds: ClassVar[int] = 3
+    draft_probe_rounds: ClassVar[int] = 6
+    margin: ClassVar[float] = 0.05
+    """The other way must be this much cheaper: noise is no reason to change."""
+
+    prefers_draft: bool = True
+    probing: bool = False
+    interval: int = 16
+    """Rounds between two probes."""
+    rounds_left: int = 8
+    """Rounds until a probe begins or ends."""
+    is_first_round: bool = True
+    """The first round of either way is not counted: it pays for the change (the draft reads what
+    it missed)."""
+    drafted: Pace = Pace()
+    plain: Pace = Pace()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the next round drafts."""
+        return self.prefers_draft != self.probing
+
+    def observe(self, seconds: float, tokens: int) -> StepAside:
+        """The rule after a round of the kind that it asked for."""
+        after = replace(self, is_first_round=False, rounds_left=self.rounds_left - 1)
+        if not self.is_first_round and self.drafts:
+            after = replace(after, drafted=self.drafted.with_round(seconds, tokens))
+        elif not self.is_first_round:
+            after = replace(after, plain=self.plain.with_round(seconds, tokens))
+        if after.rounds_left > 0:
+            return after
+        return after._judged() if self.probing else after._probe()
+
+    def _probe(self) -> StepAside:
+        """Begin to run the other way; what was known of it is out of date."""
+        probe = replace(self, probing=True, is_first_round=True)
+        if self.prefers_draft:
+            return replace(probe, rounds_left=self.plain_probe_rounds, plain=Pace())
+        return replace(probe, rounds_left=self.draft_probe_rounds, drafted=Pace())
+
+    def _judged(self) -> StepAside:
+        """End a probe: go on with the other way if it was cheaper, else go back."""
+        preferred, probed = self.drafted, self.plain
+        if not self.prefers_draft:
+            preferred, probed = probed, preferred
+        if probed.seconds_per_token < (1 - self.margin) * preferred.seconds_per_token:
+            interval = self.shortest_interval
+            return replace(
+                self,
+                prefers_draft=not self.prefers_draft,
+                probing=False,
+                interval=interval,
+                rounds_left=interval,
+            )
+        interval = min(2 * self.interval, self.longest_interval)
+        return replace(
+            self, probing=False, interval=interval, rounds_left=interval, is_first_round=True
+        )

@@ -1,0 +1,84 @@
+"""The thread in which a model runs while the caller's thread does something else.
+
+Native code that runs in the main thread keeps Ctrl-C waiting; here the main thread only waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+"""How long the main thread waits at a stretch: a wait without end hides Ctrl-C on Windows."""
+
+
+class Worker:
+    """One thread, started when first needed, that runs one call at a time."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="edgespec-model")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:
+        """Run `call` beside the block. However the block is left, the call has ended by then.
+
+        `cancel` makes the call end soon; it is used when the block is left early.
+        """
+        future = self._executor.submit(call)
+        try:
+            yield Running(future)
+        finally:
+            _end(future, cancel)
+
+    def run(self, call: Callable[[], T], cancel: Callable[[], None]) -> T:
+        """Run `call` and wait for it; an exception here, such as Ctrl-C, cancels it first."""
+        with self.running(call, cancel) as running:
+            return running.result()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._executor.shutdown(wait=True)
+
+
+class Running(Generic[T]):
+    """A call in the worker's thread."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> T:
+        """Wait for what the call returns; what it raises is raised here."""
+        while not self._future.done():
+            wait([self._future], timeout=POLL_S)
+        return self._future.result()
+
+
+def _end(future: Future[T], cancel: Callable[[], None]) -> None:
+    """Come back only when the call has ended, however often Ctrl-C is pressed."""
+    while not future.done():
+        try:
+            # Again and again: the call may not have begun, and then there is nothing to cancel.
+            cancel()
+            wait([future], timeout=POLL_S)
+        except KeyboardInterrupt:
+            continue

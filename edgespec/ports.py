@@ -1,0 +1,79 @@
+"""The one port through which the engine uses a model, and the vocabulary that goes with it.
+
+Draft and target are the same kind of thing: what is draft in one pairing may be target in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+
+Progress = Callable[[str, float], None]
+"""Called with what is going on and the share of it that is done, 0 to 1."""
+
+
+class Vocabulary(Protocol):
+    """Tokens and text of one model."""
+
+    n_vocab: int
+    eog_tokens: frozenset[int]
+    """End-of-generation tokens: any of them ends the text."""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of `text`, with the model's BOS if it wants one."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that `token` adds to the text; control tokens add none."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """What identifies `token` when vocabularies are compared; control tokens by name."""
+
+
+class LanguageModel(Protocol):
+    """A model with a committed prefix and provisional tree nodes on top of it.
+
+    Positions: the tree's root stands at `n_committed`, a node at `n_committed + depth`.
+    Nodes are known by `tree.key[node]`, which survives re-rooting. A method that raises leaves the
+    committed prefix as it was and no provisional node behind.
+    """
+
+    info: ModelInfo
+    vocabulary: Vocabulary
+    n_committed: int
+    """Tokens whose KV entries are final."""
+    last_report: PassReport
+    """Cost of the latest `prefill` or `evaluate`."""
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        """Append `tokens` to the committed prefix. Raises UsageError past the context's end."""
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab], a copy the caller owns.
+
+        Parents come before children; a node's ancestors are in `nodes` or were evaluated before and
+        kept. The KV of the nodes is provisional. `tree` may grow while this runs.
+        """
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """Make the KV of `path` final: evaluated nodes, root first, each the parent of the next.
+
+        Nodes in `keep` that were evaluated and hang below the end of `path` stay provisional; all
+        other provisional KV is dropped.
+        """
+
+    def truncate(self, n_tokens: int) -> None:
+        """Shorten the committed prefix to `n_tokens` and drop everything provisional."""
+
+    def paging(self) -> PagingStats:
+        """Totals of the pager; zeros for a resident model."""
+
+    def cancel(self) -> None:
+        """From any thread: make the running call raise `Cancelled` soon. A no-op when idle."""
+
+    def close(self) -> None:
+        """Release memory, files and threads. Idempotent."""

@@ -1,0 +1,118 @@
+"""What a runtime offers for loading, and the registry that finds the one for a model.
+
+A runtime is reached by the entry point group `edgespec.runtimes`, and only when it is asked for:
+importing edgespec imports no model library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.config import DEFAULT_CTX_SIZE
+from edgespec.errors import ModelError
+from edgespec.ports import LanguageModel, Progress
+from edgespec.values import ModelInfo
+
+ENTRY_POINTS = "edgespec.runtimes"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """How one model is wanted."""
+
+    path: Path
+    owner: str
+    """`target` or `draft`: names the rows of the plan."""
+    ctx_size: int
+    """Committed tokens; 0 is what the model was trained on, up to `most_ctx`."""
+    max_nodes: int
+    """Most nodes in one `evaluate`."""
+    max_branches: int
+    n_threads: int
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    n_gpu_layers: int = 0
+    batch_size: int | None = None
+    most_ctx: int = DEFAULT_CTX_SIZE
+    budget_bytes: int | None = None
+    """Of the process; a small one asks for small batches."""
+
+
+class PreparedModel(Protocol):
+    """A model whose needs are known and whose weights are not read."""
+
+    info: ModelInfo
+    seconds: Mapping[str, float]
+    """What preparing and loading took so far, by phase."""
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the platform lets this runtime hold a memory budget when paging."""
+
+    def tokens(self) -> Sequence[bytes]:
+        """What identifies each token, in the order of ids; the ids that are padding left out."""
+
+    def fixed_rows(self) -> Sequence[MemoryRow]:
+        """KV cache and buffers: needed whether weights are resident or paged."""
+
+    def resident_rows(self) -> Sequence[MemoryRow] | None:
+        """Weights that stay in memory; None if this model must be paged."""
+
+    def paged_rows(self) -> Sequence[MemoryRow]:
+        """What paging needs besides pinned segments and the ring."""
+
+    def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
+        """Ways to cut the weights, coarse first; empty if this model cannot be paged."""
+
+    def load(
+        self, plan: MemoryPlan | None, progress: Progress | None, stopped: Callable[[], bool]
+    ) -> LanguageModel:
+        """Read the weights: resident without a plan, else as the plan says."""
+
+    def cancel(self) -> None:
+        """From any thread: make a running `load` raise `Cancelled` soon."""
+
+    def close(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """What an entry point of the group `edgespec.runtimes` names."""
+
+    name: str
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the file or folder looks like one of this runtime's models."""
+
+    def prepare(self, request: ModelRequest) -> PreparedModel:
+        """Read headers, validate them, measure what the model needs. Raises ModelError."""
+
+
+def installed() -> Iterator[Runtime]:
+    """The runtimes that are installed, imported one by one."""
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            yield entry.load()
+        except ImportError as exc:
+            raise ModelError(
+                f"the runtime '{entry.name}' cannot be imported ({exc}): "
+                f'install it with: pip install "edgespec[{entry.name}]"'
+            ) from exc
+
+
+def find(path: Path) -> Runtime:
+    """The runtime for a model. Raises ModelError with what was looked for."""
+    if not path.exists():
+        raise ModelError(f"{path} does not exist: check the path given with -m or -md")
+    names = []
+    for runtime in installed():
+        if runtime.recognises(path):
+            return runtime
+        names.append(runtime.name)
+    known = ", ".join(names) or "none"
+    raise ModelError(f"{path} is no model that an installed runtime knows (installed: {known})")

@@ -1,0 +1,211 @@
+"""The sampler: logits in, one token out, the same for every runtime, with and without a draft.
+
+It owns the random draws and the window of recent tokens. It knows no model and no tree.
+
+Filters run in llama.cpp's order (common/sampling.cpp): logit bias, penalties, top-k, top-p
+(Holtzman et al., arXiv 1904.09751), min-p (Nguyen et al., arXiv 2407.01082), temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ModelError, UsageError
+
+Logits = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is picked. The defaults are greedy with every filter off."""
+
+    temperature: float = 0.0
+    """0 is greedy: the highest logit, the lowest token id among equals."""
+    top_k: int = 0
+    """Keep the k best tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest best tokens whose probabilities reach p; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least p times as probable as the best one; 0 keeps all."""
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens; -inf forbids a token."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        for name, value, holds, meaning in (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, ">= 0"),
+            ("top_k", self.top_k, self.top_k >= 0, ">= 0, 0 for off"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1], 1 for off"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1], 0 for off"),
+            ("repeat_penalty", self.repeat_penalty, 0 < self.repeat_penalty < math.inf, "> 0"),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                math.isfinite(self.frequency_penalty),
+                "finite",
+            ),
+            (
+                "presence_penalty",
+                self.presence_penalty,
+                math.isfinite(self.presence_penalty),
+                "finite",
+            ),
+            ("repeat_last_n", self.repeat_last_n, self.repeat_last_n >= -1, ">= -1, 0 for off"),
+            ("seed", self.seed, self.seed >= 0, ">= 0"),
+        ):
+            if not holds:
+                raise UsageError(f"{name} must be {meaning}, not {value}")
+        for token, bias in self.logit_bias.items():
+            if token < 0 or math.isnan(bias) or bias == math.inf:
+                raise UsageError(
+                    f"logit_bias for token {token} must be finite or -inf, not {bias}, "
+                    "and token ids start at 0"
+                )
+
+    @property
+    def penalises(self) -> bool:
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        )
+
+
+class Sampler:
+    """Picks the tokens of one generation; every token it picks is a committed one.
+
+    One uniform draw is spent per token, whatever the filters, so that the n-th token of a text
+    meets the n-th draw of its seed however many tokens a round commits.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int] = ()) -> None:
+        self.params = params
+        self._random = np.random.Generator(np.random.PCG64(params.seed))
+        window = None if params.repeat_last_n < 0 else params.repeat_last_n
+        self._recent = deque(prompt, maxlen=window)
+
+    def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
+        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
+        return distribution(logits, self.params, self._recent)
+
+    def pick(self, logits: Logits) -> int:
+        """The next token of the text, drawn and remembered. `logits` is [n_vocab]."""
+        token = draw(*self.distribution(logits), self._random.random())
+        self._recent.append(token)
+        return token
+
+
+def distribution(
+    logits: Logits, params: SamplingParams, recent: Iterable[int] = ()
+) -> tuple[Tokens, Probabilities]:
+    """Tokens that pass the filters, ascending, and their probabilities after temperature.
+
+    Raises ModelError if no logit is finite, and UsageError if a bias names an unknown token.
+    """
+    logits = _penalised(_biased(logits, params), params, recent)
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise ModelError(
+            f"the model's best logit is {best}: its weights are damaged, or every token is "
+            "forbidden by logit_bias"
+        )
+    if params.temperature == 0:
+        return np.array([logits.argmax()], np.int64), np.ones(1)
+
+    tokens = top_tokens(logits, params.top_k) if params.top_k else None
+    if params.top_p < 1:
+        tokens = _nucleus(logits, tokens, params.top_p)
+    if tokens is None:
+        tokens = np.arange(len(logits))
+    if params.min_p > 0:
+        tokens = tokens[logits[tokens] >= best + math.log(params.min_p)]
+    # In the order of ids, not of logits: rounding that swaps two near-equal logits then moves the
+    # boundaries of the cumulative distribution by no more than the rounding.
+    tokens = np.sort(tokens)
+    weights = np.exp((logits[tokens].astype(np.float64) - best) / params.temperature)
+    return tokens, weights / weights.sum()
+
+
+def draw(tokens: Tokens, probabilities: Probabilities, uniform: float) -> int:
+    """The token whose stretch of the cumulative distribution holds `uniform` in [0, 1)."""
+    boundaries = np.cumsum(probabilities)
+    position = np.searchsorted(boundaries, uniform * boundaries[-1], side="right")
+    return int(tokens[min(int(position), len(tokens) - 1)])
+
+
+def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
+    """Ids of the `k` highest logits, best first, lower ids first among equals.
+
+    No sort of the vocabulary: the k-th highest of many block maxima is a lower bound of the k-th
+    highest logit, and little more than k logits reach it.
+    """
+    k = min(k, len(logits))
+    width = max(1, len(logits) // (32 * k))
+    n_blocks = len(logits) // width
+    maxima = logits[: n_blocks * width].reshape(n_blocks, width).max(axis=1)
+    bound = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    reach = np.flatnonzero(logits >= bound)
+    best_first: Tokens = reach[np.argsort(-logits[reach], kind="stable")[:k]]
+    return best_first
+
+
+def _biased(logits: Logits, params: SamplingParams) -> Logits:
+    if not params.logit_bias:
+        return logits
+    if (highest := max(params.logit_bias)) >= len(logits):
+        raise UsageError(f"logit_bias names token {highest}; the vocabulary has {len(logits)}")
+    logits = logits.copy()
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    return logits
+
+
+def _penalised(logits: Logits, params: SamplingParams, recent: Iterable[int]) -> Logits:
+    """Repetition penalty (Keskar et al., arXiv 1909.05858), made to lower negative logits too."""
+    if not params.penalises:
+        return logits
+    tokens, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
+    logits = logits.copy()
+    seen = logits[tokens]
+    seen = np.where(seen <= 0, seen * params.repeat_penalty, seen / params.repeat_penalty)
+    logits[tokens] = seen - counts * params.frequency_penalty - params.presence_penalty
+    return logits
+
+
+def _nucleus(logits: Logits, best_first: Tokens | None, p: float) -> Tokens:
+    """The fewest best tokens whose probabilities reach `p`, of `best_first` or of all."""
+    if best_first is not None:
+        return best_first[: _reach(_weights(logits[best_first]), p)]
+    total = float(_weights(logits).sum())
+    best = logits.max()
+    k = 256
+    while True:
+        best_first = top_tokens(logits, k)
+        weights = np.exp(logits[best_first].astype(np.float64) - best) / total
+        if weights.sum() >= p or len(best_first) == len(logits):
+            return best_first[: _reach(weights, p, total=1.0)]
+        k *= 8
+
+
+def _weights(logits: Logits) -> Probabilities:
+    weights: Probabilities = np.exp(logits.astype(np.float64) - logits.max())
+    return weights
+
+
+def _reach(weights: Sequence[float] | Probabilities, p: float, total: float | None = None) -> int:
+    """How many leading weights it takes to reach the share `p` of `total`."""
+    sums = np.cumsum(weights)
+    return int(np.searchsorted(sums, p * (sums[-1] if total is None else total))) + 1

@@ -1,0 +1,289 @@
+"""Opens a target and its draft under one memory budget and generates text with them.
+
+The door for applications: `load` gives a `Session`, `plan` only says what it would take. Knows the
+order of loading and who owns what; runtimes, planning and the loop are elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from dataclasses import replace
+from typing import Self, TypeVar
+
+from edgespec import memory, runtimes
+from edgespec.budget import MIB, MemoryPlan, MemoryRow, plan_memory
+from edgespec.config import LoadSettings
+from edgespec.engine import Engine, EngineSettings
+from edgespec.errors import PairError
+from edgespec.pipeline import Worker
+from edgespec.ports import LanguageModel, Progress
+from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.sampling import SamplingParams
+from edgespec.values import GenerationResult, ModelInfo, TokenEvent
+
+T = TypeVar("T")
+
+HEADROOM_BYTES = 12 * MIB
+HEADROOM_SHARE = 0.01
+"""Of the budget; both cover what no row names: graphs, threads, page tables, Python's own objects."""
+MAX_BRANCHES = 32
+"""llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
+
+
+def plan(
+    settings: LoadSettings,
+    engine_settings: EngineSettings | None = None,
+    progress: Progress | None = None,
+) -> MemoryPlan:
+    """Who would get which bytes, without reading weights. Raises BudgetError and ModelError."""
+    with _Opening(settings, engine_settings, progress) as opening:
+        return opening.plan()
+
+
+def load(
+    settings: LoadSettings,
+    engine_settings: EngineSettings | None = None,
+    progress: Progress | None = None,
+) -> Session:
+    """Load target and draft so that the process stays within the budget from now on.
+
+    Raises ModelError, PairError, BudgetError or UsageError, and leaves nothing behind then.
+    """
+    with _Opening(settings, engine_settings, progress) as opening:
+        return opening.load()
+
+
+class Session:
+    """A loaded pair. One generation runs at a time; close it to free memory, files and threads."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None,
+        engine_settings: EngineSettings | None,
+        memory_plan: MemoryPlan,
+        load_report: dict[str, float],
+    ) -> None:
+        self.plan = memory_plan
+        self.load_report = load_report
+        """Seconds by phase of loading, and `total`."""
+        self._target = target
+        self._draft = draft
+        self._engine = Engine(target, draft, engine_settings)
+
+    @property
+    def target(self) -> ModelInfo:
+        return self._target.info
+
+    @property
+    def draft(self) -> ModelInfo | None:
+        return self._draft.info if self._draft else None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the model's BOS if it wants one."""
+        return self._target.vocabulary.encode(text)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """Yield tokens as they are accepted; the generator's return value is the whole result."""
+        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._engine.generate(
+            tokens, sampling or SamplingParams(), max_tokens, tuple(stop), progress
+        )
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> GenerationResult:
+        """The whole of `stream` at once."""
+        events = self.stream(prompt, sampling, max_tokens, stop, progress)
+        while True:
+            try:
+                next(events)
+            except StopIteration as end:
+                result: GenerationResult = end.value
+                return result
+
+    def cancel(self) -> None:
+        """From any thread: end the running generation soon."""
+        self._engine.cancel()
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self._engine.close()
+        self._target.close()
+        if self._draft:
+            self._draft.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Opening:
+    """The steps of loading, in a worker thread so that Ctrl-C is heard while native code runs."""
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        engine_settings: EngineSettings | None,
+        progress: Progress | None,
+    ) -> None:
+        self._settings = settings
+        self._engine_settings = engine_settings or EngineSettings()
+        self._progress = progress
+        self._budget_bytes = memory.resolve_budget(settings.memory_budget)
+        self._prepared: list[PreparedModel] = []
+        self._stopped = False
+        self._report: dict[str, float] = {}
+        self._began = time.perf_counter()
+        self._cleanup = ExitStack()
+        self._worker = self._cleanup.enter_context(Worker())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    def plan(self) -> MemoryPlan:
+        return self._run("planning", self._plan)
+
+    def load(self) -> Session:
+        memory_plan = self.plan()
+        with ExitStack() as on_failure:
+            draft = None
+            if self._settings.draft is not None:
+                prepared = self._prepared[1]
+                draft = self._run(
+                    "draft", lambda: prepared.load(None, self._progress, self._is_stopped)
+                )
+                on_failure.callback(draft.close)
+            target = self._run(
+                "target",
+                lambda: self._prepared[0].load(memory_plan, self._progress, self._is_stopped),
+            )
+            on_failure.callback(target.close)
+            for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
+                for phase, seconds in prepared.seconds.items():
+                    self._report[f"{owner}: {phase}"] = seconds
+            self._report["total"] = time.perf_counter() - self._began
+            session = Session(target, draft, self._engine_settings, memory_plan, self._report)
+            on_failure.pop_all()
+            return session
+
+    def _run(self, phase: str, call: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            return self._worker.run(call, self._cancel)
+        finally:
+            self._report[phase] = time.perf_counter() - began
+
+    def _cancel(self) -> None:
+        self._stopped = True
+        for prepared in self._prepared:
+            prepared.cancel()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    def _prepare(self) -> None:
+        """Headers, sizes and the vocabulary check: target first, then the draft."""
+        settings, rules = self._settings, self._engine_settings
+        n_threads = settings.threads or memory.usable_cores()
+        max_nodes = rules.draft_max + 1 if settings.draft else 1
+        request = ModelRequest(
+            path=settings.model,
+            owner="target",
+            ctx_size=settings.ctx_size,
+            max_nodes=max_nodes,
+            max_branches=min(MAX_BRANCHES, max_nodes),
+            n_threads=n_threads,
+            cache_type_k=settings.cache_type_k,
+            cache_type_v=settings.cache_type_v,
+            flash_attn=settings.flash_attn,
+            n_gpu_layers=settings.n_gpu_layers,
+            batch_size=settings.batch_size,
+            budget_bytes=self._budget_bytes,
+        )
+        target = self._adopt(runtimes.find(request.path).prepare(request))
+        if settings.draft is None:
+            return
+        # as much context as the target has, or what the draft was trained on
+        wanted = replace(
+            request,
+            path=settings.draft,
+            owner="draft",
+            ctx_size=0,
+            most_ctx=target.info.n_ctx,
+            n_gpu_layers=settings.n_gpu_layers_draft,
+        )
+        draft = self._adopt(runtimes.find(wanted.path).prepare(wanted))
+        check_pair(target, draft)
+
+    def _adopt(self, prepared: PreparedModel) -> PreparedModel:
+        self._prepared.append(prepared)
+        self._cleanup.callback(prepared.close)
+        return prepared
+
+    def _plan(self) -> MemoryPlan:
+        self._prepare()
+        target = self._prepared[0]
+        resident, paged = target.resident_rows(), target.paged_rows()
+        segmentations = target.segmentations()
+        rows = [MemoryRow("process", "interpreter and libraries", memory.process_rss_bytes())]
+        for prepared in self._prepared[1:]:
+            rows += [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
+        rows += target.fixed_rows()
+        headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * self._budget_bytes)
+        rows.append(MemoryRow("process", "headroom", headroom))
+        return plan_memory(
+            self._budget_bytes, rows, segmentations, resident, paged, target.enforced
+        )
+
+
+def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
+    """Raise PairError at the first token id that stands for different text in the two models."""
+    ours, theirs = target.tokens(), draft.tokens()
+    for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
+        if left != right:
+            raise PairError(
+                f"draft and target have different vocabularies: token {token} is {_shown(left)} "
+                f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
+                "choose a draft of the target's family"
+            )
+    if len(ours) != len(theirs):
+        raise PairError(
+            f"draft and target have different vocabularies: token {min(len(ours), len(theirs))} is "
+            f"in only one of them ({len(ours)} tokens in {target.info.name}, {len(theirs)} in "
+            f"{draft.info.name}): choose a draft of the target's family"
+        )
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode(errors="replace"))

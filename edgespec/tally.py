@@ -1,0 +1,74 @@
+"""What a round cost and brought, and the sums of a generation's rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgespec.values import SpeculationStats, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """One round, measured. Lengths count drafted tokens: the root is none."""
+
+    n_tokens: int
+    """Tokens that the text gained."""
+    accepted: int
+    """Of those, drafted ones."""
+    drafted: int
+    """Nodes added to the tree, beside the pass too."""
+    verified: int
+    best_confidence: float
+    """Cumulative confidence of the most probable verified branch."""
+    best_length: int
+    best_correct: int
+    """Leading tokens of that branch that the target agreed with."""
+    provisional_drafted: int
+    provisional_kept: int
+    draft_steps: int
+    draft_s: float
+    """Drafting that the pass did not hide."""
+    passes: int
+    pass_s: float
+    stall_s: float
+    wall_s: float
+    """The whole round."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums of one generation, filled in as it runs."""
+
+    prompt_s: float = 0.0
+    outcomes: list[RoundOutcome] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Say something to the user, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def speculation(self) -> SpeculationStats:
+        rounds = self.outcomes
+        return SpeculationStats(
+            rounds=len(rounds),
+            target_passes=sum(outcome.passes for outcome in rounds),
+            drafted=sum(outcome.drafted for outcome in rounds),
+            verified=sum(outcome.verified for outcome in rounds),
+            accepted=sum(outcome.accepted for outcome in rounds),
+            provisional_drafted=sum(outcome.provisional_drafted for outcome in rounds),
+            provisional_kept=sum(outcome.provisional_kept for outcome in rounds),
+            accepted_lengths=tuple(outcome.accepted for outcome in rounds),
+            draft_s=sum(outcome.draft_s for outcome in rounds),
+        )
+
+    def timings(self) -> Timings:
+        """Decoding is the rounds alone: what the caller does between two tokens does not count."""
+        decode_s = sum(outcome.wall_s for outcome in self.outcomes)
+        n_tokens = sum(outcome.n_tokens for outcome in self.outcomes)
+        return Timings(
+            prompt_s=self.prompt_s,
+            first_token_s=self.prompt_s + sum(outcome.wall_s for outcome in self.outcomes[:1]),
+            decode_s=decode_s,
+            tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
+        )

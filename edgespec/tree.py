@@ -1,0 +1,151 @@
+"""The token tree: the draft's guesses as flat arrays of fixed capacity.
+
+It knows tokens, parents and confidences; it knows no model, no KV cache and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import UsageError
+
+ROOT = 0
+
+
+class TokenTree:
+    """Guesses that hang below the last committed token; node 0, the root, is that token.
+
+    All arrays are `[capacity]`; entries below `len(tree)` are valid and never change. A parent has
+    a lower index than its children, so ascending order is an evaluation order. Appending moves no
+    memory and publishes a node last: one thread may append while others read nodes they know.
+
+    token       int32    token id
+    parent      int32    index of the parent, -1 for the root
+    depth       int32    edges from the root
+    confidence  float64  the draft's probability of this token after its parent
+    cumulative  float64  product of the confidences down from the root, whose own is 1
+    key         int64    names a node for a whole generation; survives re-rooting
+    """
+
+    def __init__(self, root_token: int, capacity: int = 256, first_key: int = 0) -> None:
+        if capacity < 1:
+            raise UsageError(f"a token tree holds its root: capacity must be >= 1, not {capacity}")
+        self.token: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.parent: NDArray[np.int32] = np.full(capacity, -1, np.int32)
+        self.depth: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.confidence: NDArray[np.float64] = np.ones(capacity, np.float64)
+        self.cumulative: NDArray[np.float64] = np.ones(capacity, np.float64)
+        self.key: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.token[ROOT] = root_token
+        self.key[ROOT] = first_key
+        self.next_key = first_key + 1
+        self._n_nodes = 1
+
+    def __len__(self) -> int:
+        return self._n_nodes
+
+    def __repr__(self) -> str:
+        return f"<TokenTree {len(self)}/{self.capacity} nodes below token {int(self.token[ROOT])}>"
+
+    @property
+    def capacity(self) -> int:
+        return len(self.token)
+
+    @property
+    def is_full(self) -> bool:
+        return self._n_nodes == self.capacity
+
+    def add(self, parent: int, token: int, confidence: float) -> int:
+        """Append a child of `parent` and return its index.
+
+        Raises UsageError if the tree is full, `parent` is unknown, `confidence` is no probability,
+        or `parent` has a child with this token already.
+        """
+        self._check(parent)
+        if self.is_full:
+            raise UsageError(f"the token tree is full at {self.capacity} nodes")
+        if not 0.0 <= confidence <= 1.0:
+            raise UsageError(f"confidence is a probability, not {confidence}")
+        if self.child(parent, token) is not None:
+            raise UsageError(f"node {parent} has a child with token {token} already")
+        node = self._n_nodes
+        self.token[node] = token
+        self.parent[node] = parent
+        self.depth[node] = self.depth[parent] + 1
+        self.confidence[node] = confidence
+        self.cumulative[node] = self.cumulative[parent] * confidence
+        self.key[node] = self.next_key
+        self.next_key += 1
+        self._n_nodes = node + 1
+        return node
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root down to `node`, both included."""
+        self._check(node)
+        nodes = [node]
+        while nodes[-1] != ROOT:
+            nodes.append(int(self.parent[nodes[-1]]))
+        return nodes[::-1]
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node`, oldest first."""
+        self._check(node)
+        found: list[int] = np.flatnonzero(self.parent[: len(self)] == node).tolist()
+        return found
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, if there is one."""
+        n = len(self)
+        found = np.flatnonzero((self.parent[:n] == node) & (self.token[:n] == token))
+        return int(found[0]) if found.size else None
+
+    def leaves(self) -> list[int]:
+        """Nodes without children, ascending: one per branch."""
+        n = len(self)
+        is_leaf = np.ones(n, np.bool_)
+        is_leaf[self.parent[1:n]] = False
+        found: list[int] = np.flatnonzero(is_leaf).tolist()
+        return found
+
+    def branch_count(self, nodes: Sequence[int]) -> int:
+        """Leaves of the part of the tree that `nodes` spans: those that are no parent of another."""
+        return len(set(nodes) - {int(self.parent[node]) for node in nodes})
+
+    def subtree(self, node: int) -> list[int]:
+        """`node` and all nodes below it, ascending."""
+        self._check(node)
+        inside = {node}
+        for below in range(node + 1, len(self)):
+            if int(self.parent[below]) in inside:
+                inside.add(below)
+        return sorted(inside)
+
+    def reroot(self, node: int) -> TokenTree:
+        """A new tree of the same capacity with `node` as its root and what hangs below it.
+
+        Keys stay; depth and cumulative confidence are counted from the new root. This tree stays as
+        it is, so that KV caches can still be addressed through it.
+        """
+        kept = self.subtree(node)
+        tree = TokenTree(int(self.token[node]), self.capacity, int(self.key[node]))
+        index_of = {old: new for new, old in enumerate(kept)}
+        for old in kept[1:]:
+            new = tree.add(
+                index_of[int(self.parent[old])], int(self.token[old]), float(self.confidence[old])
+            )
+            tree.key[new] = self.key[old]
+        tree.next_key = self.next_key
+        return tree
+
+    def bare(self) -> TokenTree:
+        """A new tree of the same capacity with this root and nothing below it."""
+        tree = TokenTree(int(self.token[ROOT]), self.capacity, int(self.key[ROOT]))
+        tree.next_key = self.next_key
+        return tree
+
+    def _check(self, node: int) -> None:
+        if not 0 <= node < len(self):
+            raise UsageError(f"node {node} is not in a tree of {len(self)} nodes")

@@ -1,0 +1,113 @@
+"""The frozen values that travel between modules. No behaviour beyond arithmetic on themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["draft", "target"]
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine has to know about a model; sizes in bytes."""
+
+    name: str
+    architecture: str
+    n_vocab: int
+    n_ctx: int
+    n_layers: int
+    size_bytes: int
+    tree_capable: bool = True
+    """False for recurrent or hybrid state: such a model is decoded without a tree."""
+    max_nodes: int = 64
+    """Most nodes that one `evaluate` call takes."""
+    max_branches: int = 32
+    """Most leaves that a tree of provisional nodes may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one `evaluate` or `prefill` call cost."""
+
+    wall_s: float = 0.0
+    stall_s: float = 0.0
+    """Time in which compute waited for weights."""
+    bytes_read: int = 0
+    passes: int = 1
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PagingStats:
+    """Totals since the model was loaded."""
+
+    segments: int = 0
+    pinned_bytes: int = 0
+    streamed_bytes: int = 0
+    bytes_read: int = 0
+    stall_s: float = 0.0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Totals of one generation."""
+
+    rounds: int = 0
+    target_passes: int = 0
+    drafted: int = 0
+    """Nodes added to the tree."""
+    verified: int = 0
+    """Drafted nodes that the target evaluated."""
+    accepted: int = 0
+    """Drafted tokens that stood."""
+    provisional_drafted: int = 0
+    """Nodes drafted while the target verified."""
+    provisional_kept: int = 0
+    """Of those, the nodes that survived the next re-rooting."""
+    accepted_lengths: tuple[int, ...] = ()
+    """Accepted drafted tokens, one entry a round."""
+    draft_s: float = 0.0
+    """Drafting that no target pass hid."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Wall-clock seconds."""
+
+    load_s: float = 0.0
+    prompt_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One committed token. `text` may be empty while a character or stop string is undecided."""
+
+    text: str
+    token: int
+    origin: Origin
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The whole of one generation."""
+
+    text: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    timings: Timings = field(default_factory=Timings)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    paging: PagingStats = field(default_factory=PagingStats)
+    notes: tuple[str, ...] = ()
+    """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""

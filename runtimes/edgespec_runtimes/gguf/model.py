@@ -1,0 +1,228 @@
+"""The port on llama.cpp: one class for draft and target, weights resident or paged.
+
+Knows batches, sequences and logits; where weights come from is `weights.py`'s business, which branch
+lives in which sequence `branches.py`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.paging import paging_stats
+from edgespec.ports import Progress, Vocabulary
+from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec_runtimes.gguf import native
+from edgespec_runtimes.gguf.branches import HOME, Branches
+from edgespec_runtimes.gguf.weights import PagedWeights
+
+_ABORTED = 2
+
+
+class LlamaMemory:
+    """llama.cpp's KV cache seen as sequences."""
+
+    def __init__(self, context: Any) -> None:
+        self._handle = lib.llama_get_memory(context)
+
+    def remove(self, sequence: int, begin: int, end: int) -> None:
+        if not lib.llama_memory_seq_rm(self._handle, sequence, begin, end):
+            raise EdgespecError("this model's state cannot drop single tokens")
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        lib.llama_memory_seq_cp(self._handle, source, target, begin, end)
+
+    def clear(self) -> None:
+        lib.llama_memory_clear(self._handle, True)
+
+
+class GgufModel:
+    """Implements `edgespec.ports.LanguageModel`."""
+
+    def __init__(
+        self,
+        model: native.Model,
+        shape: native.ContextShape,
+        info: ModelInfo,
+        vocabulary: Vocabulary,
+        stop: native.Stop,
+        weights: PagedWeights | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.info = info
+        self.vocabulary = vocabulary
+        self.last_report = PassReport()
+        self._model = model
+        self._shape = shape
+        self._stop = stop
+        self._weights = weights
+        self._clock = clock
+        self._batch_size: int = shape.params().n_batch
+        callback = weights.callback if weights else None
+        self._context: Any = native.new_context(model, shape, callback, stop)
+        self._memory = LlamaMemory(self._context)
+        self._branches = Branches(shape.n_seq, self._memory)
+        self._batch = lib.llama_batch_init(self._batch_size, 0, shape.n_seq)
+        self._broken = False
+
+    @property
+    def n_committed(self) -> int:
+        return self._branches.n_committed
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        """Append `tokens` to the committed prefix, a planned batch a pass."""
+        start = self.n_committed
+        if start + len(tokens) > self.info.n_ctx:
+            raise UsageError(
+                f"{start + len(tokens):,} tokens do not fit into the context of "
+                f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
+            )
+        self._measure_from()
+        n_passes = 0
+        for begin in range(0, len(tokens), self._batch_size):
+            chunk = [int(token) for token in tokens[begin : begin + self._batch_size]]
+
+            def report(share: float, begin: int = begin, size: int = len(chunk)) -> None:
+                if progress:
+                    progress("reading the prompt", (begin + share * size) / len(tokens))
+
+            positions = range(self.n_committed, self.n_committed + len(chunk))
+            self._decode(chunk, positions, [[HOME]] * len(chunk), False, start, report)
+            self._branches.extend(len(chunk))
+            n_passes += 1
+            report(1.0)
+        self._finish_report(len(tokens), n_passes)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights."""
+        if not 0 < len(nodes) <= self.info.max_nodes:
+            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
+        self._measure_from()
+        committed = self.n_committed
+        tokens = [int(tree.token[node]) for node in nodes]
+        positions = [committed + int(tree.depth[node]) for node in nodes]
+        try:
+            sequences = self._branches.place(tree, nodes)
+        except UsageError:
+            self._branches.truncate(committed)
+            raise
+        self._decode(tokens, positions, sequences, True, committed)
+        n, n_vocab = len(nodes), self.info.n_vocab
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
+        self._finish_report(n, 1)
+        return logits
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        self._branches.commit(tree, path, keep)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Shorten the prefix; a model with recurrent state can only be emptied."""
+        if n_tokens > self.n_committed:
+            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+        if self.info.tree_capable:
+            self._branches.truncate(n_tokens)
+        elif n_tokens < self.n_committed or self._broken:
+            self._memory.clear()
+            self._branches = Branches(self._shape.n_seq, self._memory)
+            self._broken = False
+            if n_tokens:
+                raise EdgespecError("a model with recurrent state cannot go back: start again")
+
+    def paging(self) -> PagingStats:
+        if self._weights is None:
+            return PagingStats()
+        weights = self._weights
+        segments = [group.segment for group in weights.groups]
+        return paging_stats(segments, weights.pinned_bytes, weights.pager, weights.passes)
+
+    def cancel(self) -> None:
+        self._stop.set()
+        if self._weights:
+            self._weights.cancel()
+
+    def close(self) -> None:
+        if self._context is None:
+            return
+        lib.llama_batch_free(self._batch)
+        native.free_context(self._context)
+        self._context = None
+        self._model.close()
+        if self._weights:
+            self._weights.close()
+
+    def _decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        logits: bool,
+        committed: int,
+        on_segment: Callable[[float], None] | None = None,
+    ) -> None:
+        """One llama_decode. On failure the prefix goes back to `committed` tokens."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            batch.token[i] = token
+            batch.pos[i] = position
+            batch.n_seq_id[i] = len(ids)
+            for j, sequence in enumerate(ids):
+                batch.seq_id[i][j] = sequence
+            batch.logits[i] = logits
+        failure: BaseException | None = None
+        code = 0
+        try:
+            if self._weights:
+                self._weights.begin_pass(tokens, on_segment)
+            code = lib.llama_decode(self._context, batch)
+        except BaseException as exc:
+            failure = exc
+        finally:
+            if self._weights:
+                self._weights.end_pass()
+                failure = failure or self._weights.failure
+        if failure is None and self._stop.is_set():
+            failure = Cancelled("the model was asked to stop")
+        if failure is None and code:
+            failure = EdgespecError(_decode_failure(code))
+        self._stop.clear()
+        if failure is not None:
+            self._roll_back(committed)
+            raise failure
+
+    def _roll_back(self, committed: int) -> None:
+        if self.info.tree_capable:
+            self._branches.truncate(committed)
+        else:
+            self._broken = True
+            self.truncate(0)
+
+    def _measure_from(self) -> None:
+        pager = self._weights.pager if self._weights else None
+        self._began = self._clock()
+        self._stall_began = pager.stall_s if pager else 0.0
+        self._bytes_began = pager.bytes_read if pager else 0
+
+    def _finish_report(self, n_tokens: int, passes: int) -> None:
+        pager = self._weights.pager if self._weights else None
+        self.last_report = PassReport(
+            wall_s=self._clock() - self._began,
+            stall_s=pager.stall_s - self._stall_began if pager else 0.0,
+            bytes_read=pager.bytes_read - self._bytes_began if pager else 0,
+            passes=passes,
+            n_tokens=n_tokens,
+        )
+
+
+def _decode_failure(code: int) -> str:
+    if code == 1:
+        return "the KV cache is full: raise --ctx-size or shorten the prompt"
+    if code == _ABORTED:
+        return "llama.cpp aborted the computation"
+    return f"llama.cpp failed to compute (code {code})"

@@ -1,0 +1,269 @@
+"""Opens GGUF models: validates the file, asks llama.cpp what it needs, loads as the plan says.
+
+Nothing is read that is not kept: sizes come from a model without weights, the order of weights from
+a mapping that is not filled.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.errors import Cancelled, ModelError, UsageError
+from edgespec.ports import LanguageModel, Progress
+from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelInfo
+from edgespec_runtimes.gguf import native, weights
+from edgespec_runtimes.gguf.header import MAGIC, GgufFile, read_header
+from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.shapes import validate
+
+BATCH_SIZES = (512, 256, 128, 64, 32)
+BUFFER_SHARE = 0.05
+"""Of the budget; larger compute buffers read a prompt in fewer passes and pin fewer weights."""
+SMALL_MODEL_BYTES = 64 * MIB
+"""Below this a second thread costs more in waking than it computes."""
+_PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
+
+
+class GgufRuntime:
+    """The entry point `gguf`."""
+
+    name = "gguf"
+
+    def recognises(self, path: Path) -> bool:
+        if path.suffix == ".gguf":
+            return True
+        try:
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    def prepare(self, request: ModelRequest) -> PreparedGguf:
+        began = time.perf_counter()
+        header = read_header(request.path)
+        validate(header)
+        prepared = PreparedGguf(request, header)
+        prepared.seconds["header and vocabulary"] = time.perf_counter() - began
+        return prepared
+
+
+class PreparedGguf:
+    """Implements `edgespec.runtimes.PreparedModel`."""
+
+    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+        self.seconds: dict[str, float] = {}
+        self._request = request
+        self._header = header
+        self._stop = native.Stop()
+        sizes_only = native.load_sizes_only(header.path)
+        try:
+            self.info = self._describe(sizes_only)
+            self._shape, self._sizes = self._choose_shape(sizes_only)
+        finally:
+            sizes_only.close()
+        self._mapped: native.Model | None = None
+        self._lazy = True
+
+    @property
+    def enforced(self) -> bool:
+        return self._lazy and sys.platform != "win32"
+
+    def tokens(self) -> Sequence[bytes]:
+        table = list(self._token_table)
+        while table and _PADDING_TOKEN.fullmatch(table[-1]):
+            table.pop()
+        return table
+
+    def fixed_rows(self) -> Sequence[MemoryRow]:
+        owner, sizes = self._request.owner, self._sizes
+        return (
+            MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", sizes.kv_bytes),
+            MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            # llama.cpp's output buffer, and the copy that the engine works on
+            MemoryRow(owner, f"logits ({self.info.max_nodes} nodes)", 2 * sizes.output_bytes),
+        )
+
+    def resident_rows(self) -> Sequence[MemoryRow] | None:
+        largest = max((tensor.nbytes for tensor in self._header.tensors), default=0)
+        return (
+            MemoryRow(self._request.owner, "weights", self._header.weight_bytes),
+            # a tensor is read whole before it is repacked
+            MemoryRow(self._request.owner, "loading", min(largest, 64 * MIB)),
+        )
+
+    def paged_rows(self) -> Sequence[MemoryRow]:
+        resident = sum(weight.entry.nbytes for weight in self._unpaged)
+        return (
+            MemoryRow("target", "norms and other small tensors", resident),
+            MemoryRow("target", "embedding rows", self._embedding_bytes),
+        )
+
+    def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
+        return [
+            [SegmentSize(g.segment.name, g.segment.nbytes, g.segment.slot_bytes) for g in groups]
+            for groups in self._cuts
+        ]
+
+    def load(
+        self, plan: MemoryPlan | None, progress: Progress | None, stopped: Callable[[], bool]
+    ) -> LanguageModel:
+        if plan is None or not plan.paged:
+            return self._load_resident(progress)
+        if not self.enforced:
+            return self._load_mapped()
+        return self._load_paged(plan, progress, stopped)
+
+    def cancel(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
+    def _describe(self, model: native.Model) -> ModelInfo:
+        request = self._request
+        n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
+        if n_ctx > model.n_ctx_train:
+            raise UsageError(
+                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
+                f"{request.path.name} was trained on"
+            )
+        tree_capable = model.tree_capable
+        return ModelInfo(
+            name=self._header.name or request.path.stem,
+            architecture=self._header.architecture,
+            n_vocab=model.n_vocab,
+            n_ctx=n_ctx,
+            n_layers=model.n_layers,
+            size_bytes=self._header.weight_bytes,
+            tree_capable=tree_capable,
+            max_nodes=request.max_nodes if tree_capable else 1,
+            max_branches=request.max_branches if tree_capable else 1,
+        )
+
+    def _choose_shape(
+        self, model: native.Model
+    ) -> tuple[native.ContextShape, native.ContextSizes]:
+        """The largest batch whose compute buffers stay within their share of the budget."""
+        request, info = self._request, self.info
+        batches = [request.batch_size] if request.batch_size else list(BATCH_SIZES)
+        most = BUFFER_SHARE * (request.budget_bytes or 1 << 62)
+        shape, sizes = None, None
+        for batch in batches:
+            if shape is not None and batch < info.max_nodes:
+                break
+            shape = native.ContextShape(
+                # room for the tree beside the prefix, and for what the draft grows meanwhile
+                n_ctx=info.n_ctx + 4 * info.max_nodes,
+                n_batch=min(batch, info.n_ctx),
+                n_outputs=info.max_nodes,
+                n_seq=info.max_branches,
+                n_threads=self._n_threads(),
+                cache_type_k=request.cache_type_k,
+                cache_type_v=request.cache_type_v,
+                flash_attn=request.flash_attn,
+            )
+            sizes = native.context_sizes(model, shape)
+            if sizes.compute_bytes <= most:
+                break
+        assert shape is not None and sizes is not None
+        return shape, sizes
+
+    def _n_threads(self) -> int:
+        return 1 if self._header.weight_bytes < SMALL_MODEL_BYTES else self._request.n_threads
+
+    @cached_property
+    def _token_table(self) -> list[bytes]:
+        array = self._header.metadata.get("tokenizer.ggml.tokens")
+        if array is None or not hasattr(array, "strings"):
+            raise ModelError(f"{self._request.path} has no vocabulary: it is not a language model")
+        return list(array.strings())
+
+    @cached_property
+    def _traced(self) -> list[weights.Weight]:
+        """The weights in order of use; maps the model, which stays mapped for `load`."""
+        began = time.perf_counter()
+        self._mapped, self._lazy = native.load_mapped(
+            self._header.path, self._request.n_gpu_layers
+        )
+        traced = weights.trace_weights(self._mapped, self._header, self._stop)
+        self.seconds["mapping"] = time.perf_counter() - began
+        return [weight for weight in traced if weights.in_host_memory(weight)]
+
+    @cached_property
+    def _cuts(self) -> list[list[weights.WeightGroup]]:
+        streamable = list(weights.streamable(self._traced))
+        layers = weights.cut(streamable)
+        largest = max(group.segment.nbytes for group in layers)
+        cuts = [layers]
+        for parts in (2, 4, 1 << 30):
+            finer = weights.cut(streamable, largest // parts)
+            if len(finer) > len(cuts[-1]):
+                cuts.append(finer)
+        return cuts
+
+    @property
+    def _unpaged(self) -> list[weights.Weight]:
+        return [w for w in self._traced if not w.swappable and not w.looked_up]
+
+    @property
+    def _embedding_bytes(self) -> int:
+        tables = [weight.entry for weight in self._traced if weight.looked_up]
+        n_rows = self._shape.params().n_batch
+        return sum(weights.EmbeddingRows.bytes_for(entry, n_rows) for entry in tables)
+
+    def _load_resident(self, progress: Progress | None) -> LanguageModel:
+        self.close()
+        model = native.load_resident(
+            self._header.path, self._request.n_gpu_layers, self._stop, progress
+        )
+        return self._open(model, None)
+
+    def _load_mapped(self) -> LanguageModel:
+        """Where the budget cannot be held: llama.cpp's own mapping."""
+        assert self._traced and self._mapped is not None
+        model, self._mapped = self._mapped, None
+        return self._open(model, None)
+
+    def _load_paged(
+        self, plan: MemoryPlan, progress: Progress | None, stopped: Callable[[], bool]
+    ) -> LanguageModel:
+        traced = self._traced
+        groups = next(cut for cut in self._cuts if len(cut) == len(plan.segments))
+        model, self._mapped = self._mapped, None
+        assert model is not None
+        paged = weights.PagedWeights(
+            self._header,
+            traced,
+            groups,
+            plan.pinned,
+            plan.ring_bytes,
+            self._embedding_bytes,
+            self._stop,
+        )
+        try:
+            began = time.perf_counter()
+            paged.fill(progress, lambda: stopped() or self._stop.is_set())
+            self.seconds["pinned weights"] = time.perf_counter() - began
+            if stopped() or self._stop.is_set():
+                raise Cancelled("loading was cancelled")
+            return self._open(model, paged)
+        except BaseException:
+            paged.close()
+            model.close()
+            raise
+
+    def _open(self, model: native.Model, paged: weights.PagedWeights | None) -> LanguageModel:
+        began = time.perf_counter()
+        vocabulary = native.GgufVocabulary(model, self._token_table)
+        opened = GgufModel(model, self._shape, self.info, vocabulary, self._stop, paged)
+        self.seconds["context"] = time.perf_counter() - began
+        return opened

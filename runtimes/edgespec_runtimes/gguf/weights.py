@@ -1,0 +1,397 @@
+"""Turns slots into weights: while llama.cpp computes, its tensors point into the pager's ring.
+
+llama.cpp asks `cb_eval` about every node before it computes a batch of nodes, and calls again after
+a node for which the answer was True. A streamed segment is acquired, and its tensors pointed into
+the slot, when the first node that reads it is asked about; after the last one it is released and
+its tensors point into the file mapping again. What is not pointed anywhere reads the mapping: a
+missed swap is slow and never wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.paging import (
+    BLOCK_BYTES,
+    DirectReader,
+    Extent,
+    Memory,
+    PinnedSegments,
+    Segment,
+    WeightPager,
+)
+from edgespec.ports import Progress
+from edgespec_runtimes.gguf import native
+from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
+
+SMALL_BYTES = 64 << 10
+"""Tensors below this (norms, biases) are not worth a swap: they stay in memory."""
+TOKEN_EMBEDDINGS = "token_embd.weight"
+_MATMULS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the file that the graph reads, and where llama.cpp keeps it."""
+
+    entry: TensorEntry
+    address: int
+    """Of the ggml_tensor."""
+    swappable: bool
+    """Read by one matrix product, directly: its pointer may change between passes."""
+    looked_up: bool
+    """The token embeddings, of which GET_ROWS reads the rows of a batch's tokens."""
+
+    @property
+    def pointer(self) -> ctypes.c_uint64:
+        """The tensor's data pointer, to read and to write."""
+        return ctypes.c_uint64.from_address(self.address + native.DATA_OFFSET)
+
+
+def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> list[Weight]:
+    """The weights that a pass reads, in the order of their first use. Computes nothing.
+
+    llama.cpp asks about the whole graph before it computes a node; the abort flag is up, so that
+    the decode ends there.
+    """
+    entries = {tensor.name: tensor for tensor in header.tensors}
+    uses: dict[int, list[tuple[str, bool]]] = {}
+
+    @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
+    def watch(node: int, ask: bool, _: Any) -> bool:
+        tensor = native.GgmlTensor.from_address(node)
+        for position, source in enumerate(tensor.src):
+            address, through_view = source, False
+            while address and (parent := native.GgmlTensor.from_address(address).view_src):
+                address, through_view = parent, True
+            if address and native.GgmlTensor.from_address(address).name.decode() in entries:
+                direct = position == 0 and not through_view
+                uses.setdefault(address, []).append((native.op_name(tensor.op), direct))
+        return False
+
+    shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_seq=1, n_threads=1)
+    stop.set()
+    context = native.new_context(model, shape, watch, stop)
+    try:
+        with native.captured_log():
+            tokens = (ctypes.c_int32 * 1)(0)
+            lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
+    finally:
+        stop.clear()
+        native.free_context(context)
+    if not uses:
+        raise EdgespecError("llama.cpp did not show which weights its graph reads")
+    weights = []
+    for address, seen in uses.items():
+        name = native.GgmlTensor.from_address(address).name.decode()
+        products = [use for use in seen if use[0] != "GET_ROWS"]
+        weights.append(
+            Weight(
+                entry=entries[name],
+                address=address,
+                swappable=len(products) == 1
+                and products[0][0] in _MATMULS
+                and all(direct for _, direct in seen)
+                and entries[name].nbytes >= SMALL_BYTES,
+                looked_up=name == TOKEN_EMBEDDINGS
+                and any(op == "GET_ROWS" and direct for op, direct in seen),
+            )
+        )
+    return weights
+
+
+def in_host_memory(weight: Weight) -> bool:
+    """False for tensors that were copied to a GPU while loading."""
+    tensor = native.GgmlTensor.from_address(weight.address)
+    return native.buffer_is_host(tensor.buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """The weights of one segment."""
+
+    segment: Segment
+    weights: tuple[Weight, ...]
+
+
+def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[WeightGroup]:
+    """Cut weights, in order of use, at layer boundaries and wherever a piece would exceed a size.
+
+    `largest_bytes` None: whole layers. A single tensor is never divided.
+    """
+    groups: list[list[Weight]] = []
+    for weight in weights:
+        layer = _layer(weight.entry.name)
+        if groups and layer is not None and _layer(groups[-1][-1].entry.name) == layer:
+            size = sum(w.entry.nbytes for w in groups[-1]) + weight.entry.nbytes
+            if largest_bytes is None or size <= largest_bytes:
+                groups[-1].append(weight)
+                continue
+        groups.append([weight])
+    return [WeightGroup(Segment(_group_name(g), [_extent(w) for w in g]), tuple(g)) for g in groups]
+
+
+def _layer(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "blk" and len(parts) > 2 else None
+
+
+def _group_name(weights: Sequence[Weight]) -> str:
+    first, last = weights[0].entry.name, weights[-1].entry.name
+    return first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
+
+
+def _extent(weight: Weight) -> Extent:
+    return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
+
+
+class EmbeddingRows:
+    """The token embeddings' address range, in which only the rows that a batch looks up exist."""
+
+    def __init__(self, entry: TensorEntry, path: Path, most_bytes: int) -> None:
+        self._entry = entry
+        self._path = path
+        self._row_bytes = entry.nbytes // entry.shape[1]
+        self._n_rows = entry.shape[1]
+        self._most_bytes = most_bytes
+        self._memory = Memory(entry.nbytes)
+        self._present: set[int] = set()
+        self._file = os.open(path, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, entry.offset, entry.nbytes, os.POSIX_FADV_RANDOM)
+
+    @property
+    def address(self) -> int:
+        return self._memory.address
+
+    @staticmethod
+    def bytes_for(entry: TensorEntry, n_rows: int) -> int:
+        """Most memory that `n_rows` rows take: every one may touch a page more than it fills."""
+        row_bytes = entry.nbytes // entry.shape[1]
+        return min(n_rows * (row_bytes + 2 * BLOCK_BYTES), entry.nbytes + BLOCK_BYTES)
+
+    def fetch(self, tokens: Sequence[int]) -> None:
+        """Make the rows of `tokens` readable. Raises WeightReadError."""
+        missing = sorted(set(tokens) - self._present)
+        if not missing:
+            return
+        rows = len(self._present) + len(missing)
+        if self.bytes_for(self._entry, rows) > self._most_bytes:
+            self._memory.forget()
+            self._present.clear()
+            missing = sorted(set(tokens))
+        for token in missing:
+            start = token * self._row_bytes
+            view = self._memory.view(start, self._row_bytes)
+            try:
+                n = os.preadv(self._file, [view], self._entry.offset + start)
+            except OSError as exc:
+                raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
+            if n != self._row_bytes:
+                raise WeightReadError(f"{self._path} was cut short: embeddings end early")
+            self._present.add(token)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._memory.close()
+
+
+class PagedWeights:
+    """All weights of a mapped model: pinned, streamed, or looked up row by row.
+
+    Made before the context, whose `cb_eval` is `callback`; `fill` reads what is pinned.
+    """
+
+    def __init__(
+        self,
+        header: GgufFile,
+        weights: Sequence[Weight],
+        groups: Sequence[WeightGroup],
+        pinned: frozenset[int],
+        ring_bytes: int,
+        embedding_bytes: int,
+        stop: native.Stop,
+    ) -> None:
+        self.groups = tuple(groups)
+        self._pinned_groups = pinned
+        self._ring_bytes = ring_bytes
+        self._stop = stop
+        self._reader = DirectReader(header.paths)
+        self._pinned = PinnedSegments()
+        self.pager: WeightPager | None = None
+        self.failure: BaseException | None = None
+        self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        self.passes = 0
+        self._on_segment: Callable[[float], None] | None = None
+
+        swapped = {weight.address for group in groups for weight in group.weights}
+        self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
+        self._embedding = self._embedding_rows(header, weights, embedding_bytes)
+        self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
+        self._mapped = {w.address: w.pointer.value for w in weights}
+        self._swaps = [
+            [(w, g.segment.locate(w.entry.file_index, w.entry.offset)) for w in g.weights]
+            for g in self._streamed
+        ]
+        self._segment_of = {
+            w.address: i for i, group in enumerate(self._streamed) for w in group.weights
+        }
+        self._last_of = {g.weights[-1].address: i for i, g in enumerate(self._streamed)}
+        self._stop_after = self._boundaries()
+        self._held: set[int] = set()
+        self._lookup_op = native.op_number("GET_ROWS")
+        self._ops = frozenset((*map(native.op_number, _MATMULS), self._lookup_op))
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+
+    def fill(self, progress: Progress | None, stopped: Callable[[], bool]) -> None:
+        """Read what stays in memory and start streaming. Raises WeightReadError."""
+        small = [_extent(weight) for weight in self._resident]
+        resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
+        pinned = [self.groups[i] for i in sorted(self._pinned_groups)]
+        chosen = ([resident] if small else []) + pinned
+        total = sum(group.segment.nbytes for group in chosen) or 1
+        done = 0
+        for group in chosen:
+            if stopped():
+                return
+            base = self._pinned.load(group.segment, self._reader, stopped)
+            for weight in group.weights:
+                entry = weight.entry
+                weight.pointer.value = base + group.segment.locate(entry.file_index, entry.offset)
+            done += group.segment.nbytes
+            if progress:
+                progress("reading pinned weights", done / total)
+        if self._streamed and not stopped():
+            segments = [group.segment for group in self._streamed]
+            self.pager = WeightPager(segments, self._reader, self._ring_bytes)
+
+    def begin_pass(
+        self, tokens: Sequence[int], on_segment: Callable[[float], None] | None = None
+    ) -> None:
+        """Call before every llama_decode, with the tokens of its batch."""
+        self.failure = None
+        self._on_segment = on_segment
+        if self.pager:
+            self.pager.resume()
+        if self._embedding:
+            self._embedding[1].fetch(tokens)
+
+    def end_pass(self) -> None:
+        """Call after every llama_decode: puts back what an aborted pass left pointed."""
+        for index in list(self._held):
+            self._restore(index)
+        if self._embedding:
+            weight = self._embedding[0]
+            weight.pointer.value = self._mapped[weight.address]
+        self.passes += 1
+
+    def cancel(self) -> None:
+        if self.pager:
+            self.pager.cancel()
+
+    def close(self) -> None:
+        if self.pager:
+            self.pager.close()
+            self.pager = None
+        else:
+            self._reader.close()
+        self._pinned.close()
+        if self._embedding:
+            self._embedding[1].close()
+
+    def _embedding_rows(
+        self, header: GgufFile, weights: Sequence[Weight], most_bytes: int
+    ) -> tuple[Weight, EmbeddingRows] | None:
+        """Row-wise lookup, unless the table is pinned anyway because it is the output head too."""
+        pinned = {w.address for i in self._pinned_groups for w in self.groups[i].weights}
+        tables = [w for w in weights if w.looked_up and w.address not in pinned]
+        if not tables:
+            return None
+        table = tables[0]
+        path = header.paths[table.entry.file_index]
+        return table, EmbeddingRows(table.entry, path, most_bytes)
+
+    def _boundaries(self) -> frozenset[int]:
+        """Weights after whose product llama.cpp must compute before it asks on.
+
+        The last of every streamed segment, so that its slot is freed; and the last before one, so
+        that waiting for it does not hold up what comes before.
+        """
+        stops = set(self._last_of)
+        ordered = [weight.address for group in self.groups for weight in group.weights]
+        for address, following in zip(ordered, ordered[1:], strict=False):
+            if self._segment_of.get(following, -1) != self._segment_of.get(address, -1):
+                stops.add(address)
+        return frozenset(stops)
+
+    def _on_node(self, node: int, ask: bool, _: Any) -> bool:
+        try:
+            return self._before(node) if ask else self._after(node)
+        except BaseException as exc:  # an exception cannot cross llama.cpp: keep it, stop the pass
+            self.failure = exc
+            self._stop.set()
+            return True
+
+    def _before(self, node: int) -> bool:
+        op = ctypes.c_int.from_address(node + native.OP_OFFSET).value
+        if op not in self._ops:
+            return False
+        address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
+        if op == self._lookup_op:
+            if self._embedding and address == self._embedding[0].address:
+                weight, rows = self._embedding
+                weight.pointer.value = rows.address
+                return True
+            return False
+        index = self._segment_of.get(address)
+        if index is not None and index not in self._held:
+            self._point(index)
+        return address in self._stop_after
+
+    def _after(self, node: int) -> bool:
+        op = ctypes.c_int.from_address(node + native.OP_OFFSET).value
+        address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
+        if op == self._lookup_op:
+            ctypes.c_uint64.from_address(address + native.DATA_OFFSET).value = self._mapped[address]
+        elif address in self._last_of:
+            self._restore(self._last_of[address])
+        return True
+
+    def _point(self, index: int) -> None:
+        assert self.pager is not None
+        base = self.pager.acquire(index)
+        if base is None:
+            self._stop.set()
+            return
+        self._held.add(index)
+        for weight, offset in self._swaps[index]:
+            weight.pointer.value = base + offset
+        if self._on_segment:
+            self._on_segment((index + 1) / len(self._streamed))
+
+    def _restore(self, index: int) -> None:
+        if index not in self._held:
+            return
+        for weight, _ in self._swaps[index]:
+            weight.pointer.value = self._mapped[weight.address]
+        self._held.discard(index)
+        assert self.pager is not None
+        self.pager.release(index)
+
+
+def streamable(weights: Sequence[Weight]) -> Iterator[Weight]:
+    """Those whose pointer may change from pass to pass, in order of use."""
+    return (weight for weight in weights if weight.swappable)

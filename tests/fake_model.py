@@ -1,0 +1,263 @@
+"""A model of known probabilities behind the port, strict about everything the port promises.
+
+Its KV cache is a table of tokens that it fills itself, so a cell that was never evaluated, dropped
+too early or kept too long gives an AssertionError or wrong logits, never a right answer by luck.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgespec.errors import Cancelled, UsageError
+from edgespec.ports import Progress
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+
+Language = Callable[[tuple[int, ...]], np.ndarray]
+"""The logits, float32 [n_vocab], after a context."""
+
+PATIENCE_S = 5.0
+"""A test that waits longer than this for another thread has failed."""
+
+
+def random_language(seed: int, n_vocab: int, sharpness: float = 3.0, order: int = 2) -> Language:
+    """Random logits that depend on the last `order` tokens."""
+    known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def logits(context: tuple[int, ...]) -> np.ndarray:
+        last = context[-order:]
+        if last not in known:
+            random = np.random.default_rng([seed, *last])
+            known[last] = (sharpness * random.standard_normal(n_vocab)).astype(np.float32)
+        return known[last]
+
+    return logits
+
+
+def blend(one: Language, other: Language, share: float) -> Language:
+    """A language that agrees with `one` the more, the smaller `share` is."""
+    return lambda context: (1 - share) * one(context) + np.float32(share) * other(context)
+
+
+def fixed_text(tokens: Sequence[int], n_vocab: int, prompt_length: int) -> Language:
+    """A language that is nearly sure to continue a prompt with `tokens`, round and round."""
+
+    def logits(context: tuple[int, ...]) -> np.ndarray:
+        row = np.zeros(n_vocab, np.float32)
+        row[tokens[(len(context) - prompt_length) % len(tokens)]] = 10.0
+        return row
+
+    return logits
+
+
+class FakeVocabulary:
+    """Token i is the i-th piece; by default a letter each."""
+
+    def __init__(
+        self, n_vocab: int, eog_tokens: Iterable[int] = (), pieces: Sequence[bytes] = ()
+    ) -> None:
+        self.n_vocab = n_vocab
+        self.eog_tokens = frozenset(eog_tokens)
+        self._pieces = pieces or [bytes([ord("a") + token % 26]) for token in range(n_vocab)]
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return [byte % self.n_vocab for byte in text.encode()]
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"%d:" % token + self._pieces[token]
+
+
+@dataclass
+class Cell:
+    """The KV of one provisional node."""
+
+    token: int
+    depth: int
+    parent: Cell | None
+
+
+class FakeModel:
+    """The port, in memory. `hook` runs inside every `evaluate` and may wait or raise."""
+
+    def __init__(
+        self,
+        language: Language,
+        n_vocab: int,
+        *,
+        n_ctx: int = 512,
+        eog_tokens: Iterable[int] = (),
+        pieces: Sequence[bytes] = (),
+        max_nodes: int = 64,
+        max_branches: int = 32,
+        tree_capable: bool = True,
+        stall_share: float = 0.0,
+        hook: Callable[[FakeModel], None] | None = None,
+    ) -> None:
+        self.language = language
+        self.info = ModelInfo(
+            name="fake",
+            architecture="table",
+            n_vocab=n_vocab,
+            n_ctx=n_ctx,
+            n_layers=1,
+            size_bytes=0,
+            tree_capable=tree_capable,
+            max_nodes=max_nodes,
+            max_branches=max_branches,
+        )
+        self.vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
+        self.last_report = PassReport()
+        self.hook = hook
+        self.evaluations: list[int] = []
+        """Nodes of every `evaluate` that succeeded."""
+        self.prefilled: list[int] = []
+        """Tokens of every `prefill` that succeeded."""
+        self._stall_share = stall_share
+        self._committed: list[int] = []
+        self._cells: dict[int, Cell] = {}
+        self._is_running = False
+        self._is_cancelled = threading.Event()
+        self._is_closed = False
+
+    @property
+    def n_committed(self) -> int:
+        return len(self._committed)
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return tuple(self._committed)
+
+    @property
+    def n_provisional(self) -> int:
+        return len(self._cells)
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        self._begin()
+        assert not self._cells, "prefill with provisional nodes around"
+        if self.n_committed + len(tokens) > self.info.n_ctx:
+            raise UsageError("past the end of the context")
+        try:
+            self._run_hook()
+        finally:
+            self._is_running = False
+        self._committed += tokens
+        self.prefilled.append(len(tokens))
+        self.last_report = self._report(len(tokens))
+        if progress is not None:
+            progress("prompt", 1.0)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        self._begin()
+        try:
+            self._check_batch(tree, nodes)
+            self._run_hook()
+            for node in nodes:
+                self._fill(tree, node)
+            rows = [self.language(self._context(int(tree.key[node]))) for node in nodes]
+        except BaseException:
+            self._cells.clear()
+            raise
+        finally:
+            self._is_running = False
+        self.evaluations.append(len(nodes))
+        self.last_report = self._report(len(nodes))
+        return np.stack(rows).astype(np.float32)
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        assert not self._is_running, "commit while another call runs"
+        assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
+        for parent, node in zip(path, path[1:], strict=False):
+            assert tree.parent[node] == parent, f"path {list(path)} is not contiguous"
+        below_end = set(tree.subtree(path[-1])) - {path[-1]}
+        for node in (*path, *keep):
+            assert int(tree.key[node]) in self._cells, f"node {node} was never evaluated"
+        assert set(keep) <= below_end, f"{list(keep)} do not all hang below the path's end"
+        kept = {int(tree.key[node]): self._cells[int(tree.key[node])] for node in keep}
+        end = self._cells[int(tree.key[path[-1]])]
+        self._committed += (self._cells[int(tree.key[node])].token for node in path)
+        for cell in kept.values():
+            cell.depth -= len(path)
+            if cell.parent is end:
+                cell.parent = None
+            assert cell.parent is None or any(cell.parent is other for other in kept.values())
+        self._cells = kept
+
+    def truncate(self, n_tokens: int) -> None:
+        assert not self._is_running, "truncate while another call runs"
+        assert 0 <= n_tokens <= self.n_committed, f"truncate({n_tokens}) of {self.n_committed}"
+        assert self.info.tree_capable or n_tokens in (0, self.n_committed), "recurrent state"
+        self._cells.clear()
+        del self._committed[n_tokens:]
+
+    def paging(self) -> PagingStats:
+        return PagingStats()
+
+    def cancel(self) -> None:
+        if self._is_running:
+            self._is_cancelled.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """For hooks: be a slow call that ends when something has happened, or by `cancel`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened() and not self._is_cancelled.is_set():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.0002)
+
+    def _begin(self) -> None:
+        assert not self._is_closed, "used after close"
+        assert not self._is_running, "two calls at once"
+        self._is_cancelled.clear()
+        self._is_running = True
+
+    def _run_hook(self) -> None:
+        if self.hook is not None:
+            self.hook(self)
+        if self._is_cancelled.is_set():
+            raise Cancelled("the fake was cancelled")
+
+    def _check_batch(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+        info = self.info
+        assert nodes, "an empty batch"
+        assert len(nodes) <= info.max_nodes, f"{len(nodes)} nodes in one batch"
+        assert info.tree_capable or list(nodes) == [ROOT], "a tree for a recurrent model"
+        keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
+        stale = self._cells.keys() - keys.keys()
+        assert not stale, f"provisional nodes of no tree: {stale}"
+        together = [*(keys[key] for key in self._cells), *nodes]
+        assert tree.branch_count(together) <= info.max_branches, "too many branches"
+        assert self.n_committed + len(together) <= info.n_ctx, "more cells than the context has"
+
+    def _fill(self, tree: TokenTree, node: int) -> None:
+        key, parent = int(tree.key[node]), int(tree.parent[node])
+        assert key not in self._cells, f"node {node} was evaluated before"
+        assert self.n_committed + tree.depth[node] < self.info.n_ctx, "past the end of the context"
+        above = None
+        if parent >= 0:
+            above = self._cells.get(int(tree.key[parent]))
+            assert above is not None, f"node {node} was evaluated before its parent {parent}"
+        cell = Cell(int(tree.token[node]), int(tree.depth[node]), above)
+        assert cell.depth == (0 if above is None else above.depth + 1), "a gap in the positions"
+        self._cells[key] = cell
+
+    def _context(self, key: int) -> tuple[int, ...]:
+        branch = []
+        cell: Cell | None = self._cells[key]
+        while cell is not None:
+            branch.append(cell.token)
+            cell = cell.parent
+        return (*self._committed, *reversed(branch))
+
+    def _report(self, n_tokens: int) -> PassReport:
+        report = PassReport(wall_s=1.0, n_tokens=n_tokens)
+        return replace(report, stall_s=self._stall_share * report.wall_s)

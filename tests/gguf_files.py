@@ -1,0 +1,202 @@
+"""Writes tiny GGUF files for tests: a LLaMA with random weights, and what becomes of it when its
+header is changed by hand. Knows nothing of the reader under test.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?"} | {
+    U64: "Q",
+    I64: "q",
+    F64: "d",
+}
+TYPE_CODES = {"F32": 0, "F16": 1, "Q8_0": 8, "BF16": 30}
+
+
+@dataclass
+class Tensor:
+    name: str
+    shape: tuple[int, ...]
+    """In ggml's order, the row length first."""
+    code: int
+    data: bytes
+    offset: int | None = None
+    """What the header claims; the true place when None."""
+
+
+@dataclass
+class Gguf:
+    """A file as a test wants it, right or wrong."""
+
+    metadata: dict[str, tuple] = field(default_factory=dict)
+    """(kind, value), or (ARRAY, element kind, elements)."""
+    tensors: list[Tensor] = field(default_factory=list)
+    version: int = 3
+    alignment: int = 32
+
+    def header(self) -> bytes:
+        pairs = b"".join(pack_pair(key, *value) for key, value in self.metadata.items())
+        head = b"GGUF" + struct.pack("<IQQ", self.version, len(self.tensors), len(self.metadata))
+        described, offset = b"", 0
+        for tensor in self.tensors:
+            claimed = offset if tensor.offset is None else tensor.offset
+            described += pack_string(tensor.name) + struct.pack("<I", len(tensor.shape))
+            described += struct.pack(f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.code, claimed)
+            offset += len(padded(tensor.data, self.alignment))
+        return head + pairs + described
+
+    def content(self) -> bytes:
+        weights = b"".join(padded(tensor.data, self.alignment) for tensor in self.tensors)
+        return padded(self.header(), self.alignment) + weights
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.content())
+        return path
+
+    def tensor(self, name: str) -> Tensor:
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+
+def pack_string(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pack_pair(key: str | bytes, kind: int, *value) -> bytes:
+    head = pack_string(key) + struct.pack("<I", kind)
+    if kind == ARRAY:
+        element, items = value
+        return head + struct.pack("<IQ", element, len(items)) + pack_items(element, items)
+    return head + pack_items(kind, value)
+
+
+def pack_items(kind: int, items: Iterable) -> bytes:
+    if kind == STRING:
+        return b"".join(pack_string(item) for item in items)
+    return b"".join(struct.pack("<" + LAYOUTS[kind], item) for item in items)
+
+
+def padded(data: bytes, alignment: int) -> bytes:
+    return data + bytes(-len(data) % alignment)
+
+
+def pack_weights(values: np.ndarray, kind: str) -> bytes:
+    """float32 [..., row] as F32, F16, BF16 or Q8_0."""
+    if kind == "F32":
+        return values.astype("<f4").tobytes()
+    if kind == "F16":
+        return values.astype("<f2").tobytes()
+    if kind == "BF16":
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    blocks = values.reshape(-1, 32)
+    scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype("<f2")
+    quants = np.round(blocks / np.maximum(scale.astype("<f4"), 1e-8)).astype("i1")
+    return np.concatenate([scale.view("i1"), quants], axis=1).tobytes()
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {byte: chr(byte) for byte in shown}
+    table |= {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(256)]
+
+
+def byte_level_vocabulary(n_merges: int = 40) -> tuple[list[str], list[str]]:
+    """Tokens and merges; token 0 ends the text."""
+    characters = byte_characters()
+    letters = [characters[byte] for byte in b"etaoinsrhl"]
+    merges = [(left, right) for left in letters for right in letters][:n_merges]
+    tokens = ["<|endoftext|>", *characters, *(left + right for left, right in merges)]
+    return tokens, [f"{left} {right}" for left, right in merges]
+
+
+def tiny_llama(
+    *,
+    seed: int = 0,
+    embedding: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_size: int = 32,
+    ffn: int = 96,
+    tied: bool = True,
+    biases: bool = False,
+    kind: str = "Q8_0",
+) -> Gguf:
+    """A whole model with random weights and a byte-level vocabulary of 297 tokens."""
+    tokens, merges = byte_level_vocabulary()
+    random = np.random.default_rng(seed)
+    model = Gguf(llama_metadata(tokens, merges, embedding, layers, heads, kv_heads, head_size, ffn))
+
+    def add(name: str, *shape: int, spread: float = 0.15, kind: str = kind) -> None:
+        values = random.standard_normal(shape[::-1]).astype(np.float32) * spread
+        if name.endswith("norm.weight"):
+            values += 1
+        model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], pack_weights(values, kind)))
+
+    add("token_embd.weight", embedding, len(tokens), spread=1.0)
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        add(at + "attn_norm.weight", embedding, kind="F32")
+        for name, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            add(at + f"attn_{name}.weight", embedding, width * head_size)
+            if biases:
+                add(at + f"attn_{name}.bias", width * head_size, kind="F32")
+        add(at + "attn_output.weight", heads * head_size, embedding)
+        add(at + "ffn_norm.weight", embedding, kind="F32")
+        add(at + "ffn_gate.weight", embedding, ffn)
+        add(at + "ffn_up.weight", embedding, ffn)
+        add(at + "ffn_down.weight", ffn, embedding)
+        if biases:
+            add(at + "attn_output.bias", embedding, kind="F32")
+            add(at + "ffn_gate.bias", ffn, kind="F32")
+            add(at + "ffn_up.bias", ffn, kind="F32")
+            add(at + "ffn_down.bias", embedding, kind="F32")
+    add("output_norm.weight", embedding, kind="F32")
+    if not tied:
+        add("output.weight", embedding, len(tokens))
+    return model
+
+
+def llama_metadata(
+    tokens: list[str],
+    merges: list[str],
+    embedding: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    ffn: int,
+) -> dict[str, tuple]:
+    return {
+        "general.architecture": (STRING, "llama"),
+        "general.name": (STRING, "tiny"),
+        "llama.context_length": (U32, 128),
+        "llama.embedding_length": (U32, embedding),
+        "llama.block_count": (U32, layers),
+        "llama.feed_forward_length": (U32, ffn),
+        "llama.attention.head_count": (U32, heads),
+        "llama.attention.head_count_kv": (U32, kv_heads),
+        "llama.attention.key_length": (U32, head_size),
+        "llama.attention.value_length": (U32, head_size),
+        "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+        "llama.rope.dimension_count": (U32, head_size),
+        "llama.rope.freq_base": (F32, 10000.0),
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "qwen2"),
+        "tokenizer.ggml.tokens": (ARRAY, STRING, tokens),
+        "tokenizer.ggml.token_type": (ARRAY, I32, [3] + [1] * (len(tokens) - 1)),
+        "tokenizer.ggml.merges": (ARRAY, STRING, merges),
+        "tokenizer.ggml.bos_token_id": (U32, 0),
+        "tokenizer.ggml.eos_token_id": (U32, 0),
+        "tokenizer.ggml.add_bos_token": (BOOL, False),
+    }
