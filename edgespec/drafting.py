@@ -52,10 +52,8 @@ class Drafter:
 
     def catch_up(self, committed: Sequence[int]) -> None:
         """Read the committed tokens that the draft has not seen."""
-        unseen = committed[self.model.n_committed :]
-        if unseen:
-            self.rest()
-            self.model.prefill(unseen)
+        self.rest()
+        self.model.prefill(committed[self.model.n_committed :])
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes that may be evaluated: not done, no end of text, within the draft's branches."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os.path import commonprefix
 from types import TracebackType
 from typing import Self
 
@@ -228,7 +227,7 @@ class Engine:
     def _read_prompt(self, prompt: list[int], progress: Progress | None, tally: Tally) -> None:
         """Prefill all but the prompt's last token, and no more than differs from the last call."""
         begun = self._clock()
-        reused = len(commonprefix([self._committed, prompt[:-1]]))
+        reused = _common_length(self._committed, prompt[:-1])
         if reused < len(self._committed) and not self._target.info.tree_capable:
             reused = 0  # recurrent state cannot be rewound by a few tokens
         self._target.truncate(reused)
@@ -245,7 +244,9 @@ class Engine:
         tally.prompt_s = self._clock() - begun
 
     def _catch_up(self, drafter: Drafter) -> None:
-        self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
+        """Let the draft read what was committed without it: the prompt, or rounds that it sat out."""
+        if drafter.model.n_committed < len(self._committed):
+            self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
 
     def _begin(self, tree: TokenTree, room: int, tally: Tally) -> _Round:
         """Decide whether this round drafts, and how far."""
@@ -365,7 +366,7 @@ class Engine:
             verified=len(nodes) - 1,
             best_confidence=float(tree.cumulative[best]),
             best_length=len(best_tokens),
-            best_correct=len(commonprefix([best_tokens, accepted.tokens(tree)])),
+            best_correct=_common_length(best_tokens, accepted.tokens(tree)),
             provisional_drafted=len(round_.provisional),
             provisional_kept=sum(key in round_.provisional for key in kept),
             draft_steps=round_.draft_steps,
@@ -425,6 +426,12 @@ def _check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
         )
     if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
         raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens two texts share."""
+    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:

@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was given, and only that: no defaults. Raises UsageError, SystemExit after `--help`."""
     parser, commands = _parsers()
     given, unknown = parser.parse_known_args(arguments)
-    if "command" not in given:
+    if getattr(given, "command", None) is None:
         parser.error(f"a command is missing: {', '.join(commands)}")
     if unknown:
         command = commands[given.command]

@@ -6,8 +6,10 @@ lives in which sequence `branches.py`'s.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -70,6 +72,8 @@ class GgufModel:
         self._branches = Branches(shape.n_seq, self._memory)
         self._batch = lib.llama_batch_init(self._batch_size, 0, shape.n_seq)
         self._broken = False
+        self._is_running = False
+        self._state = threading.Lock()
 
     @property
     def n_committed(self) -> int:
@@ -83,8 +87,10 @@ class GgufModel:
                 f"{start + len(tokens):,} tokens do not fit into the context of "
                 f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
             )
-        self._measure_from()
-        n_passes = 0
+        with self._running(len(tokens)):
+            self._prefill(tokens, start, progress)
+
+    def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
         for begin in range(0, len(tokens), self._batch_size):
             chunk = [int(token) for token in tokens[begin : begin + self._batch_size]]
 
@@ -95,15 +101,16 @@ class GgufModel:
             positions = range(self.n_committed, self.n_committed + len(chunk))
             self._decode(chunk, positions, [[HOME]] * len(chunk), False, start, report)
             self._branches.extend(len(chunk))
-            n_passes += 1
             report(1.0)
-        self._finish_report(len(tokens), n_passes)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights."""
         if not 0 < len(nodes) <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
-        self._measure_from()
+        with self._running(len(nodes)):
+            return self._evaluate(tree, nodes)
+
+    def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         committed = self.n_committed
         tokens = [int(tree.token[node]) for node in nodes]
         positions = [committed + int(tree.depth[node]) for node in nodes]
@@ -114,9 +121,7 @@ class GgufModel:
             raise
         self._decode(tokens, positions, sequences, True, committed)
         n, n_vocab = len(nodes), self.info.n_vocab
-        logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
-        self._finish_report(n, 1)
-        return logits
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         self._branches.commit(tree, path, keep)
@@ -142,15 +147,17 @@ class GgufModel:
         return paging_stats(segments, weights.pinned_bytes, weights.pager, weights.passes)
 
     def cancel(self) -> None:
-        self._stop.set()
-        if self._weights:
-            self._weights.cancel()
+        with self._state:
+            if self._is_running:
+                self._stop.set()
+                if self._weights:
+                    self._weights.cancel()
 
     def close(self) -> None:
         if self._context is None:
             return
         lib.llama_batch_free(self._batch)
-        native.free_context(self._context)
+        lib.llama_free(self._context)
         self._context = None
         self._model.close()
         if self._weights:
@@ -181,6 +188,7 @@ class GgufModel:
             if self._weights:
                 self._weights.begin_pass(tokens, on_segment)
             code = lib.llama_decode(self._context, batch)
+            self._n_passes += 1
         except BaseException as exc:
             failure = exc
         finally:
@@ -191,7 +199,6 @@ class GgufModel:
             failure = Cancelled("the model was asked to stop")
         if failure is None and code:
             failure = EdgespecError(_decode_failure(code))
-        self._stop.clear()
         if failure is not None:
             self._roll_back(committed)
             raise failure
@@ -203,19 +210,27 @@ class GgufModel:
             self._broken = True
             self.truncate(0)
 
-    def _measure_from(self) -> None:
+    @contextmanager
+    def _running(self, n_tokens: int) -> Iterator[None]:
+        """Around a call that `cancel` may end; measures it."""
         pager = self._weights.pager if self._weights else None
-        self._began = self._clock()
-        self._stall_began = pager.stall_s if pager else 0.0
-        self._bytes_began = pager.bytes_read if pager else 0
-
-    def _finish_report(self, n_tokens: int, passes: int) -> None:
-        pager = self._weights.pager if self._weights else None
+        began = self._clock()
+        stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
+        self._n_passes = 0
+        with self._state:
+            self._stop.clear()
+            self._is_running = True
+        try:
+            yield
+        finally:
+            with self._state:
+                self._is_running = False
+                self._stop.clear()
         self.last_report = PassReport(
-            wall_s=self._clock() - self._began,
-            stall_s=pager.stall_s - self._stall_began if pager else 0.0,
-            bytes_read=pager.bytes_read - self._bytes_began if pager else 0,
-            passes=passes,
+            wall_s=self._clock() - began,
+            stall_s=pager.stall_s - stall_s if pager else 0.0,
+            bytes_read=pager.bytes_read - bytes_read if pager else 0,
+            passes=self._n_passes,
             n_tokens=n_tokens,
         )
 

@@ -1,7 +1,6 @@
 """llama.cpp through llama-cpp-python's low-level functions: loading, contexts, tensors, vocabulary.
 
-The only module that imports llama_cpp. Native failures leave it as edgespec's exceptions; llama.cpp's
-log is captured while a native call runs and put back afterwards, because it is a process-wide hook.
+Native failures leave it as edgespec's exceptions, with the reason that llama.cpp logged.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ import ctypes
 import functools
 import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.ports import Progress
+from edgespec_runtimes.gguf import log
 from edgespec_runtimes.gguf.mapping import lazy_mapping
 
 CACHE_TYPES = {
@@ -64,8 +61,6 @@ class GgmlTensor(ctypes.Structure):
 OP_OFFSET = GgmlTensor.op.offset
 SRC_OFFSET = GgmlTensor.src.offset
 DATA_OFFSET = GgmlTensor.data.offset
-
-_log_lock = threading.RLock()
 
 
 @functools.cache
@@ -166,25 +161,6 @@ def buffer_is_host(buffer: int | None) -> bool:
     return bool(buffer) and bool(function(buffer))
 
 
-@contextmanager
-def captured_log() -> Iterator[list[str]]:
-    """Collects what llama.cpp logs instead of letting it print; restores the hook afterwards."""
-    lines: list[str] = []
-
-    @lib.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
-    def collect(level: int, text: bytes, _: Any) -> None:
-        lines.append(text.decode(errors="replace"))
-
-    with _log_lock:
-        previous, user_data = lib.llama_log_callback(), ctypes.c_void_p()
-        lib.llama_log_get(ctypes.byref(previous), ctypes.byref(user_data))
-        lib.llama_log_set(collect, None)
-        try:
-            yield lines
-        finally:
-            lib.llama_log_set(previous, user_data)
-
-
 def _complaint(lines: list[str]) -> str:
     """The most telling line of a log that ended in failure."""
     for line in reversed(lines):
@@ -269,6 +245,7 @@ class Model:
     """A llama_model. `load_resident`, `load_mapped` and `load_sizes_only` make one."""
 
     def __init__(self, handle: Any) -> None:
+        log.take()
         self.handle = handle
         self.vocab = lib.llama_model_get_vocab(handle)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
@@ -285,14 +262,14 @@ class Model:
 
     def close(self) -> None:
         if self.handle is not None:
-            with captured_log():
-                lib.llama_model_free(self.handle)
+            lib.llama_model_free(self.handle)
             self.handle = None
+            log.give_back()
 
 
 def _load(path: Path, params: Any) -> Model:
     _start()
-    with captured_log() as lines:
+    with log.captured() as lines:
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {_complaint(lines)}")
@@ -345,7 +322,7 @@ _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """What a context of this shape would allocate; `model` comes from `load_sizes_only`."""
-    with captured_log() as lines:
+    with log.captured() as lines:
         handle = lib.llama_init_from_model(model.handle, shape.params())
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {_complaint(lines)}")
@@ -375,17 +352,11 @@ def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> 
         params.cb_eval = cb_eval
     params.abort_callback = stop.callback
     params.abort_callback_data = stop.address
-    with captured_log() as lines:
+    with log.captured() as lines:
         handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise UsageError(f"llama.cpp refuses this context: {_complaint(lines)}")
     return handle
-
-
-def free_context(handle: Any) -> None:
-    """Free a context without letting llama.cpp log about it."""
-    with captured_log():
-        lib.llama_free(handle)
 
 
 class GgufVocabulary:

@@ -1,1 +1,244 @@
-def validate(header): ...
+"""Refuses the models on which llama.cpp would end the process instead of reporting an error.
+
+Knows what llama.cpp takes for granted about metadata, tensors and vocabulary; reads nothing but the
+header. What llama.cpp itself reports well (a missing tensor, a wrong shape) is left to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.header import GgufArray, GgufFile, TensorEntry, ValueType
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+MAX_CONTEXT = 1 << 30
+MAX_TOKEN_BYTES = 1 << 16
+NO_TOKEN = (1 << 32) - 1
+"""How files say that a special token does not exist."""
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+WHOLE_HEAD_ROTATION = frozenset(
+    "llama qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 mistral3 olmo olmo2 olmoe smollm3 "
+    "granite granitemoe internlm2 starcoder2 minicpm exaone command-r deepseek".split()
+)
+"""Architectures whose graphs take it for granted that keys, values and rotation have one size."""
+
+TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
+BYTE_FALLBACK = ("llama", "plamo2")
+"""Tokenizers that look up a token for every byte that no other token covers."""
+BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
+BYTE_TYPE = 6
+
+# Types without a CPU kernel for a product of weights with activations
+NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+
+
+def validate(header: GgufFile) -> None:
+    """Raise ModelError for a model that llama.cpp would not survive, saying what is wrong with it."""
+    if not header.tensors:
+        raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
+    if not header.architecture:
+        raise ModelError(f"{header.path}: general.architecture is empty")
+    _check_depth(header)
+    _check_experts(header)
+    _check_attention(header)
+    _check_rotation(header)
+    _check_norms(header)
+    _check_tensor_types(header)
+    _check_vocabulary(header)
+
+
+def _check_depth(header: GgufFile) -> None:
+    layers = _count(header, header.key("block_count"), 1, MAX_LAYERS)
+    _count(header, header.key("nextn_predict_layers"), 0, layers - 1, default=0)
+    _count(header, header.key("context_length"), 1, MAX_CONTEXT)
+    _count(header, header.key("embedding_length"), 1, 1 << 24)
+
+
+def _check_experts(header: GgufFile) -> None:
+    experts = _count(header, header.key("expert_count"), 0, MAX_EXPERTS, default=0)
+    used = _per_layer(header, header.key("expert_used_count"), default=0)
+    groups = _count(header, header.key("expert_group_count"), 0, MAX_EXPERTS, default=0)
+    groups_used = _count(header, header.key("expert_group_used_count"), 0, groups, default=0)
+    if max(used) > experts or (experts and not max(used)):
+        raise _wrong(header, f"{max(used)} of {experts} experts are used")
+    if groups and groups >= experts:
+        raise _wrong(header, f"{experts} experts stand in {groups} groups")
+    if groups > 1 and (experts % groups or not 0 < groups_used < groups):
+        raise _wrong(header, f"{experts} experts, {groups_used} of {groups} groups used")
+
+
+def _check_attention(header: GgufFile) -> None:
+    """Heads and KV heads of the layers that attend: zero divides, and groups must come out even."""
+    heads = _per_layer(header, header.key("attention.head_count"), default=0)
+    kv_heads = _per_layer(header, header.key("attention.head_count_kv"), default=None) or heads
+    for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
+        names = (f"blk.{layer}.attn_q.weight", f"blk.{layer}.attn_qkv.weight")
+        if not any(name in header.tensors_by_name for name in names):
+            continue
+        if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
+            raise _wrong(
+                header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
+            )
+
+
+def _check_rotation(header: GgufFile) -> None:
+    scaling = header.text(header.key("rope.scaling.type"), "linear")
+    if scaling not in ROPE_SCALINGS:
+        raise _wrong(header, f"rope.scaling.type {scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
+    for suffix in ("rope.freq_base", "rope.freq_base_swa"):
+        if _real(header, header.key(suffix), 1.0) <= 0:
+            raise _wrong(header, f"{suffix} is not positive")
+    for suffix in ("factor", "attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow"):
+        if _real(header, header.key(f"rope.scaling.{suffix}"), 0.0) < 0:
+            raise _wrong(header, f"rope.scaling.{suffix} is negative")
+    n_heads = _per_layer(header, header.key("attention.head_count"), default=0)[0]
+    if not n_heads:
+        return
+    default = header.embedding_length // n_heads
+    key_size = _count(header, header.key("attention.key_length"), 1, 1 << 16, default=default)
+    value_size = _count(header, header.key("attention.value_length"), 1, 1 << 16, default=default)
+    rotated = _count(header, header.key("rope.dimension_count"), 0, key_size, default=key_size)
+    if rotated % 2:
+        raise _wrong(header, f"rope.dimension_count {rotated} is odd")
+    if header.architecture in WHOLE_HEAD_ROTATION and not rotated == key_size == value_size:
+        raise _wrong(
+            header,
+            f"keys of {key_size}, values of {value_size} and a rotation of {rotated} do not fit "
+            f"the architecture {header.architecture}",
+        )
+
+
+def _check_norms(header: GgufFile) -> None:
+    for suffix in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        if _real(header, header.key(suffix), 0.0) < 0:
+            raise _wrong(header, f"{suffix} is negative")
+
+
+def _check_tensor_types(header: GgufFile) -> None:
+    for tensor in header.tensors:
+        if not tensor.name.endswith((".weight", ".bias", ".scale")):
+            continue
+        vector = len(tensor.shape) == 1 or math.prod(tensor.shape) == tensor.shape[0]
+        if vector and tensor.type.name != "F32":
+            raise _unusable(header, tensor, "only F32 is computed for vectors")
+        if tensor.type.name in NOT_WEIGHTS:
+            raise _unusable(header, tensor, "there is no kernel for such weights")
+
+
+def _check_vocabulary(header: GgufFile) -> None:
+    model = header.text("tokenizer.ggml.model")
+    if model not in TOKENIZERS:
+        raise ModelError(
+            f"{header.path}: tokenizer {model!r} is not supported, only {', '.join(TOKENIZERS)}"
+        )
+    tokens = _strings(header, "tokenizer.ggml.tokens")
+    texts = [
+        text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
+    ]  # the name that llama.cpp gives to an empty one
+    if not texts or len(set(texts)) != len(texts):
+        raise _wrong(header, "the vocabulary is empty or holds a token twice")
+    if max(map(len, texts)) > MAX_TOKEN_BYTES:
+        raise _wrong(header, f"the vocabulary holds a token of more than {MAX_TOKEN_BYTES} bytes")
+    embedding = header.tensors_by_name.get("token_embd.weight")
+    if embedding is not None and embedding.shape[1:] != (len(texts),):
+        raise _wrong(
+            header,
+            f"token_embd.weight has the shape {list(embedding.shape)} for {len(texts)} tokens",
+        )
+    _check_token_types(header, texts)
+    _check_special_tokens(header, len(texts))
+    if model in BYTE_FALLBACK:
+        _check_byte_tokens(header, texts)
+
+
+def _check_token_types(header: GgufFile, texts: Sequence[bytes]) -> None:
+    for key, kinds in (
+        ("tokenizer.ggml.token_type", (ValueType.INT32,)),
+        ("tokenizer.ggml.scores", (ValueType.FLOAT32, ValueType.INT32)),
+    ):
+        array = header.metadata.get(key)
+        if array is None:
+            continue
+        if not isinstance(array, GgufArray) or array.kind not in kinds or len(array) < len(texts):
+            raise _wrong(header, f"{key} does not give one number for each of {len(texts)} tokens")
+    types = header.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(types, GgufArray):
+        for token, (kind, text) in enumerate(zip(types.values(), texts, strict=False)):
+            if kind == BYTE_TYPE and not BYTE_TOKEN.fullmatch(text):
+                raise _wrong(header, f"token {token} is called a byte but reads {text!r}")
+
+
+def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
+    for name in ("bos", "eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        token = _count(header, key, 0, NO_TOKEN, default=NO_TOKEN)
+        if token != NO_TOKEN and token >= n_tokens:
+            raise _wrong(header, f"{key} is {token}, the vocabulary has {n_tokens} tokens")
+        added = header.metadata.get(f"tokenizer.ggml.add_{name}_token", False)
+        if token == NO_TOKEN and added is True:
+            raise _wrong(header, f"every text gets a {name} token, but there is none")
+
+
+def _check_byte_tokens(header: GgufFile, texts: Sequence[bytes]) -> None:
+    known = set(texts)
+    for byte in range(256):
+        if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
+            raise _wrong(header, f"the vocabulary has no token for the byte {byte:#04x}")
+
+
+def _count(
+    header: GgufFile, key: str, smallest: int, largest: int, default: int | None = None
+) -> int:
+    """An unsigned integer of the metadata, within bounds."""
+    if key in header.entries and header.entries[key].kind is not ValueType.UINT32:
+        raise _wrong(header, f"{key} is {header.entries[key].kind.name.lower()}, not uint32")
+    value = header.integer(key, default)
+    if not smallest <= value <= largest:
+        raise _wrong(header, f"{key} is {value}, not between {smallest} and {largest}")
+    return value
+
+
+def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
+    """One count for each layer: an array of them, or one number for all. [] without a default."""
+    array = header.metadata.get(key)
+    if not isinstance(array, GgufArray):
+        if array is None and default is None:
+            return []
+        return [_count(header, key, 0, 1 << 24, default)] * header.n_layers
+    if array.kind not in (ValueType.UINT32, ValueType.INT32) or len(array) != header.n_layers:
+        raise _wrong(header, f"{key} does not give one count for each of {header.n_layers} layers")
+    counts = [int(value) for value in array.values()]
+    if min(counts) < 0:
+        raise _wrong(header, f"{key} holds the negative count {min(counts)}")
+    return counts
+
+
+def _real(header: GgufFile, key: str, default: float) -> float:
+    entry = header.entries.get(key)
+    if entry is None:
+        return default
+    if entry.kind is not ValueType.FLOAT32 or not isinstance(entry.value, float):
+        raise _wrong(header, f"{key} is {entry.kind.name.lower()}, not float32")
+    if not math.isfinite(entry.value):
+        raise _wrong(header, f"{key} is {entry.value}")
+    return entry.value
+
+
+def _strings(header: GgufFile, key: str) -> GgufArray:
+    array = header.metadata.get(key)
+    if not isinstance(array, GgufArray) or array.kind is not ValueType.STRING:
+        raise _wrong(header, f"{key} is not an array of strings")
+    return array
+
+
+def _wrong(header: GgufFile, what: str) -> ModelError:
+    return ModelError(f"{header.path} is damaged: {what}")
+
+
+def _unusable(header: GgufFile, tensor: TensorEntry, why: str) -> ModelError:
+    return ModelError(f"{header.path}: {tensor.name} is stored as {tensor.type.name}: {why}")

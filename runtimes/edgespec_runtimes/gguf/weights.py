@@ -81,12 +81,11 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     stop.set()
     context = native.new_context(model, shape, watch, stop)
     try:
-        with native.captured_log():
-            tokens = (ctypes.c_int32 * 1)(0)
-            lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
+        tokens = (ctypes.c_int32 * 1)(0)
+        lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
     finally:
         stop.clear()
-        native.free_context(context)
+        lib.llama_free(context)
     if not uses:
         raise EdgespecError("llama.cpp did not show which weights its graph reads")
     weights = []

@@ -1,0 +1,271 @@
+"""The command line: runs a command, and turns whatever ends it into one line and an exit code.
+
+The only part of edgespec that prints and that listens to signals. The library behind a command is
+imported when the command runs, so that `--help` needs no model library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import flags, report
+from edgespec.config import GenerateSettings, parse_size
+from edgespec.console import Console
+from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
+from edgespec.invocation import read_prompt, settings_from
+from edgespec.resources import embedded_pair
+from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.engine import EngineSettings
+    from edgespec.sampling import SamplingParams
+
+INTERRUPTED = Cancelled.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `argv` (default: the process's own) and return the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    _prepare_streams()
+    exit_code = _run(arguments)
+    return exit_code if _can_flush() else exit_code or 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    wants_json = "--json" in arguments
+    try:
+        with _terminating_like_ctrl_c():
+            given = flags.parse(arguments)
+            _COMMANDS[given.command](given)
+            return 0
+    except SystemExit as end:  # argparse, after --help and --version
+        return int(end.code or 0)
+    except BrokenPipeError:  # whoever read the text has seen enough
+        return 1
+    except (KeyboardInterrupt, Cancelled) as error:
+        return _fail(error, "interrupted", INTERRUPTED, wants_json)
+    except (EdgespecError, OSError) as error:
+        return _fail(error, str(error), getattr(error, "exit_code", 1), wants_json)
+    except Exception as error:  # noqa: BLE001 - the promise: one line, never a traceback
+        message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
+        return _fail(error, message, 1, wants_json)
+
+
+def run_generate(given: argparse.Namespace) -> None:
+    """`edgespec generate`."""
+    from edgespec import memory, session
+
+    request, prompt = settings_from(given), read_prompt(given)
+    settings = request.generate
+    as_json = "json" in given
+    console = Console(color=_color(given, as_json), quiet="quiet" in given)
+    for note in request.notes:
+        console.note(note)
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    with session.load(request.load, engine_settings(settings), console.progress) as running:
+        events = running.stream(
+            prompt,
+            sampling_params(settings, seed),
+            None if settings.max_tokens == -1 else settings.max_tokens,
+            settings.stop,
+            console.progress,
+        )
+        result = follow(events, _ignore if as_json else console.token)
+        peak_bytes = memory.peak_rss_bytes()
+        console.end_of_progress()
+        if as_json:
+            _print_json(
+                console,
+                report.generation_report(
+                    result,
+                    running.plan,
+                    running.load_report,
+                    peak_bytes,
+                    seed=seed,
+                    model=str(request.load.model),
+                    draft=str(request.load.draft) if request.load.draft else None,
+                    version=flags.installed_version(),
+                ),
+            )
+            return
+        console.end_of_text()
+        console.note("")
+        for line in report.generation_summary(
+            result, running.plan, running.load_report, peak_bytes
+        ):
+            console.note(line)
+        if settings.temperature > 0:
+            console.note(f"seed: {seed}")
+        if console.color and result.speculation.drafted:
+            console.note("green: guessed by the draft")
+
+
+def run_plan(given: argparse.Namespace) -> None:
+    """`edgespec plan`."""
+    from edgespec import session, storage
+
+    request = settings_from(given)
+    console = Console()
+    memory_plan = session.plan(request.load, engine_settings(request.generate), console.progress)
+    console.end_of_progress()
+    if "disk_bandwidth" in given:
+        bandwidth, source = float(parse_size(given.disk_bandwidth)), "as given"
+    else:
+        measured = storage.bytes_per_second(request.load.model) if memory_plan.paged else None
+        bandwidth, source = measured, "measured just now"
+    if "json" in given:
+        _print_json(console, report.plan_report(memory_plan, bandwidth))
+        return
+    for note in request.notes:
+        console.note(note)
+    console.write("\n".join(report.plan_table(memory_plan, bandwidth, source)))
+
+
+def run_demo(given: argparse.Namespace) -> None:
+    """`edgespec demo`."""
+    from edgespec import demo
+
+    settings = GenerateSettings.model_validate(
+        {"max_tokens": getattr(given, "max_tokens", flags.DEMO_TOKENS)}
+    )
+    size_bytes = parse_size(getattr(given, "size", flags.DEMO_SIZE))
+    demo.run(size_bytes, settings.max_tokens, Console())
+
+
+def run_enlarge(given: argparse.Namespace) -> None:
+    """`edgespec models enlarge`."""
+    from edgespec.enlarging import enlarge
+
+    console = Console(quiet="quiet" in given)
+    source = embedded_pair().target if given.source == "embedded" else Path(given.source)
+    out = Path(given.out)
+    enlarge(source, out, parse_size(given.size), console.progress, force="force" in given)
+    console.end_of_progress()
+    console.note(f"{out}: {report.size(out.stat().st_size)}")
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "generate": run_generate,
+    "plan": run_plan,
+    "demo": run_demo,
+    "models": run_enlarge,
+}
+
+
+def engine_settings(settings: GenerateSettings) -> EngineSettings:
+    from edgespec.engine import EngineSettings
+
+    return EngineSettings(
+        pacer=settings.pacer,
+        fallback=settings.fallback,
+        draft_max=settings.draft_max,
+        overlap=not settings.no_overlap,
+    )
+
+
+def sampling_params(settings: GenerateSettings, seed: int) -> SamplingParams:
+    from edgespec.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repeat_penalty=settings.repeat_penalty,
+        repeat_last_n=settings.repeat_last_n,
+        seed=seed,
+    )
+
+
+def follow(
+    events: Generator[TokenEvent, None, GenerationResult], show: Callable[[TokenEvent], None]
+) -> GenerationResult:
+    """Show every event; the generation is closed however this ends."""
+    with closing(events):
+        while True:
+            try:
+                show(next(events))
+            except StopIteration as end:
+                result: GenerationResult = end.value
+                return result
+
+
+def _ignore(event: TokenEvent) -> None:
+    """With --json the text comes at the end."""
+
+
+def _color(given: argparse.Namespace, as_json: bool) -> Any:
+    if as_json and getattr(given, "color", "auto") == "always":
+        raise UsageError("--color always cannot apply to --json: leave one of them out")
+    return getattr(given, "color", "auto")
+
+
+def _print_json(console: Console, content: dict[str, Any]) -> None:
+    console.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
+
+
+def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:
+    """Say what went wrong, on stderr and with --json on stdout too."""
+    if os.environ.get("EDGESPEC_DEBUG"):
+        traceback.print_exception(error)
+    details: dict[str, Any] = {
+        "message": message,
+        "type": type(error).__name__,
+        "exit_code": exit_code,
+    }
+    if isinstance(error, BudgetError) and error.smallest_bytes is not None:
+        details["smallest_bytes"] = error.smallest_bytes
+    # Where nobody listens any more, the exit code still speaks.
+    with suppress(OSError):
+        if wants_json:
+            print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
+    with suppress(OSError):
+        print(f"edgespec: error: {message}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+def _prepare_streams() -> None:
+    """Make writing safe: a character that cannot be shown is a question mark, a closed stream a
+    sink."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _can_flush() -> bool:
+    """Flush; a stream that cannot be gets a sink, or the interpreter's flush at exit would fail."""
+    all_went_out = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            all_went_out = False
+    return all_went_out
+
+
+@contextmanager
+def _terminating_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM closes the session as Ctrl-C does, instead of ending the process on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

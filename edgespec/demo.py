@@ -1,0 +1,160 @@
+"""`edgespec demo`: a model that does not fit its memory budget answers, first alone, then drafted.
+
+Each run is a process of its own, so that the peak memory it reports is that of one run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from edgespec import memory, report, session
+from edgespec.budget import MemoryPlan
+from edgespec.config import LoadSettings
+from edgespec.console import Console
+from edgespec.enlarging import enlarge
+from edgespec.errors import EdgespecError
+from edgespec.resources import EmbeddedPair, embedded_pair
+from edgespec.values import GenerationResult, TokenEvent
+
+PROMPT = '''\
+def count_words(text):
+    """Return a dictionary that maps each word of text to its count."""
+    counts = {}
+    for word in text.split():
+'''
+WEIGHTS_SHARE = 0.45
+"""Of the file, in memory beside the smallest ring: together about half of the weights."""
+CTX_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run sends back when it is done."""
+
+    result: GenerationResult
+    plan: MemoryPlan
+    load_report: dict[str, float]
+    peak_bytes: int
+
+
+def run(size_bytes: int, max_tokens: int, console: Console) -> None:
+    """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
+    pair = embedded_pair()
+    target = enlarged(pair, size_bytes, console)
+    target_bytes = target.stat().st_size
+    paired = LoadSettings(model=target, draft=pair.draft, ctx_size=CTX_SIZE)
+    smallest_bytes = session.plan(paired).smallest_bytes
+    budget_bytes = smallest_bytes + int(WEIGHTS_SHARE * target_bytes)
+    paired = paired.model_copy(update={"memory_budget": budget_bytes})
+    console.write(
+        f"target: {target}, {report.size(target_bytes)}\n"
+        f"memory budget of the whole process: {report.size(budget_bytes)}\n"
+    )
+    console.write("\n".join(report.plan_table(session.plan(paired), None, "")) + "\n")
+
+    console.write("--- the target alone")
+    alone = _complete(paired.model_copy(update={"draft": None}), max_tokens, console)
+    console.write("\n--- with the draft" + (" (green: guessed by it)" if console.color else ""))
+    drafted = _complete(paired, max_tokens, console)
+    _compare(alone, drafted, console)
+
+
+def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
+    """The enlarged target in the cache folder, made when it is first asked for."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / f"embedded-{pair.target_sha256[:8]}-{size_bytes >> 20}MiB.gguf"
+    if not out.exists():
+        console.note(f"enlarging the embedded target to {report.size(size_bytes)}, once: {out}")
+        enlarge(pair.target, out, size_bytes, console.progress)
+        console.end_of_progress()
+    return out
+
+
+def cache_folder() -> Path:
+    """Where the XDG base directory specification wants what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgespec"
+
+
+def _complete(settings: LoadSettings, max_tokens: int, console: Console) -> Outcome:
+    """Complete PROMPT in a new process and show the text as it comes."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, settings, max_tokens), daemon=True)
+    with _deaf_to_ctrl_c():
+        process.start()
+    theirs.close()
+    try:
+        outcome = _show(ours, console)
+    except EOFError as error:
+        process.join()
+        raise EdgespecError(
+            f"the process of the demo ended with code {process.exitcode} before it was done"
+        ) from error
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+    console.end_of_text()
+    for line in report.generation_summary(
+        outcome.result, outcome.plan, outcome.load_report, outcome.peak_bytes
+    ):
+        console.write(f"  {line}")
+    return outcome
+
+
+def _show(connection: Connection, console: Console) -> Outcome:
+    console.write(PROMPT.rstrip("\n"))
+    while True:
+        message = connection.recv()
+        if isinstance(message, TokenEvent):
+            console.token(message)
+        elif isinstance(message, Outcome):
+            return message
+        elif isinstance(message, EdgespecError):
+            raise message
+        else:
+            console.progress(*message)
+
+
+def _serve(connection: Connection, settings: LoadSettings, max_tokens: int) -> None:
+    """The other process."""
+
+    def progress(what: str, share: float) -> None:
+        connection.send((what, share))
+
+    try:
+        with session.load(settings, progress=progress) as running:
+            events = running.stream(PROMPT, max_tokens=max_tokens, progress=progress)
+            result = yield_from(events, connection)
+            connection.send(
+                Outcome(result, running.plan, running.load_report, memory.peak_rss_bytes())
+            )
+    except EdgespecError as error:
+        connection.send(error)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process started here ignores Ctrl-C: it is ended by its parent, which does not."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _compare(alone: Outcome, drafted: Outcome, console: Console) -> None:
+    slow, fast = alone.result.timings.tokens_per_s, drafted.result.timings.tokens_per_s
+    same = alone.result.tokens == drafted.result.tokens
+    console.write(
+        f"\n{slow:.1f} tokens/s alone, {fast:.1f} with the draft: {fast / slow:.1f} times as fast; "
+        + ("the same text" if same else "the texts differ: two tokens were equally likely")
+    )

@@ -1,0 +1,246 @@
+"""The GGUF runtime keeps the port's contract, resident and paged, and pages without a trace."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+
+from edgespec.budget import MIB, MemoryPlan, plan_memory
+from edgespec.errors import Cancelled, UsageError, WeightReadError
+from edgespec.ports import LanguageModel
+from edgespec.resources import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import native, runtime
+from edgespec_runtimes.gguf.model import GgufModel
+from port_contract import TEXT, PortContract
+
+PAIR = embedded_pair()
+N_CTX = 256
+
+
+def request(path: Path) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=N_CTX,
+        max_nodes=17,
+        max_branches=17,
+        n_threads=2,
+        flash_attn="on",
+        batch_size=32,
+    )
+
+
+def open_resident(path: Path) -> LanguageModel:
+    prepared = runtime.prepare(request(path))
+    try:
+        return prepared.load(None, None, lambda: False)
+    finally:
+        prepared.close()
+
+
+def open_paged(path: Path, room_bytes: int = 4 * MIB) -> GgufModel:
+    """Paged with `room_bytes` for ring and pinned segments."""
+    prepared = runtime.prepare(request(path))
+    try:
+        rows, paged = prepared.fixed_rows(), prepared.paged_rows()
+        taken = sum(row.nbytes for row in (*rows, *paged))
+        plan = plan_memory(taken + room_bytes, rows, prepared.segmentations(), None, paged)
+        model = prepared.load(plan, None, lambda: False)
+        assert isinstance(model, GgufModel)
+        return model
+    finally:
+        prepared.close()
+
+
+class TestResidentDraftKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(PAIR.draft)
+
+
+class TestPagedTargetKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(PAIR.target)
+
+
+class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(PAIR.target, room_bytes=2400 << 10)
+
+
+@pytest.fixture
+def paged() -> Iterator[GgufModel]:
+    model = open_paged(PAIR.target)
+    yield model
+    model.close()
+
+
+def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
+    """llama.cpp's own logits after every token, fed one by one: float32 [tokens, n_vocab]."""
+    model, _ = native.load_mapped(path)
+    shape = native.ContextShape(
+        n_ctx=N_CTX, n_batch=32, n_outputs=1, n_seq=1, n_threads=2, flash_attn="on"
+    )
+    stop = native.Stop()  # llama.cpp keeps its address
+    context = native.new_context(model, shape, None, stop)
+    rows = []
+    for token in tokens:
+        batch = lib.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)
+        assert lib.llama_decode(context, batch) == 0
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (model.n_vocab,))
+        rows.append(logits.copy())
+    lib.llama_free(context)
+    model.close()
+    return np.stack(rows)
+
+
+def decode_one_by_one(model: GgufModel, tokens: Sequence[int]) -> np.ndarray:
+    rows = []
+    for token in tokens:
+        tree = TokenTree(token)
+        rows.append(model.evaluate(tree, [ROOT])[0])
+        model.commit(tree, [ROOT])
+    return np.stack(rows)
+
+
+def test_paged_logits_equal_llama_cpp_bit_for_bit(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:16]
+    assert np.array_equal(decode_one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+
+
+def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:16]
+    decode_one_by_one(paged, tokens)
+    stats = paged.paging()
+    assert stats.passes == 16
+    assert stats.pinned_bytes > 0
+    per_pass = stats.bytes_read / stats.passes
+    # whole blocks instead of bytes, and what was read ahead for a pass that never came
+    assert stats.streamed_bytes <= per_pass <= 1.15 * stats.streamed_bytes
+
+
+def test_after_a_pass_every_tensor_points_into_the_mapping_again(paged: GgufModel) -> None:
+    decode_one_by_one(paged, paged.vocabulary.encode(TEXT)[:2])
+    weights = paged._weights
+    assert weights is not None
+    for group, swaps in zip(weights._streamed, weights._swaps, strict=True):
+        assert group.weights
+        for weight, _ in swaps:
+            assert weight.pointer.value == weights._mapped[weight.address]
+
+
+def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel) -> None:
+    """A missed swap is slow and never wrong: without callbacks the logits stay the same."""
+    tokens = paged.vocabulary.encode(TEXT)[:4]
+    weights = paged._weights
+    assert weights is not None
+    weights._segment_of = {}
+    weights._stop_after = frozenset()
+    weights._last_of = {}
+    assert np.array_equal(decode_one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+
+
+def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(3 * TEXT)[:70]
+    paged.prefill(tokens[:-1])
+    assert paged.last_report.passes == 3
+    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    assert np.allclose(logits, reference_logits(PAIR.target, tokens)[-1], atol=0.2)
+
+
+def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(
+    paged: GgufModel,
+) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:4]
+    expected = decode_one_by_one(paged, tokens)
+    paged.truncate(0)
+    pager = paged._weights.pager if paged._weights else None
+    assert pager is not None
+    reader, good = pager._reader, pager._reader.read
+    failing = threading.Event()
+    failing.set()
+
+    def read(*arguments: object) -> int:
+        if failing.is_set():
+            raise WeightReadError("the cable was pulled")
+        return good(*arguments)  # type: ignore[arg-type]
+
+    reader.read = read  # type: ignore[method-assign, assignment]
+    with pytest.raises(WeightReadError, match="cable"):
+        for _ in range(3):  # the ring may hold the first passes' segments already
+            decode_one_by_one(paged, tokens)
+    failing.clear()
+    paged.truncate(0)
+    assert np.array_equal(decode_one_by_one(paged, tokens), expected)
+
+
+def test_cancelling_a_pass_that_waits_for_reads_ends_it(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:8]
+    pager = paged._weights.pager if paged._weights else None
+    assert pager is not None
+    released = threading.Event()
+    good = pager._reader.read
+
+    def hang(*arguments: object) -> int:
+        released.wait(10)
+        return good(*arguments)  # type: ignore[arg-type]
+
+    pager._reader.read = hang  # type: ignore[method-assign, assignment]
+    timer = threading.Timer(0.2, paged.cancel)
+    timer.start()
+    with pytest.raises(Cancelled):
+        for _ in range(3):
+            decode_one_by_one(paged, tokens)
+    released.set()
+    assert paged.n_committed < 24
+
+
+def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
+    with pytest.raises(UsageError, match="do not fit into the context of 256"):
+        paged.prefill([1] * (N_CTX + 1))
+
+
+def test_a_context_beyond_the_trained_one_is_refused() -> None:
+    wanted = ModelRequest(PAIR.draft, "draft", 1 << 20, 1, 1, 1)
+    with pytest.raises(UsageError, match="was trained on"):
+        runtime.prepare(wanted)
+
+
+def test_closing_leaves_no_thread(paged: GgufModel) -> None:
+    paged.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+
+
+def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:
+    vocabulary = paged.vocabulary
+    tokens = vocabulary.encode(TEXT, add_special=False)
+    assert b"".join(map(vocabulary.piece, tokens)).decode() == TEXT
+    assert vocabulary.eog_tokens
+
+
+def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
+    prepared = runtime.prepare(request(PAIR.target))
+    rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
+    assert all(row.nbytes > 0 for row in rows)
+    assert {row.owner for row in rows} == {"target"}
+    plan: MemoryPlan = plan_memory(
+        100 * MIB, rows, prepared.segmentations(), prepared.resident_rows(), ()
+    )
+    assert not plan.paged
+    prepared.close()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import UsageError
+from edgespec.tree import ROOT, TokenTree
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_nodes: int = 24) -> TokenTree:
+    tree = TokenTree(draw(st.integers(0, 9)), capacity=64, first_key=draw(st.integers(0, 1000)))
+    for _ in range(draw(st.integers(0, max_nodes))):
+        parent = draw(st.integers(0, len(tree) - 1))
+        token = draw(st.integers(0, 9))
+        if tree.child(parent, token) is None:
+            tree.add(parent, token, draw(st.floats(0.0, 1.0)))
+    return tree
+
+
+@st.composite
+def trees_and_nodes(draw: st.DrawFn) -> tuple[TokenTree, int]:
+    tree = draw(trees())
+    return tree, draw(st.integers(0, len(tree) - 1))
+
+
+def test_a_new_tree_is_its_root() -> None:
+    tree = TokenTree(7)
+    assert (len(tree), tree.token[ROOT], tree.parent[ROOT], tree.depth[ROOT]) == (1, 7, -1, 0)
+    assert tree.cumulative[ROOT] == 1.0
+
+
+def test_cumulative_confidence_is_the_product_down_the_branch() -> None:
+    tree = TokenTree(0)
+    tree.add(tree.add(ROOT, 1, 0.5), 2, 0.25)
+    assert tree.cumulative[2] == 0.125
+
+
+def test_child_finds_the_token_below_the_node_only() -> None:
+    tree = TokenTree(0)
+    left, right = tree.add(ROOT, 1, 0.5), tree.add(ROOT, 2, 0.5)
+    below = tree.add(left, 3, 0.5)
+    assert tree.child(left, 3) == below
+    assert tree.child(right, 3) is None
+    assert tree.children(ROOT) == [left, right]
+
+
+@given(trees())
+def test_parents_come_before_children_and_paths_are_contiguous(tree: TokenTree) -> None:
+    for node in range(len(tree)):
+        path = tree.path(node)
+        assert path[0] == ROOT and path[-1] == node and len(path) == tree.depth[node] + 1
+        assert all(tree.parent[below] == above for above, below in zip(path, path[1:]))
+        assert path == sorted(path)
+
+
+@given(trees())
+def test_there_is_a_branch_per_leaf(tree: TokenTree) -> None:
+    leaves = tree.leaves()
+    assert leaves == [node for node in range(len(tree)) if not tree.children(node)]
+    assert tree.branch_count(range(len(tree))) == len(leaves)
+
+
+@given(trees_and_nodes())
+def test_a_subtree_is_what_has_the_node_on_its_path(case: tuple[TokenTree, int]) -> None:
+    tree, node = case
+    assert tree.subtree(node) == [n for n in range(len(tree)) if node in tree.path(n)]
+
+
+@given(trees_and_nodes())
+def test_rerooting_keeps_tokens_keys_and_confidences_below_the_node(
+    case: tuple[TokenTree, int],
+) -> None:
+    tree, node = case
+    rerooted = tree.reroot(node)
+    old_of_key = {int(tree.key[old]): old for old in tree.subtree(node)}
+    assert set(rerooted.key[: len(rerooted)].tolist()) == set(old_of_key)
+    for new in range(len(rerooted)):
+        old = old_of_key[int(rerooted.key[new])]
+        below = tree.path(old)[int(tree.depth[node]) :]
+        assert rerooted.token[rerooted.path(new)].tolist() == tree.token[below].tolist()
+        assert rerooted.depth[new] == tree.depth[old] - tree.depth[node]
+        assert rerooted.cumulative[new] == pytest.approx(np.prod(tree.confidence[below[1:]]))
+
+
+@given(trees_and_nodes())
+def test_keys_given_after_rerooting_are_new_ones(case: tuple[TokenTree, int]) -> None:
+    tree, node = case
+    rerooted = tree.reroot(node)
+    new = rerooted.add(ROOT, 99, 0.5)
+    assert rerooted.key[new] not in tree.key[: len(tree)]
+
+
+@given(trees())
+def test_a_bare_tree_keeps_the_root_and_its_key(tree: TokenTree) -> None:
+    bare = tree.bare()
+    assert len(bare) == 1
+    assert (bare.token[ROOT], bare.key[ROOT], bare.next_key) == (
+        tree.token[ROOT],
+        tree.key[ROOT],
+        tree.next_key,
+    )
+
+
+def test_growing_moves_no_memory() -> None:
+    tree = TokenTree(0, capacity=8)
+    view = tree.token[:3]
+    for token in range(1, 8):
+        tree.add(ROOT, token, 0.1)
+    assert np.shares_memory(view, tree.token)
+    assert view.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("confidence", [-0.1, 1.1, float("nan")])
+def test_a_confidence_is_a_probability(confidence: float) -> None:
+    with pytest.raises(UsageError, match="probability"):
+        TokenTree(0).add(ROOT, 1, confidence)
+
+
+def test_a_full_tree_takes_no_node() -> None:
+    tree = TokenTree(0, capacity=1)
+    assert tree.is_full
+    with pytest.raises(UsageError, match="full at 1"):
+        tree.add(ROOT, 1, 0.5)
+
+
+def test_siblings_carry_different_tokens() -> None:
+    tree = TokenTree(0)
+    tree.add(ROOT, 1, 0.5)
+    with pytest.raises(UsageError, match="token 1 already"):
+        tree.add(ROOT, 1, 0.5)
+
+
+@pytest.mark.parametrize("node", [-1, 1])
+def test_an_unknown_node_is_refused(node: int) -> None:
+    with pytest.raises(UsageError, match="not in a tree of 1"):
+        TokenTree(0).path(node)
+
+
+def test_a_tree_without_room_for_its_root_is_refused() -> None:
+    with pytest.raises(UsageError, match="capacity"):
+        TokenTree(0, capacity=0)
