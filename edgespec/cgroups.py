@@ -117,7 +117,7 @@ def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[str, st
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return folder == "/" or path == folder or path.startswith(folder + "/")
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _unescape(field: str) -> str:

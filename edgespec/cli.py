@@ -15,18 +15,18 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import flags, report
 from edgespec.config import GenerateSettings, parse_size
-from edgespec.console import Console
+from edgespec.console import Console, follow
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.invocation import read_prompt, settings_from
 from edgespec.resources import embedded_pair
-from edgespec.values import GenerationResult, TokenEvent
+from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine import EngineSettings
@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(error, "interrupted", INTERRUPTED, wants_json)
     except (EdgespecError, OSError) as error:
         return _fail(error, str(error), getattr(error, "exit_code", 1), wants_json)
-    except Exception as error:  # noqa: BLE001 - the promise: one line, never a traceback
+    except Exception as error:  # the promise: one line, never a traceback
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
         return _fail(error, message, 1, wants_json)
 
@@ -78,7 +78,7 @@ def run_generate(given: argparse.Namespace) -> None:
         events = running.stream(
             prompt,
             sampling_params(settings, seed),
-            None if settings.max_tokens == -1 else settings.max_tokens,
+            settings.limit,
             settings.stop,
             console.progress,
         )
@@ -120,11 +120,12 @@ def run_plan(given: argparse.Namespace) -> None:
     console = Console()
     memory_plan = session.plan(request.load, engine_settings(request.generate), console.progress)
     console.end_of_progress()
+    bandwidth: float | None = None
+    source = "measured just now"
     if "disk_bandwidth" in given:
-        bandwidth, source = float(parse_size(given.disk_bandwidth)), "as given"
-    else:
-        measured = storage.bytes_per_second(request.load.model) if memory_plan.paged else None
-        bandwidth, source = measured, "measured just now"
+        bandwidth, source = parse_size(given.disk_bandwidth), "as given"
+    elif memory_plan.paged:
+        bandwidth = storage.bytes_per_second(request.load.model)
     if "json" in given:
         _print_json(console, report.plan_report(memory_plan, bandwidth))
         return
@@ -141,7 +142,7 @@ def run_demo(given: argparse.Namespace) -> None:
         {"max_tokens": getattr(given, "max_tokens", flags.DEMO_TOKENS)}
     )
     size_bytes = parse_size(getattr(given, "size", flags.DEMO_SIZE))
-    demo.run(size_bytes, settings.max_tokens, Console())
+    demo.run(size_bytes, settings.limit, Console())
 
 
 def run_enlarge(given: argparse.Namespace) -> None:
@@ -189,19 +190,6 @@ def sampling_params(settings: GenerateSettings, seed: int) -> SamplingParams:
     )
 
 
-def follow(
-    events: Generator[TokenEvent, None, GenerationResult], show: Callable[[TokenEvent], None]
-) -> GenerationResult:
-    """Show every event; the generation is closed however this ends."""
-    with closing(events):
-        while True:
-            try:
-                show(next(events))
-            except StopIteration as end:
-                result: GenerationResult = end.value
-                return result
-
-
 def _ignore(event: TokenEvent) -> None:
     """With --json the text comes at the end."""
 
@@ -237,10 +225,9 @@ def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) 
 
 
 def _prepare_streams() -> None:
-    """Make writing safe: a character that cannot be shown is a question mark, a closed stream a
-    sink."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    """A character that cannot be shown becomes a question mark, a stream that is closed a sink."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as we
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

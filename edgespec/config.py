@@ -80,7 +80,7 @@ def _budget(value: object) -> object:
 
 
 class _Settings(BaseModel):
-    """Frozen; what pydantic objects to becomes a UsageError that speaks the command line's names."""
+    """Frozen; what pydantic objects to becomes a UsageError with the command line's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -148,6 +148,11 @@ class GenerateSettings(_Settings):
     no_overlap: bool = False
     """Never draft beside a pass."""
 
+    @property
+    def limit(self) -> int | None:
+        """`max_tokens` as the session takes it."""
+        return None if self.max_tokens == -1 else self.max_tokens
+
     @model_validator(mode="after")
     def _applies(self) -> Self:
         if self.no_draft:
@@ -196,9 +201,8 @@ def read_config(path: Path) -> dict[str, Any]:
             raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
-        if name in ("model", "draft") and isinstance(value, str):
-            value = path.parent / Path(value).expanduser()
-        settings[name] = value
+        is_path = name in {"model", "draft"} and isinstance(value, str)
+        settings[name] = path.parent / Path(value).expanduser() if is_path else value
     return settings
 
 

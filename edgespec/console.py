@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from typing import Literal, TextIO
 
-from edgespec.values import TokenEvent
+from edgespec.values import GenerationResult, TokenEvent
 
 ColorMode = Literal["auto", "always", "never"]
 
@@ -89,6 +90,19 @@ class Console:
 
     def end_of_progress(self) -> None:
         self._progress.clear()
+
+
+def follow(
+    events: Generator[TokenEvent, None, GenerationResult], show: Callable[[TokenEvent], None]
+) -> GenerationResult:
+    """Show every event; the generation is closed however this ends."""
+    with closing(events):
+        while True:
+            try:
+                show(next(events))
+            except StopIteration as end:
+                result: GenerationResult = end.value
+                return result
 
 
 class _Progress:

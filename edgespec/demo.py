@@ -17,7 +17,7 @@ from pathlib import Path
 from edgespec import memory, report, session
 from edgespec.budget import MemoryPlan
 from edgespec.config import LoadSettings
-from edgespec.console import Console
+from edgespec.console import Console, follow
 from edgespec.enlarging import enlarge
 from edgespec.errors import EdgespecError
 from edgespec.resources import EmbeddedPair, embedded_pair
@@ -44,7 +44,7 @@ class Outcome:
     peak_bytes: int
 
 
-def run(size_bytes: int, max_tokens: int, console: Console) -> None:
+def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
     """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
     pair = embedded_pair()
     target = enlarged(pair, size_bytes, console)
@@ -83,7 +83,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgespec"
 
 
-def _complete(settings: LoadSettings, max_tokens: int, console: Console) -> Outcome:
+def _complete(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:
     """Complete PROMPT in a new process and show the text as it comes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -124,7 +124,7 @@ def _show(connection: Connection, console: Console) -> Outcome:
             console.progress(*message)
 
 
-def _serve(connection: Connection, settings: LoadSettings, max_tokens: int) -> None:
+def _serve(connection: Connection, settings: LoadSettings, max_tokens: int | None) -> None:
     """The other process."""
 
     def progress(what: str, share: float) -> None:
@@ -133,7 +133,7 @@ def _serve(connection: Connection, settings: LoadSettings, max_tokens: int) -> N
     try:
         with session.load(settings, progress=progress) as running:
             events = running.stream(PROMPT, max_tokens=max_tokens, progress=progress)
-            result = yield_from(events, connection)
+            result = follow(events, connection.send)
             connection.send(
                 Outcome(result, running.plan, running.load_report, memory.peak_rss_bytes())
             )
@@ -154,7 +154,8 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 def _compare(alone: Outcome, drafted: Outcome, console: Console) -> None:
     slow, fast = alone.result.timings.tokens_per_s, drafted.result.timings.tokens_per_s
     same = alone.result.tokens == drafted.result.tokens
+    verdict = "the same text" if same else "the texts part where two tokens were as good as equal"
     console.write(
         f"\n{slow:.1f} tokens/s alone, {fast:.1f} with the draft: {fast / slow:.1f} times as fast; "
-        + ("the same text" if same else "the texts differ: two tokens were equally likely")
+        f"{verdict}"
     )

@@ -244,7 +244,7 @@ class Engine:
         tally.prompt_s = self._clock() - begun
 
     def _catch_up(self, drafter: Drafter) -> None:
-        """Let the draft read what was committed without it: the prompt, or rounds that it sat out."""
+        """Let the draft read what was committed without it: a prompt, rounds that it sat out."""
         if drafter.model.n_committed < len(self._committed):
             self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
 

@@ -1,4 +1,4 @@
-"""Makes an enlarged model file, whole or not at all. What enlarging means is the runtime's business.
+"""Makes an enlarged model file, whole or not at all. How to enlarge is the runtime's business.
 
 The tool comes from the entry point group `edgespec.tools`, so that no model library is imported
 before it is asked for.

@@ -36,13 +36,14 @@ class OverlapGate:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds per token of late: every round weighs a tenth less with each one that follows."""
+    """What rounds of one kind cost and brought of late: each next one weighs down the others."""
 
     seconds: float = 0.0
     tokens: float = 0.0
+    rounds: float = 0.0
 
     def with_round(self, seconds: float, tokens: int) -> Pace:
-        return Pace(0.9 * self.seconds + seconds, 0.9 * self.tokens + tokens)
+        return Pace(0.9 * self.seconds + seconds, 0.9 * self.tokens + tokens, 0.9 * self.rounds + 1)
 
     @property
     def seconds_per_token(self) -> float:
@@ -54,25 +55,25 @@ class StepAside:
     """Drafts while a drafted token costs less than a plain one, and measures both to know.
 
     The preferred way runs; now and then a short probe runs the other one and the two are compared.
-    A probe that changes nothing doubles the time to the next, so that probing stays cheap.
+    The more a probe has cost, the longer the next one waits: probing costs `probe_share` of the
+    time, whatever the models.
     """
 
-    shortest_interval: ClassVar[int] = 16
-    longest_interval: ClassVar[int] = 512
+    probe_share: ClassVar[float] = 0.02
+    shortest_wait: ClassVar[int] = 16
+    longest_wait: ClassVar[int] = 4096
     plain_probe_rounds: ClassVar[int] = 3
-    draft_probe_rounds: ClassVar[int] = 6
+    draft_probe_rounds: ClassVar[int] = 5
     margin: ClassVar[float] = 0.05
     """The other way must be this much cheaper: noise is no reason to change."""
 
     prefers_draft: bool = True
     probing: bool = False
-    interval: int = 16
-    """Rounds between two probes."""
-    rounds_left: int = 8
+    rounds_left: int = 6
     """Rounds until a probe begins or ends."""
     is_first_round: bool = True
-    """The first round of either way is not counted: it pays for the change (the draft reads what
-    it missed)."""
+    """The first round of either way pays for the change (the draft reads what it missed) and is
+    not counted."""
     drafted: Pace = Pace()
     plain: Pace = Pace()
 
@@ -90,7 +91,7 @@ class StepAside:
             after = replace(after, plain=self.plain.with_round(seconds, tokens))
         if after.rounds_left > 0:
             return after
-        return after._judged() if self.probing else after._probe()
+        return after._judge() if self.probing else after._probe()
 
     def _probe(self) -> StepAside:
         """Begin to run the other way; what was known of it is out of date."""
@@ -99,21 +100,18 @@ class StepAside:
             return replace(probe, rounds_left=self.plain_probe_rounds, plain=Pace())
         return replace(probe, rounds_left=self.draft_probe_rounds, drafted=Pace())
 
-    def _judged(self) -> StepAside:
+    def _judge(self) -> StepAside:
         """End a probe: go on with the other way if it was cheaper, else go back."""
         preferred, probed = self.drafted, self.plain
         if not self.prefers_draft:
             preferred, probed = probed, preferred
+        after = replace(self, probing=False, is_first_round=True)
         if probed.seconds_per_token < (1 - self.margin) * preferred.seconds_per_token:
-            interval = self.shortest_interval
             return replace(
-                self,
-                prefers_draft=not self.prefers_draft,
-                probing=False,
-                interval=interval,
-                rounds_left=interval,
+                after, prefers_draft=not self.prefers_draft, rounds_left=self.shortest_wait
             )
-        interval = min(2 * self.interval, self.longest_interval)
+        excess_s = probed.seconds - probed.tokens * preferred.seconds_per_token
+        wait = excess_s / self.probe_share * preferred.rounds / max(preferred.seconds, 1e-9)
         return replace(
-            self, probing=False, interval=interval, rounds_left=interval, is_first_round=True
+            after, rounds_left=int(min(max(wait, self.shortest_wait), self.longest_wait))
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,7 +51,7 @@ def read_prompt(given: argparse.Namespace, stdin: TextIO | None = None) -> str:
     if "prompt" in given and "file" in given:
         raise UsageError("--prompt and --file contradict each other: give one of them")
     if "prompt" in given:
-        prompt, source = given.prompt, "--prompt"
+        prompt, source = str(given.prompt), "--prompt"
     elif "file" in given:
         prompt, source = _read(Path(given.file)), f"--file {given.file}"
     elif not stdin.isatty():
@@ -87,7 +88,7 @@ def _choose_models(settings: dict[str, Any], notes: list[str]) -> None:
         settings["draft"] = pair.draft
 
 
-def _drop(names: set[str], settings: dict[str, Any], notes: list[str]) -> None:
+def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> None:
     for name in sorted(names):
         del settings[name]
         notes.append(f"{spell(name)} of the --config file is not used: there is no draft")

@@ -1,11 +1,11 @@
 """Streams weight segments from storage through a ring of slots, in a cycle, ahead of their use.
 
-Knows files, extents, segments and slots, and nothing of any runtime: what a slot's bytes mean is the
-business of whoever acquires it.
+Knows files, extents, segments and slots, and nothing of any runtime: what a slot's bytes mean is
+the business of whoever acquires it.
 
 The ring is one block of memory from which slots are cut in the order of reading, so segments of
-different sizes share it without loss. Segments are read in execution order; after the last comes the
-first again, so reading for the next pass begins while this one ends.
+different sizes share it without loss. Segments are read in execution order; after the last comes
+the first again, so reading for the next pass begins while this one ends.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ class DirectReader:
         if done < run.needed and not stopped():
             path = self._paths[run.file_index]
             raise WeightReadError(
-                f"{path} was cut short while it was streamed: it ends at byte {run.start + done:,}, "
-                f"weights reach to {run.start + run.needed:,}; copy or download it again"
+                f"{path} was cut short while it was streamed: it ends at byte "
+                f"{run.start + done:,}, weights reach to {run.start + run.needed:,}; "
+                "copy or download it again"
             )
         return done
 
@@ -399,22 +400,25 @@ class WeightPager:
                 slot = _Slot(self._next, start, segment.slot_bytes)
                 self._slots.append(slot)
                 self._next = (self._next + 1) % len(self._segments)
-            failure: BaseException | None = None
-            n = 0
-            try:
-                n = read_segment(
-                    self._reader, segment, self._ring, start, lambda: self._closing or slot.dropped
-                )
-            except BaseException as exc:  # whatever it is, the consumer must hear of it
-                failure = exc
-            with self._change:
-                self.bytes_read += n
-                slot.ready = True
-                if failure is not None and not slot.dropped:
-                    slot.dropped = True
-                    self._failure = failure
-                self._reclaim()
-                self._change.notify_all()
+            self._read_into(slot)
+
+    def _read_into(self, slot: _Slot) -> None:
+        segment, n = self._segments[slot.segment], 0
+        failure: BaseException | None = None
+        try:
+            n = read_segment(
+                self._reader, segment, self._ring, slot.start, lambda: self._closing or slot.dropped
+            )
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+            failure = exc
+        with self._change:
+            self.bytes_read += n
+            slot.ready = True
+            if failure is not None and not slot.dropped:
+                slot.dropped = True
+                self._failure = failure
+            self._reclaim()
+            self._change.notify_all()
 
 
 class PinnedSegments:

@@ -44,10 +44,12 @@ class LanguageModel(Protocol):
 
     info: ModelInfo
     vocabulary: Vocabulary
-    n_committed: int
-    """Tokens whose KV entries are final."""
     last_report: PassReport
     """Cost of the latest `prefill` or `evaluate`."""
+
+    @property
+    def n_committed(self) -> int:
+        """Tokens whose KV entries are final."""
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
         """Append `tokens` to the committed prefix. Raises UsageError past the context's end."""

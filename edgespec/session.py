@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from dataclasses import replace
+from types import TracebackType
 from typing import Self, TypeVar
 
 from edgespec import memory, runtimes
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 HEADROOM_BYTES = 12 * MIB
 HEADROOM_SHARE = 0.01
-"""Of the budget; both cover what no row names: graphs, threads, page tables, Python's own objects."""
+"""Of the budget; both cover what no row names: graphs, threads, page tables, Python objects."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 

@@ -111,7 +111,7 @@ class TokenTree:
         return found
 
     def branch_count(self, nodes: Sequence[int]) -> int:
-        """Leaves of the part of the tree that `nodes` spans: those that are no parent of another."""
+        """How many of `nodes` are no parent of another: leaves of the part that they span."""
         return len(set(nodes) - {int(self.parent[node]) for node in nodes})
 
     def subtree(self, node: int) -> list[int]:

@@ -6,6 +6,7 @@ too early or kept too long gives an AssertionError or wrong logits, never a righ
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
-from edgespec.ports import Progress
+from edgespec.ports import Progress, Vocabulary
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
@@ -113,7 +114,7 @@ class FakeModel:
             max_nodes=max_nodes,
             max_branches=max_branches,
         )
-        self.vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
+        self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.last_report = PassReport()
         self.hook = hook
         self.evaluations: list[int] = []
@@ -174,7 +175,7 @@ class FakeModel:
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         assert not self._is_running, "commit while another call runs"
         assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
-        for parent, node in zip(path, path[1:], strict=False):
+        for parent, node in itertools.pairwise(path):
             assert tree.parent[node] == parent, f"path {list(path)} is not contiguous"
         below_end = set(tree.subtree(path[-1])) - {path[-1]}
         for node in (*path, *keep):

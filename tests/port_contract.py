@@ -57,7 +57,8 @@ class PortContract:
             logits = model.evaluate(tree, [ROOT])
             model.commit(tree, [ROOT])
         model.truncate(0)
-        return logits[0]
+        row: np.ndarray = logits[0]
+        return row
 
     # The committed prefix
 
@@ -265,7 +266,7 @@ class PortContract:
     def test_a_cancelled_evaluation_leaves_a_model_that_works(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        tree, branches = _wide_tree(tokens)
+        tree, _ = _wide_tree(tokens)
         expected = self.after(model, [*tokens[:4], tokens[9]])
         model.prefill(tokens[:4])
         ended = threading.Event()

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
-from edgespec_runtimes.gguf.branches import HOME, Branches
 from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf.branches import HOME, Branches
 
 
 class FakeCells:

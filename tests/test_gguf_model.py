@@ -10,6 +10,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
+from port_contract import TEXT, PortContract
 
 from edgespec.budget import MIB, MemoryPlan, plan_memory
 from edgespec.errors import Cancelled, UsageError, WeightReadError
@@ -19,7 +20,6 @@ from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import native, runtime
 from edgespec_runtimes.gguf.model import GgufModel
-from port_contract import TEXT, PortContract
 
 PAIR = embedded_pair()
 N_CTX = 256
@@ -183,8 +183,7 @@ def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(
 
     reader.read = read  # type: ignore[method-assign, assignment]
     with pytest.raises(WeightReadError, match="cable"):
-        for _ in range(3):  # the ring may hold the first passes' segments already
-            decode_one_by_one(paged, tokens)
+        decode_one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
     failing.clear()
     paged.truncate(0)
     assert np.array_equal(decode_one_by_one(paged, tokens), expected)
@@ -205,8 +204,7 @@ def test_cancelling_a_pass_that_waits_for_reads_ends_it(paged: GgufModel) -> Non
     timer = threading.Timer(0.2, paged.cancel)
     timer.start()
     with pytest.raises(Cancelled):
-        for _ in range(3):
-            decode_one_by_one(paged, tokens)
+        decode_one_by_one(paged, 3 * tokens)
     released.set()
     assert paged.n_committed < 24
 

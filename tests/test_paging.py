@@ -161,9 +161,7 @@ def test_reading_goes_on_across_the_end_of_a_pass(pagers: Callable[..., WeightPa
     assert reader.starts[3:5] == [0, BLOCK_BYTES]
 
 
-def test_a_held_slot_is_not_overwritten(
-    tmp_path: Path, pagers: Callable[..., WeightPager]
-) -> None:
+def test_a_held_slot_is_not_overwritten(tmp_path: Path, pagers: Callable[..., WeightPager]) -> None:
     path = make_file(tmp_path, 8 * BLOCK_BYTES)
     segments = equal_segments(8, BLOCK_BYTES)
     pager = pagers(segments, DirectReader([path]), 2 * BLOCK_BYTES)

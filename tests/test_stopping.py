@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_the_text_does_not_depend_on_how_the_bytes_are_cut(
 ) -> None:
     data = text.encode()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    pieces = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [data[start:end] for start, end in itertools.pairwise(edges)]
     whole = "".join(shown(TextStream(stop), data))
     assert "".join(shown(TextStream(stop), *pieces)) == whole
 

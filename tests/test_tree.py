@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,7 +54,7 @@ def test_parents_come_before_children_and_paths_are_contiguous(tree: TokenTree) 
     for node in range(len(tree)):
         path = tree.path(node)
         assert path[0] == ROOT and path[-1] == node and len(path) == tree.depth[node] + 1
-        assert all(tree.parent[below] == above for above, below in zip(path, path[1:]))
+        assert all(tree.parent[below] == above for above, below in itertools.pairwise(path))
         assert path == sorted(path)
 
 

@@ -1,9 +1,9 @@
 """Which llama.cpp sequence carries which branch of the tree; the KV cache's transaction.
 
 llama.cpp knows no trees, but a KV cell may belong to many sequences. Every branch is a sequence:
-all list the committed prefix, a node belongs to each branch that runs through it, and attention sees
-a node's own branch only. Sequence 0 always holds the whole committed prefix; the others take it over
-when they are needed, which costs one copy of cell labels and no copy of keys or values.
+all list the committed prefix, a node belongs to each branch that runs through it, and attention
+sees a node's own branch only. Sequence 0 always holds the whole committed prefix; the others take
+it over when they are needed, which costs a copy of cell labels and no copy of keys or values.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class Branches:
         keys = [int(tree.key[node]) for node in path]
         kept_keys = {int(tree.key[node]) for node in keep}
         begin, end = self.n_committed, self.n_committed + len(keys)
-        source = next(
-            (s for s, chain in self._chains.items() if chain[: len(keys)] == keys), None
-        )
+        source = next((s for s, chain in self._chains.items() if chain[: len(keys)] == keys), None)
         if source is None:
             raise UsageError("a path is committed that was not evaluated")
         if source != HOME and self._chains.get(HOME, [])[: len(keys)] != keys:
@@ -108,9 +106,9 @@ class Branches:
         self.n_committed = n_tokens
 
     def _branch_at(self, parent_key: int, placed: dict[int, list[int]]) -> int:
-        """The sequence in which a child of `parent_key` goes: the one that ends there, or a new one.
+        """The sequence for a child of `parent_key`: the one that ends there, or a new one.
 
-        A new sequence shares the ancestors: those of this batch by listing it, earlier ones by copy.
+        A new one shares the ancestors: those of this batch by listing it, earlier ones by copy.
         """
         through = None
         for sequence, chain in self._chains.items():

@@ -12,7 +12,7 @@ import mmap
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def _write_pointer(libc: ctypes.CDLL, address: int, value: int) -> int:
         ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
     ):
         raise OSError(ctypes.get_errno(), "mprotect")
-    previous = cell.value
+    previous: int = cell.value
     cell.value = value
     if read_only:
         libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ)
@@ -113,7 +113,8 @@ def _import_slots(library: str) -> list[int]:
     base = _load_base(path)
     if base is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return []
-    image = Path(path).read_bytes()[: 1 << 16]
+    with Path(path).open("rb") as file:
+        image = file.read(1 << 16)
     if image[:5] != b"\x7fELF\x02":
         return []
     (header_offset,) = struct.unpack_from("<Q", image, 32)
@@ -132,7 +133,7 @@ def _import_slots(library: str) -> list[int]:
         return []
     bias = base - first_load
     entries = _read(bias + dynamic[0], dynamic[1])
-    table = dict(_DYN_ENTRY.iter_unpack(entries))
+    table: dict[int, int] = dict(_DYN_ENTRY.iter_unpack(entries))
 
     def absolute(tag: int) -> int:
         # glibc rewrites these to absolute addresses, other loaders leave them relative
@@ -150,7 +151,7 @@ def _import_slots(library: str) -> list[int]:
     return slots
 
 
-def _symbol_name(absolute, symbol: int) -> bytes:  # type: ignore[no-untyped-def]
+def _symbol_name(absolute: Callable[[int], int], symbol: int) -> bytes:
     (name_offset,) = struct.unpack("<I", _read(absolute(_DT_SYMTAB) + symbol * _SYM_SIZE, 4))
     return ctypes.string_at(absolute(_DT_STRTAB) + name_offset)
 

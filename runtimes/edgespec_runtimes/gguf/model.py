@@ -1,7 +1,7 @@
 """The port on llama.cpp: one class for draft and target, weights resident or paged.
 
-Knows batches, sequences and logits; where weights come from is `weights.py`'s business, which branch
-lives in which sequence `branches.py`'s.
+Knows batches, sequences and logits; where weights come from is `weights.py`'s business, which
+branch lives in which sequence `branches.py`'s.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ class GgufModel:
             report(1.0)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights."""
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
+
+        Raises UsageError for more nodes or branches than `info` allows.
+        """
         if not 0 < len(nodes) <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
         with self._running(len(nodes)):
@@ -189,7 +192,7 @@ class GgufModel:
                 self._weights.begin_pass(tokens, on_segment)
             code = lib.llama_decode(self._context, batch)
             self._n_passes += 1
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc
         finally:
             if self._weights:

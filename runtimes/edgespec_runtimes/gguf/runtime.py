@@ -149,9 +149,7 @@ class PreparedGguf:
             max_branches=request.max_branches if tree_capable else 1,
         )
 
-    def _choose_shape(
-        self, model: native.Model
-    ) -> tuple[native.ContextShape, native.ContextSizes]:
+    def _choose_shape(self, model: native.Model) -> tuple[native.ContextShape, native.ContextSizes]:
         """The largest batch whose compute buffers stay within their share of the budget."""
         request, info = self._request, self.info
         batches = [request.batch_size] if request.batch_size else list(BATCH_SIZES)
@@ -174,7 +172,8 @@ class PreparedGguf:
             sizes = native.context_sizes(model, shape)
             if sizes.compute_bytes <= most:
                 break
-        assert shape is not None and sizes is not None
+        assert shape is not None
+        assert sizes is not None
         return shape, sizes
 
     def _n_threads(self) -> int:
@@ -191,9 +190,7 @@ class PreparedGguf:
     def _traced(self) -> list[weights.Weight]:
         """The weights in order of use; maps the model, which stays mapped for `load`."""
         began = time.perf_counter()
-        self._mapped, self._lazy = native.load_mapped(
-            self._header.path, self._request.n_gpu_layers
-        )
+        self._mapped, self._lazy = native.load_mapped(self._header.path, self._request.n_gpu_layers)
         traced = weights.trace_weights(self._mapped, self._header, self._stop)
         self.seconds["mapping"] = time.perf_counter() - began
         return [weight for weight in traced if weights.in_host_memory(weight)]
@@ -229,8 +226,8 @@ class PreparedGguf:
 
     def _load_mapped(self) -> LanguageModel:
         """Where the budget cannot be held: llama.cpp's own mapping."""
-        assert self._traced and self._mapped is not None
         model, self._mapped = self._mapped, None
+        assert model is not None
         return self._open(model, None)
 
     def _load_paged(

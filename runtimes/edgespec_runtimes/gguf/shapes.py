@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.header import GgufArray, GgufFile, TensorEntry, ValueType
@@ -17,6 +17,8 @@ MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 MAX_CONTEXT = 1 << 30
 MAX_TOKEN_BYTES = 1 << 16
+IMPLIED_TOKEN = 11
+"""The token that llama.cpp puts before a text when a byte-level vocabulary does not name one."""
 NO_TOKEN = (1 << 32) - 1
 """How files say that a special token does not exist."""
 
@@ -28,13 +30,26 @@ WHOLE_HEAD_ROTATION = frozenset(
 """Architectures whose graphs take it for granted that keys, values and rotation have one size."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
-BYTE_FALLBACK = ("llama", "plamo2")
-"""Tokenizers that look up a token for every byte that no other token covers."""
 BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
 BYTE_TYPE = 6
 
-# Types without a CPU kernel for a product of weights with activations
 NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+"""Types without a CPU kernel for a product of weights with activations."""
+INDEX_TABLES = ("tid2eid", "d2t")
+"""Tensors that are looked up in and never multiplied, integers by right."""
+VECTORS = ("norm.weight", ".bias", ".scale", "rope_freqs.weight") + (
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+"""Tensors that are added or multiplied element by element, which is computed in F32 only."""
+
+
+BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
+    "llama": lambda byte: {b"<0x%02X>" % byte, bytes([byte])},
+    "plamo2": lambda byte: {b"<0x%02X>" % byte},
+    "rwkv": lambda byte: {repr(bytes([byte])).encode()[2:-1], b"\\x%02x" % byte},
+}
+"""How a token for a byte reads, where the tokenizer cannot do without a token for every byte."""
 
 
 def validate(header: GgufFile) -> None:
@@ -84,6 +99,19 @@ def _check_attention(header: GgufFile) -> None:
             raise _wrong(
                 header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
             )
+    if len(set(zip(heads, kv_heads, strict=True))) > 1:
+        _check_heads_fit(header, heads, kv_heads)
+
+
+def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
+    """Where layers differ, projections of another size than their heads go unnoticed in a load."""
+    if header.architecture not in WHOLE_HEAD_ROTATION:
+        return
+    for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
+        for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
+            tensor = header.tensors_by_name.get(f"blk.{layer}.attn_{name}.weight")
+            if tensor is not None and tensor.shape[1:] != (n_rows * _head_sizes(header)[0],):
+                raise _wrong(header, f"{tensor.name} has {tensor.shape[-1]} rows for {n_rows} heads")
 
 
 def _check_rotation(header: GgufFile) -> None:
@@ -96,12 +124,9 @@ def _check_rotation(header: GgufFile) -> None:
     for suffix in ("factor", "attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow"):
         if _real(header, header.key(f"rope.scaling.{suffix}"), 0.0) < 0:
             raise _wrong(header, f"rope.scaling.{suffix} is negative")
-    n_heads = _per_layer(header, header.key("attention.head_count"), default=0)[0]
-    if not n_heads:
+    key_size, value_size = _head_sizes(header)
+    if not key_size:
         return
-    default = header.embedding_length // n_heads
-    key_size = _count(header, header.key("attention.key_length"), 1, 1 << 16, default=default)
-    value_size = _count(header, header.key("attention.value_length"), 1, 1 << 16, default=default)
     rotated = _count(header, header.key("rope.dimension_count"), 0, key_size, default=key_size)
     if rotated % 2:
         raise _wrong(header, f"rope.dimension_count {rotated} is odd")
@@ -113,6 +138,18 @@ def _check_rotation(header: GgufFile) -> None:
         )
 
 
+def _head_sizes(header: GgufFile) -> tuple[int, int]:
+    """Elements of a key and of a value, zeros in a model without attention."""
+    n_heads = _per_layer(header, header.key("attention.head_count"), default=0)[0]
+    if not n_heads:
+        return 0, 0
+    share = header.embedding_length // n_heads
+    return (
+        _count(header, header.key("attention.key_length"), 1, 1 << 16, default=share),
+        _count(header, header.key("attention.value_length"), 1, 1 << 16, default=share),
+    )
+
+
 def _check_norms(header: GgufFile) -> None:
     for suffix in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         if _real(header, header.key(suffix), 0.0) < 0:
@@ -121,12 +158,10 @@ def _check_norms(header: GgufFile) -> None:
 
 def _check_tensor_types(header: GgufFile) -> None:
     for tensor in header.tensors:
-        if not tensor.name.endswith((".weight", ".bias", ".scale")):
-            continue
-        vector = len(tensor.shape) == 1 or math.prod(tensor.shape) == tensor.shape[0]
-        if vector and tensor.type.name != "F32":
-            raise _unusable(header, tensor, "only F32 is computed for vectors")
-        if tensor.type.name in NOT_WEIGHTS:
+        if tensor.name.endswith(VECTORS) and tensor.type.name != "F32":
+            raise _unusable(header, tensor, "it must be F32")
+        looked_up = any(table in tensor.name for table in INDEX_TABLES)
+        if tensor.type.name in NOT_WEIGHTS and not looked_up:
             raise _unusable(header, tensor, "there is no kernel for such weights")
 
 
@@ -140,8 +175,10 @@ def _check_vocabulary(header: GgufFile) -> None:
     texts = [
         text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
     ]  # the name that llama.cpp gives to an empty one
-    if not texts or len(set(texts)) != len(texts):
-        raise _wrong(header, "the vocabulary is empty or holds a token twice")
+    if len(set(texts)) != len(texts):
+        raise _wrong(header, "the vocabulary holds a token twice")
+    if len(texts) <= IMPLIED_TOKEN:
+        raise _wrong(header, f"the vocabulary has no more than {len(texts)} tokens")
     if max(map(len, texts)) > MAX_TOKEN_BYTES:
         raise _wrong(header, f"the vocabulary holds a token of more than {MAX_TOKEN_BYTES} bytes")
     embedding = header.tensors_by_name.get("token_embd.weight")
@@ -152,8 +189,8 @@ def _check_vocabulary(header: GgufFile) -> None:
         )
     _check_token_types(header, texts)
     _check_special_tokens(header, len(texts))
-    if model in BYTE_FALLBACK:
-        _check_byte_tokens(header, texts)
+    if model in BYTE_SPELLINGS:
+        _check_byte_tokens(header, texts, BYTE_SPELLINGS[model])
 
 
 def _check_token_types(header: GgufFile, texts: Sequence[bytes]) -> None:
@@ -179,15 +216,18 @@ def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
         token = _count(header, key, 0, NO_TOKEN, default=NO_TOKEN)
         if token != NO_TOKEN and token >= n_tokens:
             raise _wrong(header, f"{key} is {token}, the vocabulary has {n_tokens} tokens")
-        added = header.metadata.get(f"tokenizer.ggml.add_{name}_token", False)
-        if token == NO_TOKEN and added is True:
+        added = header.metadata.get(f"tokenizer.ggml.add_{name}_token", False) is True
+        added |= name == "bos" and header.metadata["tokenizer.ggml.model"] == "gemma4"
+        if token == NO_TOKEN and added:
             raise _wrong(header, f"every text gets a {name} token, but there is none")
 
 
-def _check_byte_tokens(header: GgufFile, texts: Sequence[bytes]) -> None:
+def _check_byte_tokens(
+    header: GgufFile, texts: Sequence[bytes], spellings: Callable[[int], set[bytes]]
+) -> None:
     known = set(texts)
     for byte in range(256):
-        if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
+        if not spellings(byte) & known:
             raise _wrong(header, f"the vocabulary has no token for the byte {byte:#04x}")
 
 

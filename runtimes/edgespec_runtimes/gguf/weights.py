@@ -13,6 +13,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,7 @@ class PagedWeights:
         """
         stops = set(self._last_of)
         ordered = [weight.address for group in self.groups for weight in group.weights]
-        for address, following in zip(ordered, ordered[1:], strict=False):
+        for address, following in pairwise(ordered):
             if self._segment_of.get(following, -1) != self._segment_of.get(address, -1):
                 stops.add(address)
         return frozenset(stops)
@@ -339,7 +340,7 @@ class PagedWeights:
     def _on_node(self, node: int, ask: bool, _: Any) -> bool:
         try:
             return self._before(node) if ask else self._after(node)
-        except BaseException as exc:  # an exception cannot cross llama.cpp: keep it, stop the pass
+        except BaseException as exc:  # noqa: BLE001 - it cannot cross llama.cpp: keep it
             self.failure = exc
             self._stop.set()
             return True

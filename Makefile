@@ -1,0 +1,34 @@
+# Every target sets up .venv by itself. Building llama-cpp-python needs a C++ compiler (on Debian:
+# apt install g++) and takes about four minutes once; pip fetches cmake and keeps the built wheel.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	$(BIN)/edgespec demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python tests/check_wheel.py
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed: $(PYTHON) was not found" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=python3.12 names another" >&2; exit 1; }
+	@command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install -e ".[gguf,dev]"
+	@touch $@
