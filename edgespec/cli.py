@@ -152,7 +152,7 @@ def run_enlarge(given: argparse.Namespace) -> None:
     console = Console(quiet="quiet" in given)
     source = embedded_pair().target if given.source == "embedded" else Path(given.source)
     out = Path(given.out)
-    enlarge(source, out, parse_size(given.size), console.progress, force="force" in given)
+    enlarge(source, out, parse_size(given.size), console.progress, overwrite="force" in given)
     console.end_of_progress()
     console.note(f"{out}: {report.size(out.stat().st_size)}")
 

@@ -1,6 +1,6 @@
 """`edgespec demo`: a model that does not fit its memory budget answers, first alone, then drafted.
 
-Each run is a process of its own, so that the peak memory it reports is that of one run.
+Each step is a process of its own, so that it plans and measures its own memory alone.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from edgespec import memory, report, session
 from edgespec.budget import MemoryPlan
@@ -33,6 +34,10 @@ WEIGHTS_SHARE = 0.45
 """Of the file, in memory beside the smallest ring: together about half of the weights."""
 CTX_SIZE = 512
 
+Send = Callable[[object], None]
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -44,25 +49,33 @@ class Outcome:
     peak_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The last message of a process: what its task returned."""
+
+    value: object
+
+
 def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
     """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
     pair = embedded_pair()
     target = enlarged(pair, size_bytes, console)
     target_bytes = target.stat().st_size
     paired = LoadSettings(model=target, draft=pair.draft, ctx_size=CTX_SIZE)
-    smallest_bytes = session.plan(paired).smallest_bytes
+    smallest_bytes = _apart(_plan, (paired,), console).smallest_bytes
     budget_bytes = smallest_bytes + int(WEIGHTS_SHARE * target_bytes)
     paired = paired.model_copy(update={"memory_budget": budget_bytes})
     console.write(
         f"target: {target}, {report.size(target_bytes)}\n"
         f"memory budget of the whole process: {report.size(budget_bytes)}\n"
     )
-    console.write("\n".join(report.plan_table(session.plan(paired), None, "")) + "\n")
+    plan = _apart(_plan, (paired,), console)
+    console.write("\n".join(report.plan_table(plan)) + "\n")
 
     console.write("--- the target alone")
-    alone = _complete(paired.model_copy(update={"draft": None}), max_tokens, console)
+    alone = _shown(paired.model_copy(update={"draft": None}), max_tokens, console)
     console.write("\n--- with the draft" + (" (green: guessed by it)" if console.color else ""))
-    drafted = _complete(paired, max_tokens, console)
+    drafted = _shown(paired, max_tokens, console)
     _compare(alone, drafted, console)
 
 
@@ -83,25 +96,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgespec"
 
 
-def _complete(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:
-    """Complete PROMPT in a new process and show the text as it comes."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(theirs, settings, max_tokens), daemon=True)
-    with _deaf_to_ctrl_c():
-        process.start()
-    theirs.close()
-    try:
-        outcome = _show(ours, console)
-    except EOFError as error:
-        process.join()
-        raise EdgespecError(
-            f"the process of the demo ended with code {process.exitcode} before it was done"
-        ) from error
-    finally:
-        process.terminate()
-        process.join()
-        ours.close()
+def _shown(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:
+    """Complete PROMPT before the user's eyes."""
+    console.write(PROMPT.rstrip("\n"))
+    outcome = _apart(_complete, (settings, max_tokens), console)
     console.end_of_text()
     for line in report.generation_summary(
         outcome.result, outcome.plan, outcome.load_report, outcome.peak_bytes
@@ -110,33 +108,55 @@ def _complete(settings: LoadSettings, max_tokens: int | None, console: Console) 
     return outcome
 
 
-def _show(connection: Connection, console: Console) -> Outcome:
-    console.write(PROMPT.rstrip("\n"))
-    while True:
-        message = connection.recv()
-        if isinstance(message, TokenEvent):
-            console.token(message)
-        elif isinstance(message, Outcome):
-            return message
-        elif isinstance(message, EdgespecError):
-            raise message
-        else:
-            console.progress(*message)
+def _plan(send: Send, settings: LoadSettings) -> MemoryPlan:
+    return session.plan(settings)
 
 
-def _serve(connection: Connection, settings: LoadSettings, max_tokens: int | None) -> None:
-    """The other process."""
-
+def _complete(send: Send, settings: LoadSettings, max_tokens: int | None) -> Outcome:
     def progress(what: str, share: float) -> None:
-        connection.send((what, share))
+        send((what, share))
 
+    with session.load(settings, progress=progress) as running:
+        events = running.stream(PROMPT, max_tokens=max_tokens, progress=progress)
+        result = follow(events, send)
+        return Outcome(result, running.plan, running.load_report, memory.peak_rss_bytes())
+
+
+def _apart(task: Callable[..., T], args: tuple[Any, ...], console: Console) -> T:
+    """What `task` returns in a process of its own; the events and progress it sends are shown."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, task, args), daemon=True)
+    with _deaf_to_ctrl_c():
+        process.start()
+    theirs.close()
     try:
-        with session.load(settings, progress=progress) as running:
-            events = running.stream(PROMPT, max_tokens=max_tokens, progress=progress)
-            result = follow(events, connection.send)
-            connection.send(
-                Outcome(result, running.plan, running.load_report, memory.peak_rss_bytes())
-            )
+        while True:
+            match ours.recv():
+                case TokenEvent() as event:
+                    console.token(event)
+                case (str(what), share):
+                    console.progress(what, share)
+                case _Done(value):
+                    console.end_of_progress()
+                    return cast("T", value)
+                case EdgespecError() as error:
+                    raise error
+    except EOFError as error:
+        process.join()
+        raise EdgespecError(
+            f"the demo's process ended with code {process.exitcode} before it was done"
+        ) from error
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def _serve(connection: Connection, task: Callable[..., object], args: tuple[Any, ...]) -> None:
+    """The other process."""
+    try:
+        connection.send(_Done(task(connection.send, *args)))
     except EdgespecError as error:
         connection.send(error)
 

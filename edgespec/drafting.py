@@ -57,16 +57,17 @@ class Drafter:
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes that may be evaluated: not done, no end of text, within the draft's branches."""
-        done = [node for node in range(len(tree)) if int(tree.key[node]) in self._evaluated]
-        is_full = tree.branch_count(done) >= self.model.info.max_branches
-        parents = {int(tree.parent[node]) for node in done}
-        done_nodes = set(done)
+        n_nodes = len(tree)
+        keys, parents = tree.key[:n_nodes].tolist(), tree.parent[:n_nodes].tolist()
+        done = {node for node in range(n_nodes) if keys[node] in self._evaluated}
+        extended = {parents[node] for node in done}
+        is_full = len(done - extended) >= self.model.info.max_branches
         return [
             node
-            for node in range(len(tree))
-            if node not in done_nodes
+            for node in range(n_nodes)
+            if node not in done
+            and not (is_full and parents[node] in extended)
             and int(tree.token[node]) not in self._eog_tokens
-            and not (is_full and int(tree.parent[node]) in parents)
         ]
 
     def step(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> bool:
@@ -95,9 +96,9 @@ class Drafter:
         if not unseen:
             return tree.reroot(root)
 
-        key = tree.key[root]
+        key = int(tree.key[root])
         tree = tree.reroot(unseen[0])
-        chain = tree.path(int((tree.key[: len(tree)] == key).argmax()))
+        chain = tree.path(tree.find(key))
         if len(chain) > self.model.info.max_nodes:
             return tree.reroot(chain[-1])  # catch_up() will read them as committed tokens
         logits = self.model.evaluate(tree, chain)

@@ -6,10 +6,9 @@ through the port, and no rule from the inside.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -17,49 +16,25 @@ from typing import Self
 
 import numpy as np
 
-from edgespec.acceptance import ACCEPTANCE_RULES, Accepted
+from edgespec.acceptance import Accepted
 from edgespec.drafting import Drafter
 from edgespec.errors import Cancelled, UsageError
-from edgespec.fallback import FALLBACKS, Growing
+from edgespec.fallback import Growing
 from edgespec.gating import OverlapGate, StepAside
-from edgespec.growth import PACERS, Limits
+from edgespec.growth import Limits
 from edgespec.pipeline import Running, Worker
 from edgespec.ports import LanguageModel, Progress
+from edgespec.rules import EngineSettings
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tally import RoundOutcome, Tally
 from edgespec.transcript import Transcript
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
 
+__all__ = ["Engine", "EngineSettings"]
+
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Rules by name, and the size of a tree."""
-
-    pacer: str = "best-first"
-    fallback: str = "llmcad"
-    acceptance: str = "exact-replay"
-    draft_max: int = 16
-    """Most drafted nodes that one pass verifies."""
-    max_depth: int = 16
-    """Most drafted tokens in one branch that one pass verifies."""
-    n_candidates: int = 8
-    """Successors of a node that the pacer chooses from."""
-    overlap: bool = True
-    """Draft beside a pass while the pass waits for reads."""
-    step_aside: bool = True
-    """Decode without the draft while that is measured to be faster."""
-
-    def __post_init__(self) -> None:
-        _check_known("pacer", self.pacer, PACERS)
-        _check_known("fallback", self.fallback, FALLBACKS)
-        _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
-        for name in ("draft_max", "max_depth", "n_candidates"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
 
 
 @dataclass(slots=True)
@@ -94,9 +69,9 @@ class Engine:
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
-        self._pacer = PACERS[self.settings.pacer]()
-        self._fallback = FALLBACKS[self.settings.fallback]()
-        self._acceptance = ACCEPTANCE_RULES[self.settings.acceptance]()
+        self._pacer = self.settings.new_pacer()
+        self._fallback = self.settings.new_fallback()
+        self._acceptance = self.settings.new_acceptance()
         self._gate = OverlapGate()
         self._step_aside = StepAside()
         self._obstacle = _obstacle(target, draft)
@@ -156,6 +131,7 @@ class Engine:
         """
         self._check_idle()
         _check_prompt(prompt_tokens, self._target)
+        sampling.check_vocabulary(self._target.info.n_vocab)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
         # The text's last token is not evaluated, so it may stand one place past the context.
@@ -249,48 +225,55 @@ class Engine:
             self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
 
     def _begin(self, tree: TokenTree, room: int, tally: Tally) -> _Round:
-        """Decide whether this round drafts, and how far."""
+        """Decide whether this round drafts, and how far it may go."""
         self._check_cancelled()
         begun = self._clock()
-        drafter = self._drafter
-        n_ctx, n_committed = self._target.info.n_ctx, len(self._committed)
         deepest = room - 1
-        if drafter is not None and not drafter.can_follow(self._committed, int(tree.token[ROOT])):
-            tally.note(
-                f"the draft could not follow after {n_committed} tokens (its context holds "
-                f"{drafter.model.info.n_ctx}): the target went on alone"
-            )
-            drafter.rest()
-            drafter = None
-        elif drafter is not None and self.settings.step_aside and not self._step_aside.drafts:
-            drafter.rest()
-            drafter = None
+        drafter = self._choose_drafter(tree, tally)
         if drafter is not None:
             self._catch_up(drafter)
             deepest = min(deepest, drafter.deepest)
+        info = self._target.info
+        n_free = info.n_ctx - len(self._committed)
         limits = Limits(
-            max_nodes=min(
-                1 + self.settings.draft_max, self._target.info.max_nodes, n_ctx - n_committed
-            ),
-            max_branches=self._target.info.max_branches,
+            max_nodes=min(1 + self.settings.draft_max, info.max_nodes, n_free),
+            max_branches=info.max_branches,
             max_depth=min(self.settings.max_depth, deepest),
         )
-        guesses = drafter.n_guesses if drafter else 0
-        return _Round(drafter, limits, deepest, begun, guesses)
+        guesses_before = drafter.n_guesses if drafter else 0
+        draft_s = self._clock() - begun
+        return _Round(drafter, limits, deepest, begun, guesses_before, draft_s=draft_s)
+
+    def _choose_drafter(self, tree: TokenTree, tally: Tally) -> Drafter | None:
+        """The draft, unless it cannot follow the text or costs more than it brings."""
+        drafter = self._drafter
+        if drafter is None:
+            return None
+        if not drafter.can_follow(self._committed, int(tree.token[ROOT])):
+            tally.note(
+                f"the draft could not follow after {len(self._committed)} tokens (its context "
+                f"holds {drafter.model.info.n_ctx}): the target went on alone"
+            )
+        elif self._step_aside.drafts or not self.settings.step_aside:
+            return drafter
+        drafter.rest()
+        return None
 
     def _grow(self, tree: TokenTree, drafter: Drafter, round_: _Round) -> None:
         """Draft until the fallback rule fires or no growth within the limits is of use."""
         begun = self._clock()
+        growing_s = 0.0
         while True:
             self._check_cancelled()
             open_nodes = drafter.open_nodes(tree)
-            round_.draft_s = self._clock() - begun
-            growing = Growing(tree, open_nodes, round_.draft_steps, round_.draft_s)
+            growing = Growing(tree, open_nodes, round_.draft_steps, growing_s)
             if self._fallback.fires(growing):
                 break
             if not drafter.step(tree, open_nodes, round_.limits):
                 break
             round_.draft_steps += 1
+            growing_s = self._clock() - begun
+        round_.draft_s += self._clock() - begun
 
     def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: _Round) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
@@ -340,9 +323,14 @@ class Engine:
             drafter.rest()
             return tree.reroot(root)
         begun = self._clock()
-        rerooted = drafter.follow(tree, accepted.path, root)
-        round_.draft_s += self._clock() - begun
-        return rerooted
+        try:
+            return drafter.follow(tree, accepted.path, root)
+        except Cancelled:
+            # What was accepted stands and is still to be yielded; the next round ends the text.
+            drafter.rest()
+            return tree.reroot(root).bare()
+        finally:
+            round_.draft_s += self._clock() - begun
 
     def _outcome(
         self,
@@ -432,10 +420,3 @@ def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """How many leading tokens two texts share."""
     differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
-
-
-def _check_known(kind: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

@@ -42,7 +42,7 @@ class Fallback(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold(Fallback):
-    """LLMCad's rule (arXiv 2309.04255, section 3.3): verify when max_i C_i falls below alpha.
+    """LLMCad's rule (Xu et al., arXiv 2309.04255): verify when max_i C_i falls below alpha.
 
     A best branch that was right throughout halves alpha, so that drafts get longer; otherwise
     alpha is divided by Tc ** ((N_all - N_correct) / N_all). Both ends are clamped: alpha must stay

@@ -36,7 +36,7 @@ class OverlapGate:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What rounds of one kind cost and brought of late: each next one weighs down the others."""
+    """What rounds of one kind cost and brought of late: an old round fades with every new one."""
 
     seconds: float = 0.0
     tokens: float = 0.0

@@ -6,6 +6,7 @@ growing is the fallback rule's question, unless no growth within the limits is w
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import ModelError
 from edgespec.sampling import Logits, top_tokens
 from edgespec.tree import ROOT, TokenTree
 
@@ -37,8 +39,11 @@ class Candidate:
 
 def candidates(logits: Logits, k: int) -> list[Candidate]:
     """The `k` most probable tokens of a softmax over `logits` [n_vocab], best first."""
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
     tokens = top_tokens(logits, k)
-    shifted = logits - logits[tokens[0]]
+    shifted = logits - np.float32(best)
     total = float(np.exp(shifted, out=shifted).sum(dtype=np.float64))
     # Rounding of a float32 sum may not lift a probability above 1.
     return [Candidate(int(token), min(1.0, float(shifted[token]) / total)) for token in tokens]
@@ -89,7 +94,7 @@ class Pacer(ABC):
 
 
 class LLMCadPacer(Pacer):
-    """LLMCad's fair shares (arXiv 2309.04255, section 3.2).
+    """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
 
     A branch i with cumulative confidence C_i deserves M * C_i / sum(C) of the tree's M tokens and
     has T_i; the one that lacks most goes on. Every candidate above 0.3 opens a branch.

@@ -88,7 +88,9 @@ def plan_report(plan: MemoryPlan, disk_bytes_per_s: float | None) -> dict[str, A
     }
 
 
-def plan_table(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: str) -> list[str]:
+def plan_table(
+    plan: MemoryPlan, disk_bytes_per_s: float | None = None, disk_source: str = ""
+) -> list[str]:
     """Who gets which bytes, and what a pass costs."""
     width = max(len(row.what) for row in plan.rows)
     lines = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -77,6 +77,11 @@ class SamplingParams:
                     "and token ids start at 0"
                 )
 
+    def check_vocabulary(self, n_vocab: int) -> None:
+        """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
+        if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
+            raise UsageError(f"logit_bias names token {highest}; the vocabulary has {n_vocab}")
+
     @property
     def penalises(self) -> bool:
         return self.repeat_last_n != 0 and (
@@ -125,16 +130,14 @@ def distribution(
     if params.temperature == 0:
         return np.array([logits.argmax()], np.int64), np.ones(1)
 
-    tokens = top_tokens(logits, params.top_k) if params.top_k else None
+    best_first = top_tokens(logits, params.top_k) if params.top_k else None
     if params.top_p < 1:
-        tokens = _nucleus(logits, tokens, params.top_p)
-    if tokens is None:
-        tokens = np.arange(len(logits))
-    if params.min_p > 0:
-        tokens = tokens[logits[tokens] >= best + math.log(params.min_p)]
+        best_first = _nucleus(logits, best_first, params.top_p)
     # In the order of ids, not of logits: rounding that swaps two near-equal logits then moves the
     # boundaries of the cumulative distribution by no more than the rounding.
-    tokens = np.sort(tokens)
+    tokens = np.arange(len(logits)) if best_first is None else np.sort(best_first)
+    if params.min_p > 0:
+        tokens = tokens[logits[tokens] >= best + math.log(params.min_p)]
     weights = np.exp((logits[tokens].astype(np.float64) - best) / params.temperature)
     return tokens, weights / weights.sum()
 
@@ -165,8 +168,7 @@ def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
 def _biased(logits: Logits, params: SamplingParams) -> Logits:
     if not params.logit_bias:
         return logits
-    if (highest := max(params.logit_bias)) >= len(logits):
-        raise UsageError(f"logit_bias names token {highest}; the vocabulary has {len(logits)}")
+    params.check_vocabulary(len(logits))
     logits = logits.copy()
     for token, bias in params.logit_bias.items():
         logits[token] += bias
@@ -187,25 +189,15 @@ def _penalised(logits: Logits, params: SamplingParams, recent: Iterable[int]) ->
 
 def _nucleus(logits: Logits, best_first: Tokens | None, p: float) -> Tokens:
     """The fewest best tokens whose probabilities reach `p`, of `best_first` or of all."""
+    weights = np.exp(logits.astype(np.float64) - logits.max())
     if best_first is not None:
-        return best_first[: _reach(_weights(logits[best_first]), p)]
-    total = float(_weights(logits).sum())
-    best = logits.max()
-    k = 256
-    while True:
+        enough = p * weights[best_first].sum()
+    else:
+        enough = p * weights.sum()
+        k = 256
         best_first = top_tokens(logits, k)
-        weights = np.exp(logits[best_first].astype(np.float64) - best) / total
-        if weights.sum() >= p or len(best_first) == len(logits):
-            return best_first[: _reach(weights, p, total=1.0)]
-        k *= 8
-
-
-def _weights(logits: Logits) -> Probabilities:
-    weights: Probabilities = np.exp(logits.astype(np.float64) - logits.max())
-    return weights
-
-
-def _reach(weights: Sequence[float] | Probabilities, p: float, total: float | None = None) -> int:
-    """How many leading weights it takes to reach the share `p` of `total`."""
-    sums = np.cumsum(weights)
-    return int(np.searchsorted(sums, p * (sums[-1] if total is None else total))) + 1
+        while weights[best_first].sum() < enough and k < len(logits):
+            k *= 8
+            best_first = top_tokens(logits, k)
+    reached = np.cumsum(weights[best_first])
+    return best_first[: int(np.searchsorted(reached, enough)) + 1]

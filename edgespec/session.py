@@ -26,9 +26,9 @@ from edgespec.values import GenerationResult, ModelInfo, TokenEvent
 
 T = TypeVar("T")
 
-HEADROOM_BYTES = 12 * MIB
+HEADROOM_BYTES = 16 * MIB
 HEADROOM_SHARE = 0.01
-"""Of the budget; both cover what no row names: graphs, threads, page tables, Python objects."""
+"""Of the other rows; both cover what no row names: graphs, threads, buffers of Python."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 
@@ -260,7 +260,7 @@ class _Opening:
         for prepared in self._prepared[1:]:
             rows += [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
         rows += target.fixed_rows()
-        headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * self._budget_bytes)
+        headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
         rows.append(MemoryRow("process", "headroom", headroom))
         return plan_memory(
             self._budget_bytes, rows, segmentations, resident, paged, target.enforced

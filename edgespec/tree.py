@@ -102,6 +102,13 @@ class TokenTree:
         found = np.flatnonzero((self.parent[:n] == node) & (self.token[:n] == token))
         return int(found[0]) if found.size else None
 
+    def find(self, key: int) -> int:
+        """The node that `key` names."""
+        found = np.flatnonzero(self.key[: len(self)] == key)
+        if not found.size:
+            raise UsageError(f"no node of this tree has the key {key}")
+        return int(found[0])
+
     def leaves(self) -> list[int]:
         """Nodes without children, ascending: one per branch."""
         n = len(self)
@@ -112,14 +119,14 @@ class TokenTree:
 
     def branch_count(self, nodes: Sequence[int]) -> int:
         """How many of `nodes` are no parent of another: leaves of the part that they span."""
-        return len(set(nodes) - {int(self.parent[node]) for node in nodes})
+        return len(set(nodes) - set(self.parent[list(nodes)].tolist()))
 
     def subtree(self, node: int) -> list[int]:
         """`node` and all nodes below it, ascending."""
         self._check(node)
         inside = {node}
-        for below in range(node + 1, len(self)):
-            if int(self.parent[below]) in inside:
+        for below, parent in enumerate(self.parent[node + 1 : len(self)].tolist(), node + 1):
+            if parent in inside:
                 inside.add(below)
         return sorted(inside)
 

@@ -48,7 +48,9 @@ class Gguf:
         for tensor in self.tensors:
             claimed = offset if tensor.offset is None else tensor.offset
             described += pack_string(tensor.name) + struct.pack("<I", len(tensor.shape))
-            described += struct.pack(f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.code, claimed)
+            described += struct.pack(
+                f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.code, claimed
+            )
             offset += len(padded(tensor.data, self.alignment))
         return head + pairs + described
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_model import FakeModel, Language, blend, fixed_text, random_language
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from port_contract import PortContract
 
 from edgespec.engine import Engine, EngineSettings
 from edgespec.errors import EdgespecError, ModelError, UsageError
@@ -21,6 +20,8 @@ from edgespec.growth import PACERS
 from edgespec.ports import LanguageModel
 from edgespec.sampling import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
+from fake_model import FakeModel, Language, blend, fixed_text, random_language
+from port_contract import PortContract
 
 N_VOCAB = 12
 PROMPT = [1, 2, 3, 4]
@@ -79,7 +80,7 @@ class TestFakeModelKeepsTheContract(PortContract):
 # Nothing about the draft changes the text
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 10_000),
     pacer=st.sampled_from(sorted(PACERS)),
@@ -306,6 +307,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"prompt": [-1]}, "between 0 and 11"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": [""]}, "not empty"),
+        ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "logit_bias names token 12"),
         ({"pacer": "best-frist"}, "did you mean best-first"),
         ({"fallback": "none"}, "unknown fallback 'none'"),
         ({"draft_max": 0}, "draft_max must be >= 1"),
@@ -468,11 +470,42 @@ def test_a_cancelled_text_shows_what_was_held_back() -> None:
         assert finish(events).text == "a"
 
 
+def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
+    """The draft is told to stop while it reads what the round has just accepted."""
+    target, draft = counting(), counting()
+    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    with Engine(target, draft, settings) as engine:
+
+        def cancel_in_follow(model: FakeModel) -> None:
+            if len(target.evaluations) == 1:
+                engine.cancel()
+
+        draft.hook = cancel_in_follow
+        events, result = follow(engine.generate(PROMPT, GREEDY, 30))
+    assert tuple(event.token for event in events) == result.tokens == (0, 1, 2)
+    assert result.finish_reason == "cancelled"
+
+
 def test_closing_the_engine_ends_its_thread() -> None:
     with Engine(counting()) as engine:
         finish(engine.generate(PROMPT, GREEDY, 3))
         assert engine_threads()
     assert not engine_threads()
+
+
+def test_a_real_ctrl_c_during_a_pass_reaches_the_caller() -> None:
+    target = counting()
+    target.hook = lambda model: model.wait_until(lambda: not model.prefilled)
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    ctrl_c = threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT))
+    with Engine(target) as engine:
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            finish(engine.generate(PROMPT, GREEDY, 30))
+        ctrl_c.join()
+        target.hook = None
+        assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
 
 
 # Drafting beside a pass
@@ -540,22 +573,35 @@ class Clock:
         return hook
 
 
-def seconds_for(n_tokens: int, draft_step_s: float, draft_language: Language) -> float:
-    """How long a text takes when a pass takes a second and a draft step so long."""
+def timed(
+    n_tokens: int, draft_step_s: float, target_language: Language, draft_language: Language
+) -> tuple[float, GenerationResult]:
+    """A text and its seconds when a pass takes one and a draft step takes `draft_step_s`."""
     clock = Clock()
-    target = counting(hook=clock.costs(lambda model: 1.0), n_ctx=4096)
+    target = FakeModel(target_language, N_VOCAB, hook=clock.costs(lambda model: 1.0), n_ctx=4096)
     draft = FakeModel(
         draft_language, N_VOCAB, hook=clock.costs(lambda model: draft_step_s), n_ctx=4096
     )
     with Engine(target, draft, EngineSettings(overlap=False), clock) as engine:
-        finish(engine.generate(PROMPT, GREEDY, n_tokens))
-    return clock.now
+        result = finish(engine.generate(PROMPT, WARM, n_tokens))
+    return clock.now, result
 
 
 def test_a_draft_that_never_helps_costs_a_few_percent_of_a_long_text() -> None:
-    wrong = fixed_text([11], N_VOCAB, 0)
-    assert seconds_for(2000, 0.1, wrong) < 1.05 * 2000
+    seconds, _ = timed(1500, 0.1, COUNTING, fixed_text([11], N_VOCAB, 0))
+    assert seconds < 1.05 * 1500
 
 
 def test_a_draft_that_helps_goes_on() -> None:
-    assert seconds_for(1000, 0.01, COUNTING) < 0.2 * 1000
+    seconds, _ = timed(800, 0.01, COUNTING, COUNTING)
+    assert seconds < 0.2 * 800
+
+
+def test_stepping_aside_and_back_changes_no_token() -> None:
+    language = random_language(5, N_VOCAB)
+    half_right = blend(language, random_language(6, N_VOCAB), 0.5)
+    _, result = timed(300, 1.0, language, half_right)
+    assert 0 < result.speculation.accepted_lengths.count(0) < result.speculation.rounds
+    assert result.speculation.rounds > 200
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=300)
+    assert result.tokens == alone.tokens

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree import trees
 
+from edgespec.errors import ModelError
 from edgespec.growth import (
     PACERS,
     BestFirstPacer,
@@ -16,6 +16,7 @@ from edgespec.growth import (
     candidates,
 )
 from edgespec.tree import ROOT, TokenTree
+from test_tree import trees
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
 
@@ -43,6 +44,11 @@ def test_candidates_leave_the_logits_as_they_are() -> None:
 
 def test_candidates_of_huge_logits_are_probabilities() -> None:
     assert candidates(np.array([1e30, 0.0], np.float32), 1) == [Candidate(0, 1.0)]
+
+
+def test_a_draft_that_yields_no_number_is_reported() -> None:
+    with pytest.raises(ModelError, match="nan"):
+        candidates(np.array([0.0, np.nan], np.float32), 1)
 
 
 # LLMCad

@@ -88,6 +88,16 @@ def test_rerooting_keeps_tokens_keys_and_confidences_below_the_node(
 
 
 @given(trees_and_nodes())
+def test_a_key_finds_its_node_before_and_after_rerooting(case: tuple[TokenTree, int]) -> None:
+    tree, node = case
+    key = int(tree.key[node])
+    assert tree.find(key) == node
+    assert tree.reroot(node).find(key) == ROOT
+    with pytest.raises(UsageError, match=f"the key {tree.next_key}"):
+        tree.find(tree.next_key)
+
+
+@given(trees_and_nodes())
 def test_keys_given_after_rerooting_are_new_ones(case: tuple[TokenTree, int]) -> None:
     tree, node = case
     rerooted = tree.reroot(node)

@@ -427,7 +427,7 @@ def _read_part(path: Path, file_index: int) -> _PartHeader:
             entries[entry.key] = entry
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
-        data_offset = _padded(reader.position, alignment)
+        data_offset = padded(reader.position, alignment)
         tensors = _placed(reader, described, data_offset, alignment)
         part = GgufPart(path, version, reader.size, alignment, data_offset)
     return _PartHeader(part, MappingProxyType(entries), tensors)
@@ -562,7 +562,7 @@ def _placed(
         placed[tensor.name] = TensorEntry(
             tensor.name, tensor.shape, tensor.type, tensor.file_index, offset, tensor.nbytes
         )
-        expected = _padded(expected + tensor.nbytes, alignment)
+        expected = padded(expected + tensor.nbytes, alignment)
     if placed:
         end = offset + tensor.nbytes
         if end > reader.size:
@@ -573,7 +573,7 @@ def _placed(
     return tuple(placed.values())
 
 
-def _padded(n_bytes: int, alignment: int) -> int:
+def padded(n_bytes: int, alignment: int) -> int:
     return -(-n_bytes // alignment) * alignment
 
 

@@ -111,7 +111,9 @@ def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) ->
         for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
             tensor = header.tensors_by_name.get(f"blk.{layer}.attn_{name}.weight")
             if tensor is not None and tensor.shape[1:] != (n_rows * _head_sizes(header)[0],):
-                raise _wrong(header, f"{tensor.name} has {tensor.shape[-1]} rows for {n_rows} heads")
+                raise _wrong(
+                    header, f"{tensor.name} has {tensor.shape[-1]} rows for {n_rows} heads"
+                )
 
 
 def _check_rotation(header: GgufFile) -> None:

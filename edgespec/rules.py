@@ -1,0 +1,55 @@
+"""The rules of the loop by name, and the sizes that they work within."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from edgespec.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+from edgespec.errors import UsageError
+from edgespec.fallback import FALLBACKS, Fallback
+from edgespec.growth import PACERS, Pacer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Rules by name, and the size of a tree."""
+
+    pacer: str = "best-first"
+    fallback: str = "llmcad"
+    acceptance: str = "exact-replay"
+    draft_max: int = 16
+    """Most drafted nodes that one pass verifies."""
+    max_depth: int = 16
+    """Most drafted tokens in one branch that one pass verifies."""
+    n_candidates: int = 8
+    """Successors of a node that the pacer chooses from."""
+    overlap: bool = True
+    """Draft beside a pass while the pass waits for reads."""
+    step_aside: bool = True
+    """Decode without the draft while that is measured to be faster."""
+
+    def __post_init__(self) -> None:
+        _check_known("pacer", self.pacer, PACERS)
+        _check_known("fallback", self.fallback, FALLBACKS)
+        _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        for name in ("draft_max", "max_depth", "n_candidates"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
+
+    def new_pacer(self) -> Pacer:
+        return PACERS[self.pacer]()
+
+    def new_fallback(self) -> Fallback:
+        return FALLBACKS[self.fallback]()
+
+    def new_acceptance(self) -> AcceptanceRule:
+        return ACCEPTANCE_RULES[self.acceptance]()
+
+
+def _check_known(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

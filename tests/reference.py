@@ -1,0 +1,96 @@
+"""llama.cpp's own token-by-token decoding of a file: what edgespec's text is held against.
+
+Written over the bindings, without edgespec's runtime: mmap, no repacking, one token a decode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+
+@lib.llama_log_callback
+def _silence(level: int, text: bytes, user_data: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy continuation of one prompt."""
+
+    tokens: list[int]
+    margins: list[float]
+    """By how much the best logit led at each token."""
+
+
+class LlamaCpp:
+    """A model as llama.cpp maps it."""
+
+    def __init__(self, path: Path, n_ctx: int = 512, n_threads: int = 2) -> None:
+        lib.llama_log_set(_silence, None)
+        model_params = lib.llama_model_default_params()
+        model_params.load_mode, model_params.use_extra_bufts, model_params.n_gpu_layers = 1, False, 0
+        self._model = lib.llama_model_load_from_file(str(path).encode(), model_params)
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
+        params.flash_attn_type = 1
+        self._context = lib.llama_init_from_model(self._model, params)
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        self.n_vocab = lib.llama_vocab_n_tokens(self._vocab)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
+
+    def is_end(self, token: int) -> bool:
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+    def start(self) -> None:
+        """Forget everything decoded."""
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+
+    def decode(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after the last of `tokens`, float32 [n_vocab], decoded as one batch."""
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        code = lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(tokens)))
+        assert code == 0, f"llama_decode returned {code}"
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self.n_vocab,)).copy()
+
+    def greedy(self, prompt: Sequence[int], n_tokens: int) -> Reference:
+        """`n_tokens` tokens, every one decoded alone, prompt included."""
+        self.start()
+        for token in prompt:
+            logits = self.decode([token])
+        tokens: list[int] = []
+        margins: list[float] = []
+        while len(tokens) < n_tokens:
+            second, best = np.partition(logits, -2)[-2:]
+            tokens.append(int(logits.argmax()))
+            margins.append(float(best - second))
+            if self.is_end(tokens[-1]):
+                break
+            logits = self.decode(tokens[-1:])
+        return Reference(tokens, margins)
+
+    def rounding(self, tokens: Sequence[int]) -> float:
+        """The largest difference of a logit between one batch and token-by-token decoding."""
+        self.start()
+        for token in tokens:
+            alone = self.decode([token])
+        self.start()
+        return float(np.abs(self.decode(tokens) - alone).max())
