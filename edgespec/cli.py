@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(error, "interrupted", INTERRUPTED, wants_json)
     except (EdgespecError, OSError) as error:
         return _fail(error, str(error), getattr(error, "exit_code", 1), wants_json)
-    except Exception as error:  # the promise: one line, never a traceback
+    except Exception as error:  # noqa: BLE001 - the promise: one line, never a traceback
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
         return _fail(error, message, 1, wants_json)
 

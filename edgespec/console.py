@@ -67,13 +67,14 @@ class Console:
         """Leave the cursor of a terminal at the start of a line; add nothing to a file or pipe."""
         if self._midline and self._out.isatty():
             self._out.write("\n")
-        self._midline = False
+            self._midline = False
         self._out.flush()
 
     def write(self, text: str) -> None:
-        """Lines of a result, such as a table or JSON."""
+        """Lines of a result, such as a table or JSON, on lines of their own."""
         self._progress.clear()
-        self._out.write(text + "\n")
+        self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
+        self._midline = False
         self._out.flush()
 
     def note(self, text: str) -> None:

@@ -25,12 +25,14 @@ class Drafter:
         model: LanguageModel,
         pacer: Pacer,
         n_candidates: int,
+        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
         self.model = model
         self._pacer = pacer
         self._n_candidates = n_candidates
+        self._temperature = temperature
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
         self._evaluated: set[int] = set()
@@ -120,7 +122,8 @@ class Drafter:
     def _grow(self, tree: TokenTree, node: int, logits: Logits) -> None:
         """Hang the pacer's choice of guesses below a node that has been evaluated."""
         self._evaluated.add(int(tree.key[node]))
-        guesses = candidates(logits[: self._n_shared], self._n_candidates)
+        logits = logits[: self._n_shared]
+        guesses = candidates(logits, self._n_candidates, self._temperature)
         for guess in self._pacer.children(tree, node, guesses):
             # One place stays free for the target's own token.
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:

@@ -81,6 +81,7 @@ class Engine:
                 draft,
                 self._pacer,
                 self.settings.n_candidates,
+                self.settings.draft_temperature,
                 target.info.n_vocab,
                 target.vocabulary.eog_tokens,
             )

@@ -135,8 +135,11 @@ def _plan(parser: _Parser) -> _Parser:
     parser.epilog = _PLAN_EXAMPLES
     _model_flags(parser)
     _memory_flags(parser)
+    draft_max = GenerateSettings.model_fields["draft_max"].default
     parser.add_argument_group("draft").add_argument(
-        "--draft-max", metavar="N", help="most guesses per pass: decides buffer sizes (default: 16)"
+        "--draft-max",
+        metavar="N",
+        help=f"most guesses per pass: decides buffer sizes (default: {draft_max})",
     )
     storage = parser.add_argument_group("storage")
     storage.add_argument(

@@ -37,16 +37,16 @@ class Candidate:
     confidence: float
 
 
-def candidates(logits: Logits, k: int) -> list[Candidate]:
-    """The `k` most probable tokens of a softmax over `logits` [n_vocab], best first."""
+def candidates(logits: Logits, k: int, temperature: float = 1.0) -> list[Candidate]:
+    """The `k` most probable tokens of softmax(logits / temperature) [n_vocab], best first."""
     best = float(logits.max())
     if not math.isfinite(best):
         raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
     tokens = top_tokens(logits, k)
-    shifted = logits - np.float32(best)
-    total = float(np.exp(shifted, out=shifted).sum(dtype=np.float64))
+    weights = (logits - np.float32(best)) / np.float32(temperature)
+    total = float(np.exp(weights, out=weights).sum(dtype=np.float64))
     # Rounding of a float32 sum may not lift a probability above 1.
-    return [Candidate(int(token), min(1.0, float(shifted[token]) / total)) for token in tokens]
+    return [Candidate(int(token), min(1.0, float(weights[token]) / total)) for token in tokens]
 
 
 class Pacer(ABC):

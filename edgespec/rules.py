@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ class EngineSettings:
     """Most drafted tokens in one branch that one pass verifies."""
     n_candidates: int = 8
     """Successors of a node that the pacer chooses from."""
+    draft_temperature: float = 0.5
+    """Confidences are softmax(draft logits / this). 1 is the draft's own distribution; below 1
+    because a target that samples coldly takes the likeliest token more often than that says."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
     step_aside: bool = True
@@ -37,6 +41,8 @@ class EngineSettings:
         for name in ("draft_max", "max_depth", "n_candidates"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
+        if not 0 < self.draft_temperature < math.inf:
+            raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
 
     def new_pacer(self) -> Pacer:
         return PACERS[self.pacer]()

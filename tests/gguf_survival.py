@@ -1,7 +1,8 @@
 """What becomes of a process that reads, validates and then loads damaged model files.
 
-Run as a program: each file is tried in a child of its own, so that a crash costs one child. Reads
-lines of JSON from stdin, {"name": ..., "content": hex}, prints one line of JSON for each.
+A program: its first argument is a sound file, every line of stdin a list of patches [[position,
+hex], ...], every line of stdout how a process ended that used the file with these patches. Each is
+tried in a child of its own, so that a crash costs one child.
 """
 
 from __future__ import annotations
@@ -34,23 +35,22 @@ TIME_LIMIT_S = 20
 MEMORY_LIMIT_BYTES = 2 << 30
 
 
-def outcomes(folder: Path, files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
-    """Each file's name, and how the child that used it ended: a word or the name of a signal."""
-    path = folder / "damaged.gguf"
+def outcomes(path: Path, contents: Iterable[bytes]) -> Iterator[str]:
+    """How the child that used each content as the file `path` ended: a word, or a signal's name."""
     silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-    for name, content in files:
+    for content in contents:
         path.write_bytes(content)
         child = os.fork()
         if child == 0:
             os._exit(use(path))
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
-            yield name, signal.Signals(os.WTERMSIG(status)).name
+            yield signal.Signals(os.WTERMSIG(status)).name
         else:
             code = os.WEXITSTATUS(status)
-            yield name, OUTCOMES.get(code, f"exit {code}")
+            yield OUTCOMES.get(code, f"exit {code}")
 
 
 def use(path: Path) -> int:
@@ -114,8 +114,20 @@ def decode(model: object) -> int:
     return ANSWERED
 
 
+def patched(sound: bytes, patches: Iterable[tuple[int, str]]) -> bytes:
+    content = bytearray(sound)
+    for position, replacement in patches:
+        raw = bytes.fromhex(replacement)
+        content[position : position + len(raw)] = raw
+    return bytes(content)
+
+
+def main(sound: Path) -> None:
+    content = sound.read_bytes()
+    damaged = (patched(content, json.loads(line)) for line in sys.stdin)
+    for outcome in outcomes(sound.with_suffix(".damaged"), damaged):
+        sys.stdout.write(f"{outcome}\n")
+
+
 if __name__ == "__main__":
-    lines = (json.loads(line) for line in sys.stdin)
-    files = ((line["name"], bytes.fromhex(line["content"])) for line in lines)
-    for name, outcome in outcomes(Path(sys.argv[1]), files):
-        print(json.dumps({"name": name, "outcome": outcome}), flush=True)
+    main(Path(sys.argv[1]))

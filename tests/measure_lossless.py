@@ -39,7 +39,7 @@ def main() -> None:
     texts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
     with session.load(LoadSettings(model=args.draft, ctx_size=N_CTX)) as any_model:
         prompts = [any_model.encode(text) for text in texts]
-    with LlamaCpp(args.target, N_CTX) as llama_cpp:
+    with LlamaCpp(args.target, N_CTX, n_threads=2) as llama_cpp:
         references = [llama_cpp.greedy(prompt, args.tokens) for prompt in prompts]
         rounding = max(
             llama_cpp.rounding([*prompt, *reference.tokens][:48])

@@ -113,7 +113,7 @@ def mmap_decode(path: Path, text: str, n_tokens: int) -> dict[str, float]:
 
     with session.load(LoadSettings(model=embedded_pair().draft, ctx_size=N_CTX)) as small:
         prompt = small.encode(text)
-    with LlamaCpp(path, N_CTX) as model:
+    with LlamaCpp(path, N_CTX, n_threads=2) as model:
         token = int(model.decode(prompt).argmax())
         begun = time.perf_counter()
         for _ in range(n_tokens):

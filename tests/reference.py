@@ -33,7 +33,7 @@ class Reference:
 class LlamaCpp:
     """A model as llama.cpp maps it."""
 
-    def __init__(self, path: Path, n_ctx: int = 512, n_threads: int = 2) -> None:
+    def __init__(self, path: Path, n_ctx: int = 512, n_threads: int = 1) -> None:
         lib.llama_log_set(_silence, None)
         model_params = lib.llama_model_default_params()
         model_params.load_mode, model_params.use_extra_bufts, model_params.n_gpu_layers = 1, False, 0

@@ -373,7 +373,10 @@ def test_help_may_be_cut_short():
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "edgespec", "generate", "--help"]
-    run = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    run = subprocess.run(
+        command, env=environ, stdout=write_end, stderr=subprocess.PIPE, check=False
+    )
     os.close(write_end)
     assert (run.returncode, run.stderr) == (1, b"")
 
@@ -381,3 +384,14 @@ def test_help_may_be_cut_short():
 def test_closed_streams_do_no_harm():
     command = f"{sys.executable} -m edgespec --version >&- 2>&-"
     assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+def test_the_embedded_pair_answers_within_its_budget():
+    """The whole program in a process of its own: two promises that only a process can keep."""
+    pytest.importorskip("llama_cpp")
+    command = [sys.executable, "-m", "edgespec", "generate", "--json", "--memory-budget", "256MiB"]
+    command += ["-p", "def gcd(a, b):\n", "-n", "8"]
+    run = subprocess.run(command, capture_output=True, check=True)
+    report = json.loads(run.stdout)
+    assert len(report["tokens"]) == 8
+    assert report["memory"]["peak_bytes"] <= report["memory"]["budget_bytes"] == 256 * MIB

@@ -311,6 +311,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"pacer": "best-frist"}, "did you mean best-first"),
         ({"fallback": "none"}, "unknown fallback 'none'"),
         ({"draft_max": 0}, "draft_max must be >= 1"),
+        ({"draft_temperature": 0.0}, "draft_temperature must be > 0"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:

@@ -97,7 +97,7 @@ def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
     """llama.cpp's own logits after every token, fed one by one: float32 [tokens, n_vocab]."""
     model, _ = native.load_mapped(path)
     shape = native.ContextShape(
-        n_ctx=N_CTX, n_batch=32, n_outputs=1, n_seq=1, n_threads=2, flash_attn="on"
+        n_ctx=N_CTX, n_batch=32, n_outputs=1, n_seq=1, n_threads=1, flash_attn="on"
     )
     stop = native.Stop()  # llama.cpp keeps its address
     context = native.new_context(model, shape, None, stop)

@@ -55,7 +55,7 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
 def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.gguf"
     params = lib.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 2
+    params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 1
     code = lib.llama_model_quantize(
         str(PAIR.target).encode(), str(path).encode(), ctypes.byref(params)
     )

@@ -36,6 +36,11 @@ def test_candidates_are_the_softmax_best_first() -> None:
     assert [candidate.confidence for candidate in best] == pytest.approx([0.6, 0.25, 0.1])
 
 
+def test_a_temperature_below_one_makes_candidates_surer() -> None:
+    logits = np.log(np.array([0.2, 0.8], np.float32))
+    assert candidates(logits, 1, temperature=0.5)[0].confidence == pytest.approx(0.64 / 0.68)
+
+
 def test_candidates_leave_the_logits_as_they_are() -> None:
     logits = np.array([1.0, 2.0], np.float32)
     candidates(logits, 1)

@@ -1,30 +1,13 @@
 """Writes a bigger GGUF model that computes the same function: the honest way to try paging without
-a download. Knows the plain LLaMA architecture and the container; loads no model.
+a download.
 
-The law. Let K be a power of two and x the source's residual vector. The enlarged model carries
-K * [x, x, ..., x], K copies. Wherever its layers read or write, the source's numbers come out again:
-
-- embedding: rows tiled K times and multiplied by K, which makes the residual what it should be;
-- RMSNorm: with epsilon * K**2 the factor K cancels, so that the normalised vector is n, K times
-  over; the norm's weights are tiled and divided by K, so each copy is n / K;
-- q, k, v, gate and up read K copies of n / K through their own weights tiled along the row, and sum
-  to what they were. KV heads stay as they are, hence the KV cache of a layer too; query heads are
-  repeated K times beside the KV head that they share, hidden units of the FFN K times;
-- attn_output and ffn_down read every value K times through their weights tiled along the row, and
-  sum to K times what they were: the residual's factor. Their rows are tiled to reach all K copies;
-- output norm and head: norm / K with the head's rows tiled; when the head is tied to the embedding
-  its rows carry another K, so norm / K**2;
-- biases: those that add to the residual are multiplied by K, all are tiled like their rows;
-- an inserted layer is a copy of the real layer before it with zeros for attn_output and ffn_down:
-  it computes as much as any other and adds nothing.
-
-Scaling by a power of two is exact: F32 norms and the half-precision scale of a quantised block only
-change their exponent. All other weights are copied byte for byte and never quantised again. What
-remains is rounding, because the same terms are summed in another order.
+Plans how many layers, chooses the factor and streams the file; how tensors grow, and why that is
+exact, is said in `replication`. Loads no model.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import struct
@@ -34,17 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import numpy as np
-
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec_runtimes.gguf.header import (
-    MAGIC,
-    GgufFile,
-    TensorEntry,
-    TensorType,
-    ValueType,
-    padded,
-    read_header,
+from edgespec_runtimes.gguf.header import GgufFile, TensorEntry, read_header
+from edgespec_runtimes.gguf.layout import MAGIC, ValueType, padded
+from edgespec_runtimes.gguf.replication import (
+    F16_SCALES,
+    LlamaShape,
+    Role,
+    layer_roles,
+    model_roles,
 )
 from edgespec_runtimes.gguf.shapes import MAX_LAYERS, validate
 
@@ -63,23 +44,6 @@ TOLERANCE = 0.02
 """How far from the wanted size the result may be."""
 
 CHUNK_BYTES = 8 << 20
-
-F16_SCALES = {
-    "F16": (0,),
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-}
-"""Where in a block the half-precision numbers stand that all its elements are multiples of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,47 +88,12 @@ def enlarge(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """Dimensions of a LLaMA, and whether its head is the embedding."""
-
-    embedding: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    layers: int
-    vocabulary: int
-    tied: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Role:
-    """What a tensor does in a layer, hence how it grows.
-
-    `rows` and `columns` are the lengths of the runs that are repeated K times in place; None leaves
-    that direction as it is. The numbers are multiplied by K ** `power`.
-    """
-
-    shape: tuple[int, ...]
-    columns: int | None = None
-    rows: int | None = None
-    power: int = 0
-    feeds_residual: bool = False
-
-    def grown(self, factor: int) -> tuple[int, ...]:
-        runs = (self.columns, self.rows)
-        return tuple(
-            extent * (factor if run else 1) for extent, run in zip(self.shape, runs, strict=False)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Growth:
     """One tensor of the result: where it comes from, or nothing but zeros."""
 
     name: str
     source: TensorEntry
-    role: _Role
+    role: Role
     factor: int
     silent: bool
 
@@ -174,7 +103,11 @@ class _Growth:
 
     @property
     def n_elements(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    @property
+    def in_layer(self) -> bool:
+        return self.name.startswith("blk.")
 
     @property
     def nbytes(self) -> int:
@@ -202,15 +135,21 @@ class _Plan:
         return len(self.head) + weights
 
     @property
+    def layer_bytes(self) -> float:
+        """Mean size of a layer."""
+        in_layers = sum(tensor.nbytes for tensor in self.tensors if tensor.in_layer)
+        return in_layers / len(self.layers)
+
+    @property
     def parameters(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)
 
 
-def _shape(header: GgufFile) -> _Shape:
+def _shape(header: GgufFile) -> LlamaShape:
     """Dimensions of the source. Raises ModelError unless it is a plain LLaMA."""
     if header.architecture != "llama":
         raise ModelError(
-            f"{header.path} is of the architecture {header.architecture}: only llama can be enlarged"
+            f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
         )
     if header.integer(header.key("expert_count"), 0):
         raise ModelError(
@@ -219,7 +158,7 @@ def _shape(header: GgufFile) -> _Shape:
     if MARKER in header.metadata:
         raise ModelError(f"{header.path} is enlarged already: start from {header.text(MARKER)}")
     heads = header.integer(header.key("attention.head_count"))
-    return _Shape(
+    return LlamaShape(
         embedding=header.embedding_length,
         ffn=header.integer(header.key("feed_forward_length")),
         heads=heads,
@@ -233,59 +172,16 @@ def _shape(header: GgufFile) -> _Shape:
     )
 
 
-def _model_roles(shape: _Shape) -> dict[str, _Role]:
-    residual = shape.embedding
-    rotated = (shape.head_size // 2,)
-    return {
-        "token_embd.weight": _Role((residual, shape.vocabulary), columns=residual, power=1),
-        "output_norm.weight": _Role((residual,), columns=residual, power=-2 if shape.tied else -1),
-        "output.weight": _Role((residual, shape.vocabulary), columns=residual),
-        "rope_freqs.weight": _Role(rotated),
-        "rope_factors_long.weight": _Role(rotated),
-        "rope_factors_short.weight": _Role(rotated),
-    }
-
-
-def _layer_roles(shape: _Shape) -> dict[str, _Role]:
-    residual, ffn = shape.embedding, shape.ffn
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    group = queries // shape.kv_heads  # the query heads that share one KV head
-    norm = _Role((residual,), columns=residual, power=-1)
-    key_or_value = _Role((residual, keys), columns=residual)
-    gate_or_up = _Role((residual, ffn), columns=residual, rows=ffn)
-    residual_bias = _Role((residual,), columns=residual, power=1, feeds_residual=True)
-    return {
-        "attn_norm.weight": norm,
-        "attn_q.weight": _Role((residual, queries), columns=residual, rows=group),
-        "attn_q.bias": _Role((queries,), columns=group),
-        "attn_k.weight": key_or_value,
-        "attn_k.bias": _Role((keys,)),
-        "attn_v.weight": key_or_value,
-        "attn_v.bias": _Role((keys,)),
-        "attn_output.weight": _Role(
-            (queries, residual), columns=group, rows=residual, feeds_residual=True
-        ),
-        "attn_output.bias": residual_bias,
-        "ffn_norm.weight": norm,
-        "ffn_gate.weight": gate_or_up,
-        "ffn_gate.bias": _Role((ffn,), columns=ffn),
-        "ffn_up.weight": gate_or_up,
-        "ffn_up.bias": _Role((ffn,), columns=ffn),
-        "ffn_down.weight": _Role((ffn, residual), columns=ffn, rows=residual, feeds_residual=True),
-        "ffn_down.bias": residual_bias,
-    }
-
-
-def _choose(header: GgufFile, shape: _Shape, size_bytes: int) -> _Plan:
-    """The plan of the fewest layers whose size is right; of the nearest number of layers for its K."""
+def _choose(header: GgufFile, shape: LlamaShape, size_bytes: int) -> _Plan:
+    """The plan with the fewest layers among those of the right size."""
     fewest = max(FEWEST_LAYERS, shape.layers)
     nearest: _Plan | None = None
     for most in (COMFORTABLE_LAYERS, MAX_LAYERS):
         for factor in FACTORS:
-            small, large = (_plan(header, shape, factor, n) for n in (fewest, fewest + 1))
-            per_layer = large.size_bytes - small.size_bytes
-            n_layers = fewest + round((size_bytes - small.size_bytes) / per_layer)
-            plan = _plan(header, shape, factor, min(max(n_layers, fewest), max(most, fewest)))
+            smallest = _plan(header, shape, factor, fewest)
+            n_more = round((size_bytes - smallest.size_bytes) / smallest.layer_bytes)
+            n_layers = min(max(fewest + n_more, fewest), max(most, fewest))
+            plan = smallest if n_layers == fewest else _plan(header, shape, factor, n_layers)
             miss = abs(plan.size_bytes - size_bytes)
             if miss <= TOLERANCE * size_bytes:
                 return plan
@@ -298,7 +194,7 @@ def _choose(header: GgufFile, shape: _Shape, size_bytes: int) -> _Plan:
     )
 
 
-def _plan(header: GgufFile, shape: _Shape, factor: int, n_layers: int) -> _Plan:
+def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _Plan:
     layers = _spread(shape.layers, n_layers)
     tensors = tuple(_growths(header, shape, factor, layers))
     head = _head(header, shape, factor, tensors, n_layers)
@@ -315,26 +211,26 @@ def _spread(n_real: int, n_layers: int) -> tuple[_Layer, ...]:
 
 
 def _growths(
-    header: GgufFile, shape: _Shape, factor: int, layers: tuple[_Layer, ...]
+    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[_Layer, ...]
 ) -> Iterator[_Growth]:
     """The result's tensors in file order: head and embedding first, then layer by layer."""
-    of_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(shape.layers)}
-    model_roles, layer_roles = _model_roles(shape), _layer_roles(shape)
+    by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(shape.layers)}
+    of_model, of_each_layer = model_roles(shape), layer_roles(shape)
     for tensor in header.tensors:
         block, _, rest = tensor.name.removeprefix("blk.").partition(".")
-        if tensor.name.startswith("blk.") and block.isdecimal() and int(block) in of_layer:
-            of_layer[int(block)].append((rest, tensor))
+        if tensor.name.startswith("blk.") and block.isdecimal() and int(block) in by_layer:
+            by_layer[int(block)].append((rest, tensor))
         else:
-            role = _role(header, tensor, model_roles.get(tensor.name), factor)
+            role = _role(header, tensor, of_model.get(tensor.name), factor)
             yield _Growth(tensor.name, tensor, role, factor, silent=False)
     for index, layer in enumerate(layers):
-        for rest, tensor in of_layer[layer.source]:
-            role = _role(header, tensor, layer_roles.get(rest), factor)
+        for rest, tensor in by_layer[layer.source]:
+            role = _role(header, tensor, of_each_layer.get(rest), factor)
             silent = layer.silent and role.feeds_residual
             yield _Growth(f"blk.{index}.{rest}", tensor, role, factor, silent)
 
 
-def _role(header: GgufFile, tensor: TensorEntry, role: _Role | None, factor: int) -> _Role:
+def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int) -> Role:
     """The tensor's role, when it is stored in a way that can grow."""
     kind = tensor.type
     if role is None or tensor.shape != role.shape:
@@ -356,7 +252,7 @@ def _role(header: GgufFile, tensor: TensorEntry, role: _Role | None, factor: int
 
 
 def _head(
-    header: GgufFile, shape: _Shape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
 ) -> bytes:
     """Preamble, metadata and descriptions of the tensors, padded to where the weights begin."""
     changed = _metadata(header, shape, factor, tensors, n_layers)
@@ -380,7 +276,7 @@ def _head(
 
 
 def _metadata(
-    header: GgufFile, shape: _Shape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
 ) -> dict[str, tuple[ValueType, int | float | str]]:
     """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
     parameters = sum(tensor.n_elements for tensor in tensors)
@@ -398,12 +294,14 @@ def _metadata(
         "attention.value_length": shape.head_size,
         "rope.dimension_count": shape.head_size,
     }
-    return {
+    changed: dict[str, tuple[ValueType, int | float | str]] = {
         "general.name": (ValueType.STRING, f"{header.name}, enlarged"),
         "general.size_label": (ValueType.STRING, f"{parameters / 1e6:.0f}M"),
         MARKER: (ValueType.STRING, header.name),
         epsilon_key: (ValueType.FLOAT32, epsilon * factor**2),
-    } | {header.key(suffix): (ValueType.UINT32, value) for suffix, value in integers.items()}
+    }
+    changed |= {header.key(suffix): (ValueType.UINT32, n) for suffix, n in integers.items()}
+    return changed
 
 
 def _pack_pair(key: str, kind: ValueType, value: int | float | str) -> bytes:
@@ -426,8 +324,8 @@ def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if free < size_bytes:
         raise EdgespecError(
-            f"{out} needs {_mib(size_bytes)}, {_mib(free)} are free there: choose a smaller size or "
-            "another disk"
+            f"{out} needs {_mib(size_bytes)}, {_mib(free)} are free there: choose a smaller size "
+            "or another disk"
         )
 
 
@@ -436,8 +334,7 @@ def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | N
     with ExitStack() as stack:
         sources = [stack.enter_context(path.open("rb", buffering=0)) for path in header.paths]
         for tensor in plan.tensors:
-            for piece in _content(sources[tensor.source.file_index], tensor):
-                file.write(piece)
+            file.writelines(_content(sources[tensor.source.file_index], tensor))
             padding = padded(tensor.nbytes, plan.alignment) - tensor.nbytes
             file.write(bytes(padding))
             written += tensor.nbytes + padding
@@ -464,7 +361,7 @@ def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes | memoryview]:
                 if row != piece_at:
                     rows = min(step, run_start + run - row)
                     raw = _read(file, source.offset + row * row_bytes, rows * row_bytes)
-                    piece_at, piece = row, _grown(raw, rows, tensor)
+                    piece_at, piece = row, role.repeated(raw, rows, source.type, factor)
                 yield piece
 
 
@@ -473,33 +370,6 @@ def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
     if len(raw) < n_bytes:
         raise ModelError(f"{file.name} became shorter while it was read")
     return raw
-
-
-def _grown(raw: bytes, n_rows: int, tensor: _Growth) -> bytes:
-    """Rows of the source, scaled and with their runs repeated."""
-    role, kind, factor = tensor.role, tensor.source.type, tensor.factor
-    if role.power and factor > 1:
-        raw = scaled(raw, kind, float(factor) ** role.power)
-    if role.columns is None or factor == 1:
-        return raw
-    runs = np.frombuffer(raw, np.uint8).reshape(n_rows, -1, 1, kind.nbytes(role.columns))
-    return np.repeat(runs, factor, axis=2).tobytes()
-
-
-def scaled(raw: bytes, kind: TensorType, factor: float) -> bytes:
-    """Whole blocks of `kind` times a power of two. Raises ModelError when a number gets too big."""
-    if kind.name == "F32":
-        return (np.frombuffer(raw, "<f4") * np.float32(factor)).tobytes()
-    if kind.name == "BF16":
-        wide = np.frombuffer(raw, "<u2").astype("<u4") << 16
-        return ((wide.view("<f4") * np.float32(factor)).view("<u4") >> 16).astype("<u2").tobytes()
-    blocks = np.frombuffer(raw, np.uint8).reshape(-1, kind.block_bytes).copy()
-    for at in F16_SCALES[kind.name]:
-        scales = blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) * factor
-        if not np.all(np.abs(scales) <= np.finfo(np.float16).max):
-            raise ModelError(f"weights times {factor:g} do not fit the scales of {kind.name}")
-        blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
-    return blocks.tobytes()
 
 
 def _mib(n_bytes: int) -> str:

@@ -24,8 +24,21 @@ NO_TOKEN = (1 << 32) - 1
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 WHOLE_HEAD_ROTATION = frozenset(
-    "llama qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 mistral3 olmo olmo2 olmoe smollm3 "
-    "granite granitemoe internlm2 starcoder2 minicpm exaone command-r deepseek".split()
+    [
+        *(
+            "llama",
+            "mistral3",
+            "qwen2",
+            "qwen2moe",
+            "qwen3",
+            "qwen3moe",
+            "gemma",
+            "gemma2",
+            "gemma3",
+        ),
+        *("olmo", "olmo2", "olmoe", "smollm3", "granite", "granitemoe", "internlm2", "starcoder2"),
+        *("minicpm", "exaone", "command-r", "deepseek"),
+    ]
 )
 """Architectures whose graphs take it for granted that keys, values and rotation have one size."""
 
@@ -37,7 +50,11 @@ NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 """Types without a CPU kernel for a product of weights with activations."""
 INDEX_TABLES = ("tid2eid", "d2t")
 """Tensors that are looked up in and never multiplied, integers by right."""
-VECTORS = ("norm.weight", ".bias", ".scale", "rope_freqs.weight") + (
+VECTORS = (
+    "norm.weight",
+    ".bias",
+    ".scale",
+    "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
@@ -53,7 +70,7 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 
 
 def validate(header: GgufFile) -> None:
-    """Raise ModelError for a model that llama.cpp would not survive, saying what is wrong with it."""
+    """Raise ModelError for a model that llama.cpp would not survive, saying why."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if not header.architecture:
@@ -72,6 +89,9 @@ def _check_depth(header: GgufFile) -> None:
     _count(header, header.key("nextn_predict_layers"), 0, layers - 1, default=0)
     _count(header, header.key("context_length"), 1, MAX_CONTEXT)
     _count(header, header.key("embedding_length"), 1, 1 << 24)
+    window = header.key("attention.sliding_window")
+    if not isinstance(header.metadata.get(window), GgufArray):
+        _count(header, window, 0, MAX_CONTEXT, default=0)
 
 
 def _check_experts(header: GgufFile) -> None:

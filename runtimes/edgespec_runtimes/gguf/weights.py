@@ -33,8 +33,8 @@ from edgespec.ports import Progress
 from edgespec_runtimes.gguf import native
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
 
-SMALL_BYTES = 64 << 10
-"""Tensors below this (norms, biases) are not worth a swap: they stay in memory."""
+SMALL_BYTES = BLOCK_BYTES
+"""Matrices below this are not worth a swap: they stay in memory, like norms and biases."""
 TOKEN_EMBEDDINGS = "token_embd.weight"
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 

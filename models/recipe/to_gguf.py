@@ -1,0 +1,133 @@
+"""Convert a LLaMA checkpoint of the recipe into one GGUF file, weights in Q8_0 or F16.
+Reads a checkpoint folder and tokenizer.json; needs no training code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import quantize
+from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TYPES = {
+    "Q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "F16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+}
+LAYER_TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LICENCE = "PSF-2.0"
+
+
+def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: str) -> None:
+    """Write `out` with the matrices as `kind` ("Q8_0" or "F16") and the norms as F32."""
+    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tensor_type, file_type = TYPES[kind]
+    writer = gguf.GGUFWriter(out, "llama")
+    add_description(writer, name, file_type)
+    add_shape(writer, model.config)
+    add_tokenizer(writer, json.loads(tokenizer.read_text(encoding="utf-8")))
+    for tensor_name, values in tensors(model):
+        if values.ndim == 1:
+            writer.add_tensor(tensor_name, values)
+        else:
+            packed = quantize(values, tensor_type)
+            writer.add_tensor(tensor_name, packed, raw_dtype=tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_description(writer: gguf.GGUFWriter, name: str, file_type: gguf.LlamaFileType) -> None:
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_organization("edgespec")
+    writer.add_description("Trained on the Python standard library's source by models/recipe")
+    writer.add_license(LICENCE)
+    writer.add_languages(["en"])
+    writer.add_tags(["text-generation", "code", "speculative-decoding"])
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_shape(writer: gguf.GGUFWriter, config: LlamaConfig) -> None:
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
+    """Tokens, their types and the merges of a Hugging Face byte-level BPE."""
+    vocabulary = tokenizer["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    types = [
+        gguf.TokenType.CONTROL if token == END_OF_TEXT else gguf.TokenType.NORMAL
+        for token in tokens
+    ]
+    end_of_text = vocabulary[END_OF_TEXT]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(LLAMA_CPP_PRE)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(end_of_text)
+    writer.add_eos_token_id(end_of_text)
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+
+
+def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
+    """GGUF names and float32 values; the tied output head has no tensor of its own."""
+    config, weights = model.config, model.state_dict()
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    named = [("token_embd.weight", weights["model.embed_tokens.weight"].numpy())]
+    for layer in range(config.num_hidden_layers):
+        for theirs, ours in LAYER_TENSORS.items():
+            values = weights[f"model.layers.{layer}.{theirs}.weight"].numpy()
+            if ours in ("attn_q", "attn_k"):
+                values = interleave_rotary(values, heads if ours == "attn_q" else kv_heads)
+            named.append((f"blk.{layer}.{ours}.weight", values))
+    named.append(("output_norm.weight", weights["model.norm.weight"].numpy()))
+    return named
+
+
+def interleave_rotary(values: np.ndarray, heads: int) -> np.ndarray:
+    """Reorder a projection's rows: Hugging Face rotates row i of a head with row i + dim / 2,
+    GGUF's LLaMA rotates neighbours."""
+    rows, columns = values.shape
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--type", choices=TYPES, default="Q8_0")
+    options = parser.parse_args()
+    convert(
+        options.checkpoint, options.tokenizer, options.out, name=options.name, kind=options.type
+    )

@@ -1,0 +1,242 @@
+"""The command as a user runs it, in a process of its own: memory, text, bad input, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.resources import embedded_pair
+from edgespec_runtimes.gguf.enlarge import enlarge
+from gguf_files import tiny_llama
+
+PAIR = embedded_pair()
+MIB = 1 << 20
+PROMPT = "def count_words(text):\n    "
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+    max_rss_bytes: int
+    """As the kernel counted it for this child."""
+
+    @property
+    def json(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.stdout)
+        return answer
+
+
+def edgespec(*arguments: str | Path, signal_after_s: float | None = None) -> Done:
+    """Run the command line; the peak is measured by the kernel, not by edgespec."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgespec", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if signal_after_s is not None:
+        time.sleep(signal_after_s)
+        process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return Done(process.returncode, stdout, stderr, peak)
+
+
+def generate(*arguments: str | Path, n: int = 24) -> Done:
+    return edgespec(
+        "generate", "-p", PROMPT, "-n", str(n), "-c", "256", "-t", "1", "--json", "--quiet", *arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of 96 MiB that writes what the embedded one writes."""
+    path = tmp_path_factory.mktemp("models") / "big.gguf"
+    enlarge(PAIR.target, path, 96 * MIB)
+    return path
+
+
+@pytest.fixture(scope="module")
+def smallest(big: Path) -> int:
+    """The smallest budget for the pair."""
+    return int(plan(big)["smallest_bytes"])
+
+
+def plan(big: Path, *arguments: str) -> dict[str, Any]:
+    done = edgespec("plan", "-m", big, "-md", PAIR.draft, "-c", "256", "--json", *arguments)
+    assert done.code == 0, done.stderr
+    return done.json
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_the_peak_of_the_process_stays_within_the_budget(
+    big: Path, smallest: int, share: float
+) -> None:
+    budget = smallest + int(share * big.stat().st_size)
+    answer = generate("-m", big, "-md", PAIR.draft, "--memory-budget", str(budget)).json
+    memory = answer["memory"]
+    assert memory["peak_bytes"] <= budget
+    assert memory["planned_bytes"] <= budget
+    assert answer["paging"]["streamed_bytes"] > 0
+
+
+def test_the_kernel_counts_the_same_peak(big: Path, smallest: int) -> None:
+    """In a fresh interpreter, whose only child is the run that is measured."""
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, "
+        "stdout=subprocess.DEVNULL); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    command = [sys.executable, "-m", "edgespec", "generate", "-m", str(big), "-p", PROMPT]
+    command += ["-md", str(PAIR.draft), "-c", "256", "-n", "8", "--quiet"]
+    command += ["--memory-budget", str(smallest)]
+    printed = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+    ).stdout
+    assert int(printed) * 1024 <= smallest
+
+
+def test_the_text_is_the_same_with_and_without_draft_pager_and_overlap(
+    big: Path, smallest: int
+) -> None:
+    paged = ["-m", big, "--memory-budget", str(smallest)]
+    alone = generate(*paged).json["tokens"]
+    assert generate(*paged, "-md", PAIR.draft).json["tokens"] == alone
+    assert generate(*paged, "-md", PAIR.draft, "--no-overlap").json["tokens"] == alone
+
+
+def test_sampled_text_depends_on_the_seed_and_not_on_the_draft(big: Path, smallest: int) -> None:
+    paged = ["-m", big, "--memory-budget", str(smallest), "--temp", "0.8", "--top-p", "0.95"]
+    alone = generate(*paged, "--seed", "3").json["tokens"]
+    assert generate(*paged, "--seed", "3", "-md", PAIR.draft).json["tokens"] == alone
+    assert generate(*paged, "--seed", "4").json["tokens"] != alone
+
+
+def test_a_pass_reads_what_is_not_pinned(big: Path, smallest: int) -> None:
+    budget = smallest + 40 * MIB
+    answer = generate("-m", big, "--memory-budget", str(budget), n=48).json
+    paging = answer["paging"]
+    assert paging["pinned_bytes"] > 0
+    # the last reading ahead serves no pass; a ring is a small part of 48 passes
+    per_pass = paging["bytes_read"] / paging["passes"]
+    assert per_pass == pytest.approx(paging["streamed_bytes"], rel=0.03)
+
+
+def test_the_json_answer_has_the_promised_keys() -> None:
+    answer = generate(n=4).json
+    assert answer.keys() >= {
+        "text", "prompt_tokens", "tokens", "finish_reason", "timings", "speculation", "paging",
+        "memory",
+    }  # fmt: skip
+    assert answer["timings"].keys() >= {
+        "load_s", "prompt_s", "first_token_s", "decode_s", "tokens_per_s",
+    }  # fmt: skip
+    assert answer["speculation"].keys() >= {
+        "rounds", "target_passes", "drafted", "verified", "accepted", "tokens_per_pass",
+        "provisional_kept",
+    }  # fmt: skip
+    assert answer["paging"].keys() >= {
+        "segments", "pinned_bytes", "streamed_bytes", "bytes_read", "stall_s", "passes",
+    }  # fmt: skip
+    assert answer["memory"].keys() >= {"budget_bytes", "planned_bytes", "peak_bytes"}
+
+
+def assert_refused(done: Done, code: int, *words: str) -> None:
+    assert done.code == code, (done.code, done.stderr)
+    assert "Traceback" not in done.stderr
+    messages = [line for line in done.stderr.splitlines() if line.startswith("edgespec: error:")]
+    assert len(messages) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def refused(*arguments: str | Path) -> Done:
+    return edgespec("generate", "-p", PROMPT, "-n", "4", *arguments)
+
+
+def test_a_budget_below_the_minimum_names_the_smallest(big: Path) -> None:
+    assert_refused(refused("-m", big, "--memory-budget", "50M"), 4, "at least", "--memory-budget")
+
+
+def test_a_context_too_long_for_the_budget_is_refused(big: Path, smallest: int) -> None:
+    done = refused("-m", big, "--memory-budget", str(smallest), "-c", "1024", "-md", PAIR.draft)
+    assert_refused(done, 4, "--ctx-size")
+
+
+def test_a_truncated_model_is_refused(big: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    shutil.copy(PAIR.target, cut)
+    os.truncate(cut, cut.stat().st_size // 2)
+    assert_refused(refused("-m", cut), 3, "cut.gguf")
+
+
+def test_other_kinds_of_file_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "notes.gguf"
+    text.write_text("not a model")
+    assert_refused(refused("-m", text), 3, "notes.gguf")
+    assert_refused(refused("-m", tmp_path), 3)
+    assert_refused(refused("-m", tmp_path / "missing.gguf"), 3, "does not exist")
+
+
+def test_a_pair_with_different_vocabularies_is_refused(tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.gguf"
+    stranger.write_bytes(tiny_llama().content())
+    assert_refused(refused("-m", PAIR.target, "-md", stranger), 3, "vocabular", "token 0")
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    done = edgespec("generate", "-p", "word " * 500, "-c", "64")
+    assert_refused(done, 2, "64")
+
+
+def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: int) -> None:
+    """The file shrinks after it was loaded; the process is not killed by SIGBUS."""
+    copy = big.with_name("shrinking.gguf")
+    shutil.copy(big, copy)
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "edgespec", "generate", "-m", str(copy), "-p", PROMPT,
+            "-c", "1024", "-n", "900", "--memory-budget", str(smallest + 8 * MIB),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)
+    os.truncate(copy, 40 * MIB)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, stderr
+    assert "cut short" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.4, 0.8, 1.5])
+def test_ctrl_c_ends_quickly_whatever_is_going_on(
+    big: Path, smallest: int, delay_s: float
+) -> None:
+    """Start-up, loading, prefill, passes: exit code 130, and no process is left."""
+    arguments: Sequence[str | Path] = (
+        "generate", "-m", big, "-md", PAIR.draft, "-p", PROMPT * 20, "-n", "700",
+        "-c", "1024", "--memory-budget", str(smallest + 8 * MIB),
+    )  # fmt: skip
+    begun = time.monotonic()
+    done = edgespec(*arguments, signal_after_s=delay_s)
+    assert done.code == 130, (done.code, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - begun < delay_s + 20
