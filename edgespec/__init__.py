@@ -1,0 +1,46 @@
+"""Runs language models that do not fit in memory: weights paged in under a budget, and drafted.
+
+    with edgespec.load(settings) as session: ...
+
+The names below are imported when they are first used, so that importing edgespec costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgespec.config import LoadSettings as LoadSettings
+    from edgespec.engine import EngineSettings as EngineSettings
+    from edgespec.errors import EdgespecError as EdgespecError
+    from edgespec.sampling import SamplingParams as SamplingParams
+    from edgespec.session import Session as Session
+    from edgespec.session import load as load
+    from edgespec.session import plan as plan
+
+_HOME = {
+    "EdgespecError": "errors",
+    "EngineSettings": "engine",
+    "LoadSettings": "config",
+    "SamplingParams": "sampling",
+    "Session": "session",
+    "load": "session",
+    "plan": "session",
+}
+
+__all__ = [
+    "EdgespecError",
+    "EngineSettings",
+    "LoadSettings",
+    "SamplingParams",
+    "Session",
+    "load",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    return getattr(import_module(f"edgespec.{_HOME[name]}"), name)

@@ -36,7 +36,8 @@ class LlamaCpp:
     def __init__(self, path: Path, n_ctx: int = 512, n_threads: int = 1) -> None:
         lib.llama_log_set(_silence, None)
         model_params = lib.llama_model_default_params()
-        model_params.load_mode, model_params.use_extra_bufts, model_params.n_gpu_layers = 1, False, 0
+        model_params.load_mode, model_params.use_extra_bufts = 1, False
+        model_params.n_gpu_layers = 0
         self._model = lib.llama_model_load_from_file(str(path).encode(), model_params)
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads

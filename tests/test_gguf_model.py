@@ -10,7 +10,6 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
-from port_contract import TEXT, PortContract
 
 from edgespec.budget import MIB, MemoryPlan, plan_memory
 from edgespec.errors import Cancelled, UsageError, WeightReadError
@@ -20,6 +19,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import native, runtime
 from edgespec_runtimes.gguf.model import GgufModel
+from port_contract import TEXT, PortContract
 
 PAIR = embedded_pair()
 N_CTX = 256

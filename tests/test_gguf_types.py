@@ -1,4 +1,4 @@
-"""Files as they come: every kind of quantisation, and models split over several files, page alike."""
+"""Files as they come: any quantisation, and models split over several files, page alike."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
 def test_a_split_model_pages_bit_for_bit(tmp_path: Path) -> None:
     """Segments whose tensors lie in different files are read like any other."""
     write_split(PAIR.target, tmp_path / "split.gguf", tensors_per_file=13)
-    first = sorted(tmp_path.glob("split-00001-of-*.gguf"))[0]
+    (first,) = tmp_path.glob("split-00001-of-*.gguf")
     assert len(read_header(first).paths) > 3
     assert_pages_like_llama_cpp(first)
 

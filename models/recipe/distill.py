@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fit import Loss, mixed_precision
 from transformers import LlamaForCausalLM
+
+from fit import Loss, mixed_precision
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 192

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from transformers import LlamaForCausalLM
+
 from distill import PROMPT_TOKENS, continuations
 from fit import device, mixed_precision, next_token_loss
-from transformers import LlamaForCausalLM
 
 WINDOW = 512
 BATCH = 8

@@ -11,8 +11,9 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
-from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 TYPES = {
     "Q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
 import corpus
 import evaluate
-import numpy as np
 import shapes
-import torch
 from distill import PROMPT_TOKENS, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
 from to_gguf import LICENCE, convert
 from tokenizer import train_tokenizer, write_tokens
-from transformers import LlamaForCausalLM
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"

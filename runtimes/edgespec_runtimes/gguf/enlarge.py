@@ -176,9 +176,14 @@ def _choose(header: GgufFile, shape: LlamaShape, size_bytes: int) -> _Plan:
     """The plan with the fewest layers among those of the right size."""
     fewest = max(FEWEST_LAYERS, shape.layers)
     nearest: _Plan | None = None
+    obstacle: ModelError | None = None
     for most in (COMFORTABLE_LAYERS, MAX_LAYERS):
         for factor in FACTORS:
-            smallest = _plan(header, shape, factor, fewest)
+            try:
+                smallest = _plan(header, shape, factor, fewest)
+            except ModelError as error:  # a smaller factor may do
+                obstacle = error
+                continue
             n_more = round((size_bytes - smallest.size_bytes) / smallest.layer_bytes)
             n_layers = min(max(fewest + n_more, fewest), max(most, fewest))
             plan = smallest if n_layers == fewest else _plan(header, shape, factor, n_layers)
@@ -187,6 +192,8 @@ def _choose(header: GgufFile, shape: LlamaShape, size_bytes: int) -> _Plan:
                 return plan
             if nearest is None or miss < abs(nearest.size_bytes - size_bytes):
                 nearest = plan
+    if obstacle is not None:
+        raise obstacle
     assert nearest is not None
     raise UsageError(
         f"{header.path} cannot be enlarged to {_mib(size_bytes)}: the nearest size is "
@@ -263,7 +270,7 @@ def _head(
     ]
     preamble = MAGIC + struct.pack("<IQQ", 3, len(tensors), len(kept) + len(changed))
     with header.path.open("rb") as file:
-        pairs = [os.pread(file.fileno(), entry.end - entry.start, entry.start) for entry in kept]
+        pairs = [_read(file, entry.start, entry.end - entry.start) for entry in kept]
     pairs += [_pack_pair(key, kind, value) for key, (kind, value) in changed.items()]
     described, offset = [], 0
     for tensor in tensors:
@@ -332,7 +339,7 @@ def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
 def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | None) -> None:
     written = file.write(plan.head)
     with ExitStack() as stack:
-        sources = [stack.enter_context(path.open("rb", buffering=0)) for path in header.paths]
+        sources = [stack.enter_context(path.open("rb")) for path in header.paths]
         for tensor in plan.tensors:
             file.writelines(_content(sources[tensor.source.file_index], tensor))
             padding = padded(tensor.nbytes, plan.alignment) - tensor.nbytes
@@ -366,7 +373,8 @@ def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes | memoryview]:
 
 
 def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
-    raw = os.pread(file.fileno(), n_bytes, offset)
+    file.seek(offset)
+    raw = file.read(n_bytes)
     if len(raw) < n_bytes:
         raise ModelError(f"{file.name} became shorter while it was read")
     return raw
