@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -97,15 +98,21 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
 
 
 class Memory:
-    """Private, block-aligned memory that is resident only where it was written."""
+    """Private, block-aligned memory that is resident only where it was written.
 
-    def __init__(self, nbytes: int) -> None:
+    `sparse` memory is written in small pieces far apart: no huge page may stand in for one of them.
+    """
+
+    def __init__(self, nbytes: int, sparse: bool = False) -> None:
         self.nbytes = block_ceil(max(nbytes, 1))
         if hasattr(mmap, "MAP_PRIVATE"):
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
             self._map = mmap.mmap(-1, self.nbytes, flags=flags)
         else:
             self._map = mmap.mmap(-1, self.nbytes)
+        if sparse and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages knows no such advice
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
 
     def view(self, start: int, nbytes: int) -> memoryview:

@@ -69,7 +69,10 @@ class LanguageModel(Protocol):
         """
 
     def truncate(self, n_tokens: int) -> None:
-        """Shorten the committed prefix to `n_tokens` and drop everything provisional."""
+        """Shorten the committed prefix to `n_tokens` and drop everything provisional.
+
+        A model that is not tree-capable may have to forget more: `n_committed` tells.
+        """
 
     def paging(self) -> PagingStats:
         """Totals of the pager; zeros for a resident model."""

@@ -40,6 +40,10 @@ class Branches:
     def n_sequences(self) -> int:
         return len(self._synced)
 
+    @property
+    def has_provisional(self) -> bool:
+        return bool(self._chains)
+
     def extend(self, n_tokens: int) -> None:
         """`n_tokens` were appended to the committed prefix, in sequence 0."""
         self.n_committed += n_tokens

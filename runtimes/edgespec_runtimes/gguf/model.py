@@ -71,7 +71,6 @@ class GgufModel:
         self._memory = LlamaMemory(self._context)
         self._branches = Branches(shape.n_seq, self._memory)
         self._batch = lib.llama_batch_init(self._batch_size, 0, shape.n_seq)
-        self._broken = False
         self._is_running = False
         self._state = threading.Lock()
 
@@ -130,17 +129,13 @@ class GgufModel:
         self._branches.commit(tree, path, keep)
 
     def truncate(self, n_tokens: int) -> None:
-        """Shorten the prefix; a model with recurrent state can only be emptied."""
+        """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
         if n_tokens > self.n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
         if self.info.tree_capable:
             self._branches.truncate(n_tokens)
-        elif n_tokens < self.n_committed or self._broken:
-            self._memory.clear()
-            self._branches = Branches(self._shape.n_seq, self._memory)
-            self._broken = False
-            if n_tokens:
-                raise EdgespecError("a model with recurrent state cannot go back: start again")
+        elif n_tokens < self.n_committed or self._branches.has_provisional:
+            self._forget()
 
     def paging(self) -> PagingStats:
         if self._weights is None:
@@ -210,8 +205,11 @@ class GgufModel:
         if self.info.tree_capable:
             self._branches.truncate(committed)
         else:
-            self._broken = True
-            self.truncate(0)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._memory.clear()
+        self._branches = Branches(self._shape.n_seq, self._memory)
 
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:

@@ -309,6 +309,12 @@ def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
         return _load(path, params), lazy
 
 
+def supports_gpu() -> bool:
+    """Whether this build of llama.cpp can place layers on a GPU."""
+    _start()
+    return bool(lib.llama_supports_gpu_offload())
+
+
 def load_sizes_only(path: Path) -> Model:
     """No weights at all: good for `context_sizes` and vocabulary."""
     params = lib.llama_model_default_params()

@@ -162,7 +162,7 @@ class EmbeddingRows:
         self._row_bytes = entry.nbytes // entry.shape[1]
         self._n_rows = entry.shape[1]
         self._most_bytes = most_bytes
-        self._memory = Memory(entry.nbytes)
+        self._memory = Memory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
         self._file = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
