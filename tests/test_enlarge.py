@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +16,16 @@ from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.gguf.enlarge import MARKER, enlarge
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.layout import TENSOR_TYPES
-from edgespec_runtimes.gguf.replication import F16_SCALES, scaled
+from edgespec_runtimes.gguf.replication import SCALES, muted
 from edgespec_runtimes.gguf.shapes import validate
 from gguf_files import ARRAY, STRING, U32, Gguf, Tensor, tiny_llama
 
 MIB = 1 << 20
 TOKENS = [5, 80, 2, 290, 41, 0, 7]
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-ROUNDING = 5e-5
-"""Largest difference of logits, as a share of their spread, that summing in another order makes."""
-HALF_ROUNDING = 1e-3
-"""Likewise, where activations are rounded to half precision before a product."""
+ROUNDING = 1e-5
+"""Largest difference of logits, as a share of their spread: a tied head sums in another order, and
+a kernel may take the end of a row of floats in other portions."""
 
 
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
@@ -70,16 +68,17 @@ def blocks(header: GgufFile, name: str, run: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("model", "mib", "factor", "rounding"),
     [
-        (tiny_llama(kind="F32"), 4.5, 1, 0.0),
-        (tiny_llama(kind="F32"), 15, 2, ROUNDING),
-        (tiny_llama(kind="F32", tied=False, biases=True), 15, 2, ROUNDING),
-        (tiny_llama(kind="F16", tied=False), 30, 4, HALF_ROUNDING),
-        (tiny_llama(kind="BF16", layers=3), 8, 2, HALF_ROUNDING),
-        (tiny_llama(kind="F32", heads=3, kv_heads=1, layers=1), 12, 2, ROUNDING),
+        (tiny_llama(), 1.4, 1, 0.0),
+        (tiny_llama(), 5, 2, ROUNDING),
+        (tiny_llama(tied=False, biases=True), 5, 2, 0.0),
+        (tiny_llama(tied=False, heads=3, kv_heads=1, layers=1), 14, 4, 0.0),
+        (tiny_llama(kind="F32", ffn=128, tied=False, biases=True), 18, 2, ROUNDING),
+        (tiny_llama(kind="F16"), 8, 2, ROUNDING),
+        (tiny_llama(kind="BF16", layers=3), 8, 2, ROUNDING),
     ],
-    ids=["layers only", "tied", "untied with biases", "F16", "BF16", "three heads share one"],
+    ids=["layers only", "tied", "untied", "three heads share one", "F32", "F16", "BF16"],
 )
-def test_logits_are_the_same_up_to_rounding(
+def test_logits_are_the_same(
     tmp_path: Path, model: Gguf, mib: float, factor: int, rounding: float
 ) -> None:
     source, out = model.write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
@@ -87,19 +86,6 @@ def test_logits_are_the_same_up_to_rounding(
     assert report.factor == factor
     expected, found = logits(source, TOKENS), logits(out, TOKENS)
     assert np.abs(found - expected).max() <= rounding * np.ptp(expected)
-
-
-def test_a_quantised_model_keeps_its_greedy_text(tmp_path: Path) -> None:
-    """Rounding before a quantised product can move one step of it: logits are near, not equal."""
-    source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
-    enlarge(source, out, 5 * MIB)
-    expected, found = logits(source, TOKENS), logits(out, TOKENS)
-    difference = np.abs(found - expected).max()
-    assert difference < 0.02 * np.ptp(expected)
-    best = np.sort(expected, axis=1)
-    clear = best[:, -1] - best[:, -2] > 2 * difference
-    assert clear.any()
-    assert np.array_equal(expected.argmax(axis=1)[clear], found.argmax(axis=1)[clear])
 
 
 @pytest.mark.parametrize("mib", [2, 3, 5, 8, 13, 20])
@@ -129,43 +115,56 @@ def test_metadata_says_what_the_model_is_now(tmp_path: Path) -> None:
     assert now["llama.attention.head_count"] == 8
     assert now["llama.attention.head_count_kv"] == 4
     assert now["llama.attention.key_length"] == now["llama.attention.value_length"] == 16
-    assert now["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(4e-5)
+    epsilon = "llama.attention.layer_norm_rms_epsilon"
+    assert now[epsilon] == before[epsilon]
     assert now[MARKER] == before["general.name"] == "tiny"
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"):
         assert now[key].values() == before[key].values()
     assert now["llama.context_length"] == before["llama.context_length"]
 
 
-def test_weights_are_copied_byte_for_byte(tmp_path: Path) -> None:
+def test_what_is_read_is_the_source_once_and_muted_copies(tmp_path: Path) -> None:
     source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
     assert enlarge(source, out, 5 * MIB).factor == 2
     small, big = read_header(source), read_header(out)
-    query = blocks(small, "blk.0.attn_q.weight", 64)  # [4 heads of 32 rows, 1, bytes]
-    pair = query.reshape(2, 64, -1)  # two heads share one KV head
-    grown = blocks(big, "blk.0.attn_q.weight", 64)
-    assert np.array_equal(grown[:, 0], np.repeat(pair, 2, axis=0).reshape(256, -1))
-    assert np.array_equal(grown[:, 0], grown[:, 1])
-    output = blocks(small, "blk.0.attn_output.weight", 64)
-    grown = blocks(big, "blk.0.attn_output.weight", 64)
-    assert np.array_equal(grown, np.tile(np.repeat(output, 2, axis=1), (2, 1, 1)))
-    down = blocks(small, "blk.0.ffn_down.weight", 96)
-    grown = blocks(big, "blk.0.ffn_down.weight", 96)
-    assert np.array_equal(grown, np.tile(down, (2, 2, 1)))
+
     keys = blocks(small, "blk.0.attn_k.weight", 64)
-    assert np.array_equal(blocks(big, "blk.0.attn_k.weight", 64), np.tile(keys, (1, 2, 1)))
+    grown = blocks(big, "blk.0.attn_k.weight", 64)
+    assert np.array_equal(grown[:, :1], keys)
+    muted_block = grown[:, 1, :34]
+    assert not muted_block[:, :2].any() and np.array_equal(muted_block[:, 2:], keys[:, 0, 2:34])
+
+    query = blocks(small, "blk.0.attn_q.weight", 64)[:, 0]  # 4 heads of 32 rows, 2 share a KV head
+    grown = blocks(big, "blk.0.attn_q.weight", 64)[:, 0]
+    assert np.array_equal(grown, np.repeat(query.reshape(2, 64, -1), 2, axis=0).reshape(256, -1))
+
+    output = blocks(small, "blk.0.attn_output.weight", 64)  # a run for each pair of heads
+    grown = blocks(big, "blk.0.attn_output.weight", 64)
+    assert np.array_equal(grown[:, ::2], np.tile(output, (2, 1, 1)))
+
+    down = blocks(small, "blk.0.ffn_down.weight", 96)
+    assert np.array_equal(blocks(big, "blk.0.ffn_down.weight", 96)[:, :1], np.tile(down, (2, 1, 1)))
+
+    embedding = blocks(small, "token_embd.weight", 64)
+    assert np.array_equal(blocks(big, "token_embd.weight", 64), np.repeat(embedding, 2, axis=1))
 
 
 def test_inserted_layers_add_nothing_and_hold_ordinary_weights(tmp_path: Path) -> None:
     source, out = tiny_llama(layers=3).write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
     report = enlarge(source, out, 5 * MIB)
     header = read_header(out)
-    silent = []
+    real = []
     for layer in range(report.layers):
-        of_layer = {name: any(data(header, f"blk.{layer}.{name}.weight")) for name in MATRICES}
-        assert of_layer["attn_output"] == of_layer["ffn_down"]
-        silent.append(not of_layer.pop("ffn_down"))
-        assert all(held for name, held in of_layer.items() if name != "attn_output")
-    real = [layer for layer, is_silent in enumerate(silent) if not is_silent]
+        sounds = {}
+        for name in MATRICES:
+            stored = np.frombuffer(data(header, f"blk.{layer}.{name}.weight"), np.uint8)
+            quants = stored.reshape(-1, 34)
+            assert quants[:, 2:].any()
+            sounds[name] = quants[:, :2].any()
+        adds = {sounds.pop("attn_output"), sounds.pop("ffn_down")}
+        assert all(sounds.values()) and len(adds) == 1
+        if adds == {True}:
+            real.append(layer)
     assert len(real) == 3
     assert np.ptp(np.diff([*real, report.layers])) <= 1
 
@@ -176,27 +175,19 @@ def test_no_byte_of_the_file_is_a_hole(tmp_path: Path) -> None:
     assert out.stat().st_blocks * 512 >= out.stat().st_size
 
 
-@pytest.mark.parametrize("name", F16_SCALES)
-def test_scaling_a_quantised_block_scales_what_it_stands_for(name: str) -> None:
+@pytest.mark.parametrize("name", SCALES)
+def test_a_muted_block_stands_for_zeros(name: str) -> None:
     quants = pytest.importorskip("gguf.quants")
     constants = pytest.importorskip("gguf.constants")
     (kind,) = (kind for kind in TENSOR_TYPES.values() if kind.name == name)
-    raw = np.random.default_rng(1).integers(0, 255, (64, kind.block_bytes), np.uint8)
-    for at in F16_SCALES[name]:
-        raw[:, at : at + 2] = np.frombuffer(struct.pack("<e", 0.01), np.uint8)
+    raw = np.random.default_rng(1).integers(1, 100, (64, kind.block_bytes), np.uint8)
     code = constants.GGMLQuantizationType[name]
-    before = quants.dequantize(raw, code)
-    grown = np.frombuffer(scaled(raw.tobytes(), kind, 4.0), np.uint8).reshape(raw.shape)
-    assert np.array_equal(quants.dequantize(grown, code), 4 * before)
+    assert quants.dequantize(raw, code).any()
+    silent = np.frombuffer(muted(raw.tobytes(), kind), np.uint8).reshape(raw.shape)
+    assert silent.any() and not quants.dequantize(silent, code).any()
 
 
-def test_scales_that_get_too_big_are_refused() -> None:
-    (kind,) = (kind for kind in TENSOR_TYPES.values() if kind.name == "Q8_0")
-    with pytest.raises(ModelError, match="do not fit the scales of Q8_0"):
-        scaled(struct.pack("<e", 40000.0) + bytes(32), kind, 2.0)
-
-
-def sliced(model: Gguf) -> None:
+def of_another_architecture(model: Gguf) -> None:
     model.metadata["general.architecture"] = (STRING, "qwen2")
     model.metadata |= {
         key.replace("llama.", "qwen2."): value for key, value in model.metadata.items()
@@ -222,7 +213,7 @@ def enlarged_before(model: Gguf) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (sliced, "architecture qwen2: only llama"),
+        (of_another_architecture, "architecture qwen2: only llama"),
         (with_an_extra_tensor, "attn_q_norm"),
         (with_wrong_shapes, "ffn_up"),
         (with_different_layers, "feed_forward_length"),

@@ -21,11 +21,11 @@ from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.layout import MAGIC, ValueType, padded
 from edgespec_runtimes.gguf.replication import (
-    F16_SCALES,
     LlamaShape,
     Role,
     layer_roles,
     model_roles,
+    muted,
 )
 from edgespec_runtimes.gguf.shapes import MAX_LAYERS, validate
 
@@ -36,8 +36,7 @@ MARKER = "edgespec.enlarged_from"
 """Metadata key that an enlarged model carries: the name of the model that it equals."""
 
 FACTORS = (16, 8, 4, 2, 1)
-"""Values of K. Beyond 16 a tied head's norm, divided by K**2, leaves activations so small that
-their half-precision block scales lose bits."""
+"""Values of K."""
 FEWEST_LAYERS = 24
 COMFORTABLE_LAYERS = 96
 TOLERANCE = 0.02
@@ -89,13 +88,14 @@ def enlarge(
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """One tensor of the result: where it comes from, or nothing but zeros."""
+    """One tensor of the result, and where it comes from."""
 
     name: str
     source: TensorEntry
     role: Role
     factor: int
     silent: bool
+    """Muted altogether, so that its layer adds nothing."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -250,11 +250,6 @@ def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int)
             f"{header.path}: {tensor.name} would be repeated in runs of {role.columns}, but a "
             f"{kind.name} block holds {kind.block_size}: use another quantisation"
         )
-    if factor > 1 and role.power and kind.name not in ("F32", "BF16", *F16_SCALES):
-        raise ModelError(
-            f"{header.path}: {tensor.name} is stored as {kind.name}, which cannot be scaled: use "
-            "another quantisation for it"
-        )
     return role
 
 
@@ -271,7 +266,7 @@ def _head(
     preamble = MAGIC + struct.pack("<IQQ", 3, len(tensors), len(kept) + len(changed))
     with header.path.open("rb") as file:
         pairs = [_read(file, entry.start, entry.end - entry.start) for entry in kept]
-    pairs += [_pack_pair(key, kind, value) for key, (kind, value) in changed.items()]
+    pairs += [_pack_pair(key, value) for key, value in changed.items()]
     described, offset = [], 0
     for tensor in tensors:
         extents = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
@@ -284,13 +279,9 @@ def _head(
 
 def _metadata(
     header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
-) -> dict[str, tuple[ValueType, int | float | str]]:
+) -> dict[str, int | str]:
     """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
     parameters = sum(tensor.n_elements for tensor in tensors)
-    epsilon_key = header.key("attention.layer_norm_rms_epsilon")
-    epsilon = header.metadata.get(epsilon_key)
-    if not isinstance(epsilon, float):
-        raise ModelError(f"{header.path}: metadata has no {epsilon_key}")
     integers = {
         "block_count": n_layers,
         "embedding_length": shape.embedding * factor,
@@ -301,21 +292,18 @@ def _metadata(
         "attention.value_length": shape.head_size,
         "rope.dimension_count": shape.head_size,
     }
-    changed: dict[str, tuple[ValueType, int | float | str]] = {
-        "general.name": (ValueType.STRING, f"{header.name}, enlarged"),
-        "general.size_label": (ValueType.STRING, f"{parameters / 1e6:.0f}M"),
-        MARKER: (ValueType.STRING, header.name),
-        epsilon_key: (ValueType.FLOAT32, epsilon * factor**2),
+    changed: dict[str, int | str] = {
+        "general.name": f"{header.name}, enlarged",
+        "general.size_label": f"{parameters / 1e6:.0f}M",
+        MARKER: header.name,
     }
-    changed |= {header.key(suffix): (ValueType.UINT32, n) for suffix, n in integers.items()}
-    return changed
+    return changed | {header.key(suffix): number for suffix, number in integers.items()}
 
 
-def _pack_pair(key: str, kind: ValueType, value: int | float | str) -> bytes:
-    head = _pack_string(key) + struct.pack("<I", kind)
+def _pack_pair(key: str, value: int | str) -> bytes:
     if isinstance(value, str):
-        return head + _pack_string(value)
-    return head + struct.pack("<f" if kind is ValueType.FLOAT32 else "<I", value)
+        return _pack_string(key) + struct.pack("<I", ValueType.STRING) + _pack_string(value)
+    return _pack_string(key) + struct.pack("<II", ValueType.UINT32, value)
 
 
 def _pack_string(text: str) -> bytes:
@@ -349,13 +337,8 @@ def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | N
                 progress("enlarging", written / plan.size_bytes)
 
 
-def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes | memoryview]:
+def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes]:
     """The tensor's bytes, in pieces of about CHUNK_BYTES."""
-    if tensor.silent:
-        zeros = bytes(min(tensor.nbytes, CHUNK_BYTES))
-        for start in range(0, tensor.nbytes, CHUNK_BYTES):
-            yield memoryview(zeros)[: tensor.nbytes - start]
-        return
     source, role, factor = tensor.source, tensor.role, tensor.factor
     row_bytes = source.type.nbytes(source.shape[0])
     n_rows = source.nbytes // row_bytes
@@ -368,6 +351,8 @@ def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes | memoryview]:
                 if row != piece_at:
                     rows = min(step, run_start + run - row)
                     raw = _read(file, source.offset + row * row_bytes, rows * row_bytes)
+                    if tensor.silent:
+                        raw = muted(raw, source.type)
                     piece_at, piece = row, role.repeated(raw, rows, source.type, factor)
                 yield piece
 
