@@ -1,4 +1,4 @@
-"""Times llama.cpp's mmap decoding and edgespec on one file under the same limits.
+"""Times llama.cpp's mmap decoding, edgespec and a plain read loop under the same limits.
 
     sudo python tests/measure_speed.py TARGET DRAFT [--memory 50%] [--read-limit 300M]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -35,14 +36,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--mmap-tokens", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--modes", default="mmap,paged,no-overlap,drafted")
+    parser.add_argument("--modes", default="raw,mmap,paged,no-overlap,drafted")
     parser.add_argument("--extra", default="", help="more flags for edgespec generate")
     parser.add_argument("--run-mmap", help=argparse.SUPPRESS)
+    parser.add_argument("--run-raw", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     prompts = embedded_pair().target.parent / "prompts.jsonl"
     texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
     if args.run_mmap is not None:
         print(json.dumps(mmap_decode(args.target, args.run_mmap, args.mmap_tokens)))
+        return
+
+    if args.run_raw:
+        print(json.dumps({"read_mb_per_s": raw_read(args.target)}))
         return
 
     models = args.target.stat().st_size + args.draft.stat().st_size
@@ -57,21 +63,19 @@ def main() -> None:
             done.append(row)
             print(mode, json.dumps(row), flush=True)
     print(f"\nmemory {budget / 2**20:.0f} MiB of {models / 2**20:.0f}, reads {args.read_limit}")
-    slowest = statistics.median(row["tokens_per_s"] for row in next(iter(rows.values())))
     for mode, done in rows.items():
-        median = statistics.median(row["tokens_per_s"] for row in done)
-        print(f"{mode:12} {median:8.2f} tokens/s  {median / slowest:6.2f} x")
+        medians = {name: round(statistics.median(row[name] for row in done), 3) for name in done[0]}
+        print(f"{mode:12} {json.dumps(medians)}")
 
 
 def run(
     mode: str, args: argparse.Namespace, text: str, budget: int, enter: Sequence[Path]
 ) -> dict[str, float]:
     drop_cache(args.target)
-    if mode == "mmap":
-        command = [
-            sys.executable, __file__, str(args.target), str(args.draft),
-            "--mmap-tokens", str(args.mmap_tokens), "--run-mmap", text,
-        ]  # fmt: skip
+    if mode in ("mmap", "raw"):
+        command = [sys.executable, __file__, str(args.target), str(args.draft)]
+        command += ["--run-mmap", text, "--mmap-tokens", str(args.mmap_tokens)]
+        command = [*command[:4], "--run-raw"] if mode == "raw" else command
     else:
         command = [
             sys.executable, "-m", "edgespec", "generate", "-m", str(args.target), "-c", str(N_CTX),
@@ -90,12 +94,13 @@ def run(
     if done.returncode:
         raise SystemExit(f"{mode} ended with {done.returncode}: {done.stderr}")
     answer = json.loads(done.stdout)
-    if mode == "mmap":
+    if mode in ("mmap", "raw"):
         return answer
     speculation, paging = answer["speculation"], answer["paging"]
     return {
         "tokens_per_s": answer["timings"]["tokens_per_s"],
         "tokens_per_pass": speculation["tokens_per_pass"],
+        "read_mb_per_s": paging["bytes_read"] / 1e6 / answer["timings"]["decode_s"],
         "pass_mib": paging["bytes_read"] / max(paging["passes"], 1) / 2**20,
         "streamed_mib": paging["streamed_bytes"] / 2**20,
         "stall_s": paging["stall_s"],
@@ -119,6 +124,17 @@ def mmap_decode(path: Path, text: str, n_tokens: int) -> dict[str, float]:
         for _ in range(n_tokens):
             token = int(model.decode([token]).argmax())
         return {"tokens_per_s": n_tokens / (time.perf_counter() - begun)}
+
+
+def raw_read(path: Path, most_bytes: int = 1 << 30) -> float:
+    """MB/s of direct reads of 4 MiB, one after the other, thrown away."""
+    block = mmap.mmap(-1, 4 << 20)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    done, begun = 0, time.perf_counter()
+    while done < most_bytes and (n := os.preadv(file, [block], done)) > 0:
+        done += n
+    os.close(file)
+    return done / 1e6 / (time.perf_counter() - begun)
 
 
 def drop_cache(path: Path) -> None:

@@ -34,10 +34,12 @@ LICENCE = "PSF-2.0"
 
 
 def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: str) -> None:
-    """Write `out` with the matrices as `kind` ("Q8_0" or "F16") and the norms as F32."""
+    """Write `out` with the matrices as `kind` ("Q8_0" or "F16") and the norms as F32.
+    A file of that name is replaced at the end, so that who has mapped it keeps what was mapped."""
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     tensor_type, file_type = TYPES[kind]
-    writer = gguf.GGUFWriter(out, "llama")
+    unfinished = out.with_suffix(".part")
+    writer = gguf.GGUFWriter(unfinished, "llama")
     add_description(writer, name, file_type)
     add_shape(writer, model.config)
     add_tokenizer(writer, json.loads(tokenizer.read_text(encoding="utf-8")))
@@ -51,6 +53,7 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    unfinished.replace(out)
 
 
 def add_description(writer: gguf.GGUFWriter, name: str, file_type: gguf.LlamaFileType) -> None:

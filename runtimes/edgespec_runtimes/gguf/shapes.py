@@ -23,24 +23,15 @@ NO_TOKEN = (1 << 32) - 1
 """How files say that a special token does not exist."""
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-WHOLE_HEAD_ROTATION = frozenset(
-    [
-        *(
-            "llama",
-            "mistral3",
-            "qwen2",
-            "qwen2moe",
-            "qwen3",
-            "qwen3moe",
-            "gemma",
-            "gemma2",
-            "gemma3",
-        ),
-        *("olmo", "olmo2", "olmoe", "smollm3", "granite", "granitemoe", "internlm2", "starcoder2"),
-        *("minicpm", "exaone", "command-r", "deepseek"),
-    ]
+PLAIN_ARCHITECTURES = frozenset(
+    (
+        *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
+        *("gemma", "gemma2", "gemma3", "olmo", "olmo2", "olmoe", "smollm3", "granite"),
+        *("granitemoe", "internlm2", "starcoder2", "minicpm", "exaone", "command-r", "deepseek"),
+    )
 )
-"""Architectures whose graphs take it for granted that keys, values and rotation have one size."""
+"""Those whose graphs take it for granted that keys, values and rotation have one size, and that all
+layers use as many experts."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
 BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
@@ -98,9 +89,13 @@ def _check_experts(header: GgufFile) -> None:
     experts = _count(header, header.key("expert_count"), 0, MAX_EXPERTS, default=0)
     used = _per_layer(header, header.key("expert_used_count"), default=0)
     groups = _count(header, header.key("expert_group_count"), 0, MAX_EXPERTS, default=0)
-    groups_used = _count(header, header.key("expert_group_used_count"), 0, groups, default=0)
+    groups_used = _count(
+        header, header.key("expert_group_used_count"), 0, MAX_EXPERTS, default=0
+    )
     if max(used) > experts or (experts and not max(used)):
         raise _wrong(header, f"{max(used)} of {experts} experts are used")
+    if header.architecture in PLAIN_ARCHITECTURES and len(set(used)) > 1:
+        raise _wrong(header, f"its layers use different numbers of experts, {sorted(set(used))}")
     if groups and groups >= experts:
         raise _wrong(header, f"{experts} experts stand in {groups} groups")
     if groups > 1 and (experts % groups or not 0 < groups_used < groups):
@@ -125,7 +120,7 @@ def _check_attention(header: GgufFile) -> None:
 
 def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
     """Where layers differ, projections of another size than their heads go unnoticed in a load."""
-    if header.architecture not in WHOLE_HEAD_ROTATION:
+    if header.architecture not in PLAIN_ARCHITECTURES:
         return
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
         for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
@@ -141,8 +136,8 @@ def _check_rotation(header: GgufFile) -> None:
     if scaling not in ROPE_SCALINGS:
         raise _wrong(header, f"rope.scaling.type {scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
     for suffix in ("rope.freq_base", "rope.freq_base_swa"):
-        if _real(header, header.key(suffix), 1.0) <= 0:
-            raise _wrong(header, f"{suffix} is not positive")
+        if _real(header, header.key(suffix), 1.0) < 0:
+            raise _wrong(header, f"{suffix} is negative")
     for suffix in ("factor", "attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow"):
         if _real(header, header.key(f"rope.scaling.{suffix}"), 0.0) < 0:
             raise _wrong(header, f"rope.scaling.{suffix} is negative")
@@ -152,7 +147,7 @@ def _check_rotation(header: GgufFile) -> None:
     rotated = _count(header, header.key("rope.dimension_count"), 0, key_size, default=key_size)
     if rotated % 2:
         raise _wrong(header, f"rope.dimension_count {rotated} is odd")
-    if header.architecture in WHOLE_HEAD_ROTATION and not rotated == key_size == value_size:
+    if header.architecture in PLAIN_ARCHITECTURES and not rotated == key_size == value_size:
         raise _wrong(
             header,
             f"keys of {key_size}, values of {value_size} and a rotation of {rotated} do not fit "
