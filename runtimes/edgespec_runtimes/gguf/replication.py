@@ -2,9 +2,9 @@
 
 The law: every vector of the model becomes K copies of itself, and what reads it reads one copy.
 
-- Written copies: the rows of attn_output, ffn_down, gate and up are repeated, and query heads beside
-  the KV head that they share; so are norms, biases and the columns of the embedding. KV heads stay
-  as they are, hence a layer's KV cache too.
+- Written copies: the rows of attn_output, ffn_down, gate and up are repeated, and the query heads
+  beside the KV head that they share; so are norms, biases and the columns of the embedding. KV
+  heads stay as they are, hence a layer's KV cache too.
 - Read copies: the weights that meet the first copy are the source's, byte for byte. Those that meet
   another are muted: the same quants with a scale of zero. What they add is exactly zero.
 - RMSNorm's mean over K copies is the mean over one, so its epsilon stays and nothing is rescaled.

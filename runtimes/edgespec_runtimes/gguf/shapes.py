@@ -89,9 +89,7 @@ def _check_experts(header: GgufFile) -> None:
     experts = _count(header, header.key("expert_count"), 0, MAX_EXPERTS, default=0)
     used = _per_layer(header, header.key("expert_used_count"), default=0)
     groups = _count(header, header.key("expert_group_count"), 0, MAX_EXPERTS, default=0)
-    groups_used = _count(
-        header, header.key("expert_group_used_count"), 0, MAX_EXPERTS, default=0
-    )
+    groups_used = _count(header, header.key("expert_group_used_count"), 0, MAX_EXPERTS, default=0)
     if max(used) > experts or (experts and not max(used)):
         raise _wrong(header, f"{max(used)} of {experts} experts are used")
     if header.architecture in PLAIN_ARCHITECTURES and len(set(used)) > 1:
