@@ -27,7 +27,7 @@ from edgespec.errors import UsageError
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 PacerName = Literal["llmcad", "best-first", "linear"]
-FallbackName = Literal["llmcad", "fixed"]
+FallbackName = Literal["marginal", "llmcad", "fixed"]
 
 FLAGS = {
     "model": "--model",
@@ -142,8 +142,8 @@ class GenerateSettings(_Settings):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     no_draft: bool = False
     pacer: PacerName = "best-first"
-    fallback: FallbackName = "llmcad"
-    draft_max: int = Field(default=16, ge=1)
+    fallback: FallbackName = "marginal"
+    draft_max: int = Field(default=24, ge=1)
     """Most drafted nodes that one pass verifies."""
     no_overlap: bool = False
     """Never draft beside a pass."""

@@ -364,6 +364,7 @@ class Engine:
             pass_s=report.wall_s,
             stall_s=report.stall_s,
             wall_s=self._clock() - round_.begun,
+            expected=float(tree.cumulative[list(nodes)].sum()) - 1.0,
         )
 
     def _adapt(self, outcome: RoundOutcome, round_: _Round) -> None:

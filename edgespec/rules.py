@@ -18,9 +18,9 @@ class EngineSettings:
     """Rules by name, and the size of a tree."""
 
     pacer: str = "best-first"
-    fallback: str = "llmcad"
+    fallback: str = "marginal"
     acceptance: str = "exact-replay"
-    draft_max: int = 16
+    draft_max: int = 24
     """Most drafted nodes that one pass verifies."""
     max_depth: int = 16
     """Most drafted tokens in one branch that one pass verifies."""

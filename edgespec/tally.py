@@ -33,6 +33,8 @@ class RoundOutcome:
     stall_s: float
     wall_s: float
     """The whole round."""
+    expected: float = 0.0
+    """Drafted tokens that the draft expected to stand: the sum of C over the verified nodes."""
 
 
 @dataclass(slots=True)

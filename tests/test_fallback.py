@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.fallback import FALLBACKS, AdaptiveThreshold, FixedLength, Growing
+from edgespec.fallback import (
+    FALLBACKS,
+    AdaptiveThreshold,
+    FixedLength,
+    Growing,
+    MarginalRate,
+    PassCost,
+)
 from edgespec.tally import RoundOutcome
 from edgespec.tree import ROOT, TokenTree
 
@@ -95,3 +102,51 @@ def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_a_fallback_registers_under_its_own_name(name: str) -> None:
     assert FALLBACKS[name].name == name
+
+
+# Marginal rate: a step costs 10 ms, a pass 1 s; computing it costs 20 ms and 30 ms a node.
+
+MARGINAL = replace(OUTCOME, draft_steps=1, draft_s=0.01, expected=2.0, accepted=2)
+
+
+def marginal(stall_s: float) -> MarginalRate:
+    rule = MarginalRate()
+    for verified in (3, 7, 11, 5):
+        compute_s = 0.02 + 0.03 * (1 + verified)
+        pass_s = stall_s + compute_s
+        rule = rule.observe(replace(MARGINAL, verified=verified, pass_s=pass_s, stall_s=stall_s))
+    return rule
+
+
+def test_the_marginal_rule_drafts_on_until_it_has_seen_a_pass() -> None:
+    assert not MarginalRate().fires(growing(0.01))
+
+
+def test_the_marginal_rule_fills_the_tree_while_passes_wait_for_storage() -> None:
+    assert not marginal(stall_s=1.0).fires(growing(0.9, 0.05))
+
+
+def test_the_marginal_rule_keeps_trees_small_while_the_target_computes() -> None:
+    assert marginal(stall_s=0.0).fires(growing(0.9, 0.05)) is False
+    assert marginal(stall_s=0.0).fires(growing(0.3, 0.3, 0.2)) is True
+
+
+def test_the_marginal_rule_trusts_the_draft_as_far_as_its_guesses_stood() -> None:
+    honest, boasting = marginal(stall_s=0.0), marginal(stall_s=0.0)
+    for _ in range(20):
+        boasting = boasting.observe(replace(MARGINAL, expected=5.0, accepted=0, pass_s=0.2))
+        honest = honest.observe(replace(MARGINAL, expected=2.0, accepted=2, pass_s=0.2))
+    assert boasting.fires(growing(0.9))
+    assert not honest.fires(growing(0.9))
+
+
+def test_the_cost_of_a_node_is_the_slope_over_passes_of_different_size() -> None:
+    cost = PassCost()
+    for n_nodes in (1, 5, 9, 17):
+        cost = cost.with_pass(n_nodes, 0.5 + 0.1 * n_nodes)
+    assert cost.per_node_s == pytest.approx(0.1)
+
+
+def test_passes_of_one_size_give_the_share_of_a_node() -> None:
+    cost = PassCost().with_pass(4, 2.0).with_pass(4, 2.0)
+    assert cost.per_node_s == pytest.approx(0.5)

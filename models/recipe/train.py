@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the shipped files")
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate files")
-    parser.add_argument("--target-minutes", type=float, default=50.0)
+    parser.add_argument("--target-minutes", type=float, default=53.0)
     parser.add_argument("--sampling-minutes", type=float, default=4.0)
     parser.add_argument("--draft-minutes", type=float, default=15.0)
     options = parser.parse_args()

@@ -48,8 +48,8 @@ class GgufRuntime:
     def prepare(self, request: ModelRequest) -> PreparedGguf:
         if request.n_gpu_layers and not native.supports_gpu():
             raise UsageError(
-                f"{request.n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was built "
-                "without GPU support; leave -ngl and -ngld out, or install a GPU build"
+                f"{request.n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
+                "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
             )
         began = time.perf_counter()
         header = read_header(request.path)
