@@ -26,7 +26,7 @@ class EngineSettings:
     """Most drafted tokens in one branch that one pass verifies."""
     n_candidates: int = 8
     """Successors of a node that the pacer chooses from."""
-    draft_temperature: float = 0.5
+    draft_temperature: float = 0.7
     """Confidences are softmax(draft logits / this). 1 is the draft's own distribution; below 1
     because a target that samples coldly takes the likeliest token more often than that says."""
     overlap: bool = True
