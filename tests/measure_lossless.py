@@ -4,22 +4,25 @@
 
 Greedy against token-by-token decoding of the same file, each pacer under each budget; sampled with
 the draft against sampled without it. A difference is allowed where rounding decides: the margin of
-the two best logits is below twice the difference that batching alone makes. After a difference the
-comparison goes on from the reference's token.
+the two best logits is below twice the difference that the same logits show between both ways. After
+a difference the comparison goes on from the reference's token.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from edgespec import session
 from edgespec.config import LoadSettings
 from edgespec.engine import EngineSettings
 from edgespec.resources import embedded_pair
-from edgespec.sampling import SamplingParams
+from edgespec.sampling import Sampler, SamplingParams
 from reference import LlamaCpp, Reference
 
 PACERS = ("llmcad", "best-first", "linear")
@@ -32,7 +35,7 @@ def main() -> None:
     parser.add_argument("draft", type=Path)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--budgets", nargs=2, default=("240M", "320M"))
+    parser.add_argument("--budgets", nargs=2, default=("300M", "400M"))
     args = parser.parse_args()
 
     lines = (embedded_pair().target.parent / "prompts.jsonl").read_text().splitlines()
@@ -41,26 +44,20 @@ def main() -> None:
         prompts = [any_model.encode(text) for text in texts]
     with LlamaCpp(args.target, N_CTX, n_threads=2) as llama_cpp:
         references = [llama_cpp.greedy(prompt, args.tokens) for prompt in prompts]
-        rounding = max(
-            llama_cpp.rounding([*prompt, *reference.tokens][:48])
-            for prompt, reference in zip(prompts, references, strict=True)
-        )
     n_tokens = sum(len(reference.tokens) for reference in references)
-    print(f"{len(prompts)} prompts, {n_tokens} tokens; batching moves a logit by {rounding:.4f}")
+    print(f"{len(prompts)} prompts, {n_tokens} tokens", flush=True)
 
     for budget in args.budgets:
         for pacer in PACERS:
-            rules = EngineSettings(pacer=pacer, step_aside=False)
+            rules = EngineSettings(pacer=pacer, fallback="fixed", step_aside=False)
             settings = LoadSettings(
                 model=args.target, draft=args.draft, memory_budget=budget, ctx_size=N_CTX
             )
+            found = Comparison()
             with session.load(settings, rules) as drafted:
-                margins = [
-                    margin
-                    for prompt, reference in zip(prompts, references, strict=True)
-                    for margin in differences(drafted, prompt, reference)
-                ]
-            report(f"greedy, {budget}, {pacer}", margins, rounding)
+                for prompt, reference in zip(prompts, references, strict=True):
+                    found.compare(drafted, prompt, reference)
+            print(f"greedy, {budget}, {pacer}: {found.summary()}", flush=True)
 
     settings = LoadSettings(
         model=args.target, draft=args.draft, memory_budget=args.budgets[0], ctx_size=N_CTX
@@ -78,32 +75,61 @@ def main() -> None:
     )
 
 
-def differences(
-    running: session.Session, prompt: Sequence[int], reference: Reference
-) -> list[float]:
-    """Margins of the reference's choices that edgespec made otherwise."""
-    margins = []
-    start = 0
-    while start < len(reference.tokens):
-        rest = reference.tokens[start:]
-        result = running.generate([*prompt, *reference.tokens[:start]], max_tokens=len(rest))
-        agreed = next(
-            (i for i, (a, b) in enumerate(zip(result.tokens, rest, strict=False)) if a != b), None
+class Comparison:
+    """Where edgespec chose another token than the reference, and how far its logits were off."""
+
+    def __init__(self) -> None:
+        self.margins: list[float] = []
+        self.offsets: list[float] = []
+        """By how much the leaders' logits differ, a token each."""
+
+    def compare(
+        self, running: session.Session, prompt: Sequence[int], reference: Reference
+    ) -> None:
+        start = 0
+        while start < len(reference.tokens):
+            rest = reference.tokens[start:]
+            with watched_logits() as seen:
+                result = running.generate(
+                    [*prompt, *reference.tokens[:start]], max_tokens=len(rest)
+                )
+            agreed = next(
+                (i for i, (a, b) in enumerate(zip(result.tokens, rest, strict=False)) if a != b),
+                len(rest),
+            )
+            for step, logits in enumerate(seen[: agreed + 1], start):
+                offset = np.abs(logits[reference.leaders[step]] - reference.leading[step])
+                self.offsets.append(float(offset.max()))
+            if agreed < len(rest):
+                self.margins.append(reference.margin(start + agreed))
+            start += agreed + 1
+
+    def summary(self) -> str:
+        rounding = max(self.offsets)
+        wrong = [margin for margin in self.margins if margin > 2 * rounding]
+        shown = ", ".join(f"{margin:.4f}" for margin in self.margins) or "none"
+        return (
+            f"{len(self.margins)} differences (margins: {shown}); logits off by at most "
+            f"{rounding:.4f}, median {np.median(self.offsets):.6f}; "
+            + (f"{len(wrong)} BEYOND ROUNDING: {wrong}" if wrong else "none beyond rounding")
         )
-        if agreed is None:
-            assert len(result.tokens) == len(rest), "the text ended early"
-            break
-        margins.append(reference.margins[start + agreed])
-        start += agreed + 1
-    return margins
 
 
-def report(what: str, margins: Sequence[float], rounding: float) -> None:
-    allowed: Callable[[float], bool] = lambda margin: margin <= 2 * rounding  # noqa: E731
-    wrong = [margin for margin in margins if not allowed(margin)]
-    shown = ", ".join(f"{margin:.4f}" for margin in margins)
-    verdict = "WRONG: " + ", ".join(f"{m:.4f}" for m in wrong) if wrong else "all within rounding"
-    print(f"{what}: {len(margins)} differences ({shown}) {verdict if margins else ''}", flush=True)
+@contextmanager
+def watched_logits() -> Iterator[list[np.ndarray]]:
+    """The logits from which the sampler picks, in order."""
+    seen: list[np.ndarray] = []
+    pick = Sampler.pick
+
+    def watching(sampler: Sampler, logits: np.ndarray) -> int:
+        seen.append(logits.copy())
+        return pick(sampler, logits)
+
+    Sampler.pick = watching  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Sampler.pick = pick  # type: ignore[method-assign]
 
 
 def sampled(

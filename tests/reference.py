@@ -26,8 +26,15 @@ class Reference:
     """Greedy continuation of one prompt."""
 
     tokens: list[int]
-    margins: list[float]
-    """By how much the best logit led at each token."""
+    leaders: list[np.ndarray]
+    """At each token the ids of the best and the second-best one."""
+    leading: list[np.ndarray]
+    """Their logits."""
+
+    def margin(self, step: int) -> float:
+        """By how much the best logit led."""
+        best, second = self.leading[step]
+        return float(best - second)
 
 
 class LlamaCpp:
@@ -78,20 +85,14 @@ class LlamaCpp:
         for token in prompt:
             logits = self.decode([token])
         tokens: list[int] = []
-        margins: list[float] = []
+        leaders: list[np.ndarray] = []
+        leading: list[np.ndarray] = []
         while len(tokens) < n_tokens:
-            second, best = np.partition(logits, -2)[-2:]
-            tokens.append(int(logits.argmax()))
-            margins.append(float(best - second))
+            pair = np.argsort(-logits, kind="stable")[:2]
+            tokens.append(int(pair[0]))
+            leaders.append(pair)
+            leading.append(logits[pair])
             if self.is_end(tokens[-1]):
                 break
             logits = self.decode(tokens[-1:])
-        return Reference(tokens, margins)
-
-    def rounding(self, tokens: Sequence[int]) -> float:
-        """The largest difference of a logit between one batch and token-by-token decoding."""
-        self.start()
-        for token in tokens:
-            alone = self.decode([token])
-        self.start()
-        return float(np.abs(self.decode(tokens) - alone).max())
+        return Reference(tokens, leaders, leading)

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate files")
     parser.add_argument("--target-minutes", type=float, default=53.0)
     parser.add_argument("--sampling-minutes", type=float, default=4.0)
-    parser.add_argument("--draft-minutes", type=float, default=15.0)
+    parser.add_argument("--draft-minutes", type=float, default=29.0)
     options = parser.parse_args()
     place = Workplace(options.out, options.work)
     for folder in (place.out, place.work):
