@@ -11,8 +11,11 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
+from edgespec import session
 from edgespec.budget import MIB, MemoryPlan, plan_memory
+from edgespec.config import LoadSettings
 from edgespec.errors import Cancelled, UsageError, WeightReadError
+from edgespec.memory import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.resources import embedded_pair
 from edgespec.runtimes import ModelRequest
@@ -244,3 +247,14 @@ def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
     )
     assert not plan.paged
     prepared.close()
+
+
+def test_closing_gives_the_memory_back() -> None:
+    """glibc kept the freed KV buffers of every session, and the next plan found them in use."""
+    settings = LoadSettings(model=PAIR.target, draft=PAIR.draft, ctx_size=1024, cache_type_k="f32")
+    after = []
+    for _ in range(4):
+        with session.load(settings) as running:
+            running.generate("def f(x):", max_tokens=4)
+        after.append(process_rss_bytes())
+    assert after[-1] - after[0] < 12 * MIB

@@ -265,6 +265,15 @@ class Model:
             lib.llama_model_free(self.handle)
             self.handle = None
             log.give_back()
+            _return_free_memory()
+
+
+def _return_free_memory() -> None:
+    """Hand freed memory back to the system: glibc keeps buffers of this size otherwise."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
 
 
 def _load(path: Path, params: Any) -> Model:
