@@ -2,7 +2,8 @@
 
     python tests/measure_lossless.py TARGET DRAFT [--prompts 20] [--tokens 64]
 
-Greedy against token-by-token decoding of the same file, each pacer under each budget; sampled with
+Greedy against token-by-token decoding of the same file, each pacer and each budget at least
+once; sampled with
 the draft against sampled without it. A difference is allowed where rounding decides: the margin of
 the two best logits is below twice the difference that the same logits show between both ways. After
 a difference the comparison goes on from the reference's token.
@@ -14,6 +15,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -47,17 +49,16 @@ def main() -> None:
     n_tokens = sum(len(reference.tokens) for reference in references)
     print(f"{len(prompts)} prompts, {n_tokens} tokens", flush=True)
 
-    for budget in args.budgets:
-        for pacer in PACERS:
-            rules = EngineSettings(pacer=pacer, fallback="fixed", step_aside=False)
-            settings = LoadSettings(
-                model=args.target, draft=args.draft, memory_budget=budget, ctx_size=N_CTX
-            )
-            found = Comparison()
-            with session.load(settings, rules) as drafted:
-                for prompt, reference in zip(prompts, references, strict=True):
-                    found.compare(drafted, prompt, reference)
-            print(f"greedy, {budget}, {pacer}: {found.summary()}", flush=True)
+    for pacer, budget in zip(PACERS, cycle(args.budgets), strict=False):
+        rules = EngineSettings(pacer=pacer, fallback="fixed", step_aside=False)
+        settings = LoadSettings(
+            model=args.target, draft=args.draft, memory_budget=budget, ctx_size=N_CTX
+        )
+        found = Comparison()
+        with session.load(settings, rules) as drafted:
+            for prompt, reference in zip(prompts, references, strict=True):
+                found.compare(drafted, prompt, reference)
+        print(f"greedy, {budget}, {pacer}: {found.summary()}", flush=True)
 
     settings = LoadSettings(
         model=args.target, draft=args.draft, memory_budget=args.budgets[0], ctx_size=N_CTX

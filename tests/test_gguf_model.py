@@ -258,3 +258,12 @@ def test_closing_gives_the_memory_back() -> None:
             running.generate("def f(x):", max_tokens=4)
         after.append(process_rss_bytes())
     assert after[-1] - after[0] < 12 * MIB
+
+
+def test_a_head_that_is_the_embedding_table_too_is_streamed_last() -> None:
+    """It was read first, because its rows are looked up first, and then again when it was due."""
+    model = open_paged(PAIR.target, share=0.0)
+    weights = model._weights
+    assert weights is not None
+    assert weights._streamed[-1].segment.name == "token_embd.weight"
+    model.close()

@@ -57,17 +57,32 @@ class Weight:
         return ctypes.c_uint64.from_address(self.address + native.DATA_OFFSET)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One node of the graph that reads a weight."""
+
+    node: int
+    op: str
+    direct: bool
+    """As its first operand and through no view."""
+
+
 def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> list[Weight]:
-    """The weights that a pass reads, in the order of their first use. Computes nothing.
+    """The weights that a pass reads, in the order of the products that read them. Computes nothing.
+
+    A table that is looked up at the start and is the output head too counts as the head.
 
     llama.cpp asks about the whole graph before it computes a node; the abort flag is up, so that
     the decode ends there.
     """
     entries = {tensor.name: tensor for tensor in header.tensors}
-    uses: dict[int, list[tuple[str, bool]]] = {}
+    uses: dict[int, list[_Use]] = {}
+    n_nodes = 0
 
     @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
     def watch(node: int, ask: bool, _: Any) -> bool:
+        nonlocal n_nodes
+        n_nodes += 1
         tensor = native.GgmlTensor.from_address(node)
         for position, source in enumerate(tensor.src):
             address, through_view = source, False
@@ -75,7 +90,8 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
                 address, through_view = parent, True
             if address and native.GgmlTensor.from_address(address).name.decode() in entries:
                 direct = position == 0 and not through_view
-                uses.setdefault(address, []).append((native.op_name(tensor.op), direct))
+                use = _Use(n_nodes, native.op_name(tensor.op), direct)
+                uses.setdefault(address, []).append(use)
         return False
 
     shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_seq=1, n_threads=1)
@@ -90,22 +106,27 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     if not uses:
         raise EdgespecError("llama.cpp did not show which weights its graph reads")
     weights = []
-    for address, seen in uses.items():
+    for address, seen in sorted(uses.items(), key=lambda use: _first_product(use[1])):
         name = native.GgmlTensor.from_address(address).name.decode()
-        products = [use for use in seen if use[0] != "GET_ROWS"]
+        products = [use for use in seen if use.op != "GET_ROWS"]
         weights.append(
             Weight(
                 entry=entries[name],
                 address=address,
                 swappable=len(products) == 1
-                and products[0][0] in _MATMULS
-                and all(direct for _, direct in seen)
+                and products[0].op in _MATMULS
+                and all(use.direct for use in seen)
                 and entries[name].nbytes >= SMALL_BYTES,
                 looked_up=name == TOKEN_EMBEDDINGS
-                and any(op == "GET_ROWS" and direct for op, direct in seen),
+                and any(use.op == "GET_ROWS" and use.direct for use in seen),
             )
         )
     return weights
+
+
+def _first_product(uses: Sequence[_Use]) -> int:
+    """The node that first reads a weight, other than to look up rows if there is one."""
+    return min((use.node for use in uses if use.op != "GET_ROWS"), default=uses[0].node)
 
 
 def in_host_memory(weight: Weight) -> bool:
