@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.growth import Limits, Pacer, candidates
+from edgespec.growth import Candidate, Limits, Pacer, candidates
 from edgespec.ports import LanguageModel
 from edgespec.sampling import Logits
 from edgespec.tree import ROOT, TokenTree
@@ -35,7 +35,8 @@ class Drafter:
         self._temperature = temperature
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
-        self._evaluated: set[int] = set()
+        self._evaluated: dict[int, list[Candidate]] = {}
+        """By key, the nodes that the draft has evaluated, and what it thinks follows them."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
 
@@ -94,9 +95,10 @@ class Drafter:
         keep = [] if unseen else self._within(tree, root)
         if seen:
             self.model.commit(tree, seen, keep)
-        self._evaluated = {int(tree.key[node]) for node in keep}
+        kept = {int(tree.key[node]) for node in keep}
+        self._evaluated = {key: after for key, after in self._evaluated.items() if key in kept}
         if not unseen:
-            return tree.reroot(root)
+            return self._regrown(tree.reroot(root))
 
         key = int(tree.key[root])
         tree = tree.reroot(unseen[0])
@@ -121,9 +123,20 @@ class Drafter:
 
     def _grow(self, tree: TokenTree, node: int, logits: Logits) -> None:
         """Hang the pacer's choice of guesses below a node that has been evaluated."""
-        self._evaluated.add(int(tree.key[node]))
         logits = logits[: self._n_shared]
         guesses = candidates(logits, self._n_candidates, self._temperature)
+        self._evaluated[int(tree.key[node])] = guesses
+        self._hang(tree, node, guesses)
+
+    def _regrown(self, tree: TokenTree) -> TokenTree:
+        """Hang what was too improbable below the old root and is worth a node below the new one."""
+        for node in range(len(tree)):
+            guesses = self._evaluated.get(int(tree.key[node]))
+            if guesses is not None:
+                self._hang(tree, node, guesses)
+        return tree
+
+    def _hang(self, tree: TokenTree, node: int, guesses: Sequence[Candidate]) -> None:
         for guess in self._pacer.children(tree, node, guesses):
             # One place stays free for the target's own token.
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:

@@ -20,7 +20,7 @@ from edgespec.acceptance import Accepted
 from edgespec.drafting import Drafter
 from edgespec.errors import Cancelled, UsageError
 from edgespec.fallback import Growing
-from edgespec.gating import OverlapGate, StepAside
+from edgespec.gating import OverlapGate, StepAside, drafting_is_free
 from edgespec.growth import Limits
 from edgespec.pipeline import Running, Worker
 from edgespec.ports import LanguageModel, Progress
@@ -372,7 +372,9 @@ class Engine:
         self._fallback = self._fallback.observe(outcome)
         self._gate = self._gate.observe(self._target.last_report)
         if self._drafter is not None and (round_.drafter or not self._step_aside.drafts):
-            self._step_aside = self._step_aside.observe(outcome.wall_s, outcome.n_tokens)
+            self._step_aside = self._step_aside.observe(
+                outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
+            )
 
     def _drop_provisional(self) -> None:
         """Leave both models with their committed prefix, whatever happened before."""

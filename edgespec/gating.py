@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from edgespec.tally import RoundOutcome
 from edgespec.values import PassReport
 
 
@@ -82,8 +83,13 @@ class StepAside:
         """Whether the next round drafts."""
         return self.prefers_draft != self.probing
 
-    def observe(self, seconds: float, tokens: int) -> StepAside:
-        """The rule after a round of the kind that it asked for."""
+    def observe(self, seconds: float, tokens: int, is_free: bool = False) -> StepAside:
+        """The rule after a round of the kind that it asked for.
+
+        `is_free` says that drafting cost the round nothing: a probe could only lose.
+        """
+        if is_free and self.prefers_draft and not self.probing:
+            return self
         after = replace(self, is_first_round=False, rounds_left=self.rounds_left - 1)
         if not self.is_first_round and self.drafts:
             after = replace(after, drafted=self.drafted.with_round(seconds, tokens))
@@ -115,3 +121,18 @@ class StepAside:
         return replace(
             after, rounds_left=int(min(max(wait, self.shortest_wait), self.longest_wait))
         )
+
+
+FREE_SHARE = 0.05
+
+
+def drafting_is_free(outcome: RoundOutcome) -> bool:
+    """Whether a round shows by itself that it was not slower for its draft.
+
+    Its pass waited for storage, so the nodes were computed while reads went on, and the drafting
+    that no pass hid was a small part of it. Every pass yields a token at least, as without a draft.
+    """
+    return (
+        outcome.stall_s > FREE_SHARE * outcome.pass_s
+        and outcome.draft_s < FREE_SHARE * outcome.wall_s
+    )

@@ -2,11 +2,10 @@
 
     python tests/measure_lossless.py TARGET DRAFT [--prompts 20] [--tokens 64]
 
-Greedy against token-by-token decoding of the same file, each pacer and each budget at least
-once; sampled with
-the draft against sampled without it. A difference is allowed where rounding decides: the margin of
-the two best logits is below twice the difference that the same logits show between both ways. After
-a difference the comparison goes on from the reference's token.
+Greedy against token-by-token decoding of the same file, each pacer and each budget at least once;
+sampled with the draft against sampled without it. A difference is allowed where rounding decides:
+the margin of the two best logits is below twice the difference that the same logits show between
+both ways. After a difference the comparison goes on from the reference's token.
 """
 
 from __future__ import annotations

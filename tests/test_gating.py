@@ -88,3 +88,10 @@ def test_the_first_round_after_a_change_is_not_counted() -> None:
     rule = rule.observe(60.0, 1)
     rule, _ = rounds(rule, 10, drafted=(1.2, 4), plain=(1.0, 1))
     assert rule.prefers_draft
+
+
+def test_a_round_whose_draft_cost_nothing_brings_no_probe_nearer() -> None:
+    rule = StepAside()
+    for _ in range(100):
+        rule = rule.observe(1.0, 3, is_free=True)
+    assert rule == StepAside()
