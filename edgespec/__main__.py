@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -11,7 +12,9 @@ def main() -> int:
         from edgespec import cli
     except KeyboardInterrupt:
         sys.stderr.write("edgespec: error: interrupted\n")
-        return 130
+        sys.stderr.flush()
+        # CPython remembers an interrupt of an import and would end by the signal, not by the code
+        os._exit(130)
     return cli.main()
 
 

@@ -49,6 +49,8 @@ def edgespec(*arguments: str | Path, signal_after_s: float | None = None) -> Don
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a test run in the background ignores Ctrl-C, and its children would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     if signal_after_s is not None:
         time.sleep(signal_after_s)
@@ -222,7 +224,7 @@ def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: 
     process = subprocess.Popen(
         [
             sys.executable, "-m", "edgespec", "generate", "-m", str(copy), "-p", PROMPT,
-            "-c", "1024", "-n", "900", "-t", "1", "--memory-budget", str(smallest + 8 * MIB),
+            "-c", "1024", "-n", "900", "-t", "1", "--memory-budget", str(smallest + 24 * MIB),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -242,7 +244,7 @@ def test_ctrl_c_ends_quickly_whatever_is_going_on(big: Path, smallest: int, dela
     """Start-up, loading, prefill, passes: exit code 130, and no process is left."""
     arguments: Sequence[str | Path] = (
         "generate", "-m", big, "-md", PAIR.draft, "-p", PROMPT * 20, "-n", "700",
-        "-c", "1024", "-t", "1", "--memory-budget", str(smallest + 8 * MIB),
+        "-c", "1024", "-t", "1", "--memory-budget", str(smallest + 24 * MIB),
     )  # fmt: skip
     begun = time.monotonic()
     done = edgespec(*arguments, signal_after_s=delay_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -494,6 +494,15 @@ def test_closing_the_engine_ends_its_thread() -> None:
     assert not engine_threads()
 
 
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A test run in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_a_real_ctrl_c_during_a_pass_reaches_the_caller() -> None:
     target = counting()
     target.hook = lambda model: model.wait_until(lambda: not model.prefilled)
