@@ -22,7 +22,7 @@ from edgespec.config import (
 from edgespec.errors import UsageError
 
 DEMO_SIZE = "512MiB"
-DEMO_TOKENS = 56
+DEMO_TOKENS = 40
 
 _EXAMPLES = """\
 examples:
