@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -64,15 +65,30 @@ def main() -> None:
     )
     alone = sampled(settings.model_copy(update={"draft": None}), prompts, args.tokens)
     drafted_tokens = sampled(settings, prompts, args.tokens)
-    differing = [
-        (i, next(j for j, (a, b) in enumerate(zip(*pair, strict=False)) if a != b))
-        for i, pair in enumerate(zip(alone, drafted_tokens, strict=True))
-        if pair[0] != pair[1]
-    ]
+    compare_sampled(alone, drafted_tokens)
+
+
+def compare_sampled(alone: Sequence[Sampled], drafted: Sequence[Sampled]) -> None:
+    """Both runs meet the same draws, so the first difference is as small as its logits' offset."""
+    offsets = {}
+    for i, (one, other) in enumerate(zip(alone, drafted, strict=True)):
+        pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
+        step = next((j for j, (a, b) in pairs if a != b), None)
+        if step is not None:
+            rivals = [one.tokens[step], other.tokens[step]]
+            offset = np.abs(one.logits[step][rivals] - other.logits[step][rivals]).max()
+            offsets[f"text {i}, token {step}"] = round(float(offset), 4)
     print(
-        f"sampled (temperature 0.8, top-p 0.95, seed 7): {len(differing)} of {len(prompts)} texts "
-        f"differ between with and without draft {differing or ''}"
+        f"sampled (temperature 0.8, top-p 0.95, seed 7): {len(offsets)} of {len(alone)} texts "
+        "differ between with and without draft; offset of the two tokens' logits where they part: "
+        f"{offsets}"
     )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    tokens: tuple[int, ...]
+    logits: list[np.ndarray]
 
 
 class Comparison:
@@ -134,10 +150,15 @@ def watched_logits() -> Iterator[list[np.ndarray]]:
 
 def sampled(
     settings: LoadSettings, prompts: Sequence[Sequence[int]], n_tokens: int
-) -> list[tuple[int, ...]]:
+) -> list[Sampled]:
     sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+    texts = []
     with session.load(settings, EngineSettings(step_aside=False)) as running:
-        return [running.generate(prompt, sampling, n_tokens).tokens for prompt in prompts]
+        for prompt in prompts:
+            with watched_logits() as seen:
+                result = running.generate(prompt, sampling, n_tokens)
+            texts.append(Sampled(result.tokens, seen))
+    return texts
 
 
 if __name__ == "__main__":
