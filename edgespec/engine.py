@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from edgespec.errors import Cancelled, UsageError
 from edgespec.fallback import Growing
 from edgespec.gating import OverlapGate, StepAside, drafting_is_free
 from edgespec.growth import Limits
+from edgespec.owning import Owner
 from edgespec.pipeline import Running, Worker
 from edgespec.ports import LanguageModel, Progress
 from edgespec.rules import EngineSettings
@@ -53,7 +52,7 @@ class _Round:
     """Keys of the nodes drafted beside the pass."""
 
 
-class Engine:
+class Engine(Owner):
     """Generates text with a target and, if there is one, a draft.
 
     The models are borrowed: closing the engine ends its thread and leaves them open. One generation
@@ -92,17 +91,6 @@ class Engine:
         self._cancelled = threading.Event()
         self._is_running = False
         self._is_closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the engine's thread. Idempotent; close a running generation first."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
+
+from edgespec.owning import Owner
 
 T = TypeVar("T")
 
@@ -17,22 +18,11 @@ POLL_S = 0.1
 """How long the main thread waits at a stretch: a wait without end hides Ctrl-C on Windows."""
 
 
-class Worker:
+class Worker(Owner):
     """One thread, started when first needed, that runs one call at a time."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="edgespec-model")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:

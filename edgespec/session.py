@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from edgespec import memory, runtimes
 from edgespec.budget import MIB, MemoryPlan, MemoryRow, plan_memory
 from edgespec.config import LoadSettings
 from edgespec.engine import Engine, EngineSettings
 from edgespec.errors import PairError
+from edgespec.owning import Owner
 from edgespec.pipeline import Worker
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel
@@ -56,7 +56,7 @@ def load(
         return opening.load()
 
 
-class Session:
+class Session(Owner):
     """A loaded pair. One generation runs at a time; close it to free memory, files and threads."""
 
     def __init__(
@@ -128,19 +128,8 @@ class Session:
         if self._draft:
             self._draft.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class _Opening:
+class _Opening(Owner):
     """The steps of loading, in a worker thread so that Ctrl-C is heard while native code runs."""
 
     def __init__(
@@ -160,15 +149,7 @@ class _Opening:
         self._cleanup = ExitStack()
         self._worker = self._cleanup.enter_context(Worker())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:

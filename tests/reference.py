@@ -9,11 +9,12 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
+
+from edgespec.owning import Owner
 
 
 @lib.llama_log_callback
@@ -37,7 +38,7 @@ class Reference:
         return float(best - second)
 
 
-class LlamaCpp:
+class LlamaCpp(Owner):
     """A model as llama.cpp maps it."""
 
     def __init__(self, path: Path, n_ctx: int = 512, n_threads: int = 1) -> None:
@@ -53,15 +54,7 @@ class LlamaCpp:
         self._vocab = lib.llama_model_get_vocab(self._model)
         self.n_vocab = lib.llama_vocab_n_tokens(self._vocab)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         lib.llama_free(self._context)
         lib.llama_model_free(self._model)
 

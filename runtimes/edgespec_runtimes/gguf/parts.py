@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 from edgespec.errors import ModelError
+from edgespec.owning import Owner
 from edgespec_runtimes.gguf.layout import (
     DEFAULT_ALIGNMENT,
     MAGIC,
@@ -141,7 +141,7 @@ _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key of one byte, type, value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, type, offset
 
 
-class _Reader:
+class _Reader(Owner):
     """A file read through one window of fixed size; refuses to believe what lies past its end."""
 
     WINDOW = 1 << 18
@@ -162,15 +162,7 @@ class _Reader:
         self._base = 0
         self._at = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     @property
