@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.paging import BLOCK_BYTES, READ_BYTES, DirectReader, Memory, Run, block_floor
+from edgespec.reading import BLOCK_BYTES, READ_BYTES, DirectReader, Memory, Run, block_floor
 
 SAMPLE_S = 0.3
 

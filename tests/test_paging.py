@@ -14,16 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging import (
-    BLOCK_BYTES,
-    DirectReader,
-    Extent,
-    Memory,
-    PinnedSegments,
-    Run,
-    Segment,
-    WeightPager,
-)
+from edgespec.paging import PinnedSegments, WeightPager
+from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Memory, Run, Segment
 
 
 def make_file(folder: Path, nbytes: int) -> Path:

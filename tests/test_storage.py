@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.paging import READ_BYTES
+from edgespec.reading import READ_BYTES
 from edgespec.storage import bytes_per_second
 
 

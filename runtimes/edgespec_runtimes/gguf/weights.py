@@ -20,16 +20,9 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging import (
-    BLOCK_BYTES,
-    DirectReader,
-    Extent,
-    Memory,
-    PinnedSegments,
-    Segment,
-    WeightPager,
-)
+from edgespec.paging import PinnedSegments, WeightPager
 from edgespec.ports import Progress
+from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Memory, Segment
 from edgespec_runtimes.gguf import native
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
 

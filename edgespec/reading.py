@@ -1,0 +1,226 @@
+"""Reads ranges of bytes of a model's files into aligned memory, past the page cache where it can.
+
+Knows files, extents, segments and where their bytes land; not when they are read, or what for.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.errors import WeightReadError
+from edgespec.owning import Owner
+
+BLOCK_BYTES = 4096
+"""Direct reads need offset, length and memory aligned to the device's block; 4096 suits all."""
+READ_BYTES = 4 << 20
+"""Bytes asked for at once: large enough for full bandwidth, small enough to stop soon."""
+
+
+def block_floor(n: int) -> int:
+    return n - n % BLOCK_BYTES
+
+
+def block_ceil(n: int) -> int:
+    return block_floor(n + BLOCK_BYTES - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of bytes of one of the model's files."""
+
+    file_index: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring extents read as one, widened to whole blocks, and where they land in a slot."""
+
+    file_index: int
+    start: int
+    nbytes: int
+    needed: int
+    """Bytes that must arrive; the rest of the last block may lie past the end of the file."""
+    slot_offset: int
+
+
+class Segment:
+    """The unit of paging: the extents that one slot holds, and their layout in it."""
+
+    def __init__(self, name: str, extents: Sequence[Extent]) -> None:
+        self.name = name
+        self.extents = tuple(sorted(extents, key=lambda e: (e.file_index, e.offset)))
+        self.nbytes = sum(extent.nbytes for extent in self.extents)
+        self.runs = _runs(self.extents)
+        last = self.runs[-1]
+        self.slot_bytes = last.slot_offset + last.nbytes
+
+    def locate(self, file_index: int, offset: int) -> int:
+        """Where in the slot the byte at `offset` of a file lies. KeyError if it does not."""
+        for run in self.runs:
+            if run.file_index == file_index and 0 <= offset - run.start < run.nbytes:
+                return run.slot_offset + offset - run.start
+        raise KeyError((file_index, offset))
+
+
+def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
+    spans: list[list[int]] = []
+    for extent in extents:
+        start, end = block_floor(extent.offset), extent.offset + extent.nbytes
+        if spans and spans[-1][0] == extent.file_index and start <= block_ceil(spans[-1][2]):
+            spans[-1][2] = max(spans[-1][2], end)
+        else:
+            spans.append([extent.file_index, start, end])
+    runs, slot_offset = [], 0
+    for file_index, start, end in spans:
+        nbytes = block_ceil(end) - start
+        runs.append(Run(file_index, start, nbytes, end - start, slot_offset))
+        slot_offset += nbytes
+    return tuple(runs)
+
+
+class Memory(Owner):
+    """Private, block-aligned memory that is resident only where it was written.
+
+    `sparse` memory is written in small pieces far apart: no huge page may stand in for one of them.
+    """
+
+    def __init__(self, nbytes: int, sparse: bool = False) -> None:
+        self.nbytes = block_ceil(max(nbytes, 1))
+        if hasattr(mmap, "MAP_PRIVATE"):
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+            self._map = mmap.mmap(-1, self.nbytes, flags=flags)
+        else:
+            self._map = mmap.mmap(-1, self.nbytes)
+        if sparse and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages knows no such advice
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        return memoryview(self._map)[start : start + nbytes]
+
+    def forget(self) -> None:
+        """Give the pages back; what was written is lost, the address range stays."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        if not self._map.closed:
+            self._map.close()
+
+
+class Reader(Protocol):
+    """Fills memory with a run's bytes. The seam at which tests put slow or failing storage."""
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        """Read `run` and return the bytes that storage delivered. Raises WeightReadError."""
+
+    def close(self) -> None: ...
+
+
+class DirectReader(Owner):
+    """Reads past the page cache where the OS and the file system can, plainly where not."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._files: list[int] = []
+        self._direct: list[bool] = []
+        try:
+            for path in self._paths:
+                descriptor, direct = _open_direct(path)
+                self._files.append(descriptor)
+                self._direct.append(direct)
+        except OSError as exc:
+            self.close()
+            raise WeightReadError(
+                f"cannot open {exc.filename} for reading: {exc.strerror}"
+            ) from exc
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        done = 0
+        while done < run.nbytes and not stopped():
+            wanted = min(READ_BYTES, run.nbytes - done)
+            with into[done : done + wanted] as target:
+                n = self._read_some(run, run.start + done, target)
+            done += n
+            if n < wanted:
+                break
+        if done < run.needed and not stopped():
+            path = self._paths[run.file_index]
+            raise WeightReadError(
+                f"{path} was cut short while it was streamed: it ends at byte "
+                f"{run.start + done:,}, weights reach to {run.start + run.needed:,}; "
+                "copy or download it again"
+            )
+        return done
+
+    def _read_some(self, run: Run, offset: int, target: memoryview) -> int:
+        """One read; short only at the end of the file."""
+        descriptor = self._files[run.file_index]
+        n = 0
+        while n < len(target):
+            try:
+                got = os.preadv(descriptor, [target[n:]], offset + n)
+            except OSError as exc:
+                if exc.errno == errno.EINVAL and self._direct[run.file_index]:
+                    descriptor = self._reopen_plain(run.file_index)
+                    continue
+                path = self._paths[run.file_index]
+                raise WeightReadError(f"reading {path} failed: {exc.strerror}") from exc
+            n += got
+            if got == 0 or n % BLOCK_BYTES:
+                break
+        if n and not self._direct[run.file_index] and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, offset, n, os.POSIX_FADV_DONTNEED)
+        return n
+
+    def _reopen_plain(self, file_index: int) -> int:
+        plain = os.open(self._paths[file_index], os.O_RDONLY)
+        os.close(self._files[file_index])
+        self._files[file_index], self._direct[file_index] = plain, False
+        return plain
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        import fcntl
+
+        if hasattr(fcntl, "F_NOCACHE"):
+            fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+            return descriptor, True
+    except (ImportError, OSError):
+        pass
+    return descriptor, False
+
+
+def read_segment(
+    reader: Reader, segment: Segment, memory: Memory, start: int, stopped: Callable[[], bool]
+) -> int:
+    """Fill the slot at `start` of `memory` with a segment; returns the bytes read."""
+    n = 0
+    for run in segment.runs:
+        with memory.view(start + run.slot_offset, run.nbytes) as view:
+            n += reader.read(run, view, stopped)
+    return n
