@@ -1,11 +1,8 @@
-"""The loop on models of known probabilities: what it yields, costs and leaves behind."""
+"""The loop on models of known probabilities: what it yields and where it ends."""
 
 from __future__ import annotations
 
-import itertools
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,59 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine import Engine, EngineSettings
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import UsageError
 from edgespec.fallback import FALLBACKS
 from edgespec.growth import PACERS
 from edgespec.ports import LanguageModel
 from edgespec.sampling import SamplingParams
-from edgespec.values import GenerationResult, TokenEvent
-from fake_model import FakeModel, Language, blend, fixed_text, random_language
+from engine_cases import (
+    COUNTING,
+    GREEDY,
+    N_VOCAB,
+    PROMPT,
+    WARM,
+    assert_nothing_provisional,
+    counting,
+    follow,
+    generate,
+    waits_for_steps_of,
+)
+from fake_model import FakeModel, blend, fixed_text, random_language
 from port_contract import PortContract
-
-N_VOCAB = 12
-PROMPT = [1, 2, 3, 4]
-GREEDY = SamplingParams()
-WARM = SamplingParams(temperature=0.8, seed=4)
-COUNTING = fixed_text(list(range(10)), N_VOCAB, len(PROMPT))
-"""0 1 2 ... 9 0 1 ..., nearly for sure."""
-
-
-def finish(events: Generator[TokenEvent, None, GenerationResult]) -> GenerationResult:
-    return follow(events)[1]
-
-
-def follow(
-    events: Generator[TokenEvent, None, GenerationResult],
-) -> tuple[list[TokenEvent], GenerationResult]:
-    seen = []
-    while True:
-        try:
-            seen.append(next(events))
-        except StopIteration as end:
-            return seen, end.value
-
-
-def generate(
-    target: LanguageModel,
-    draft: LanguageModel | None = None,
-    *,
-    prompt: Sequence[int] = PROMPT,
-    sampling: SamplingParams = GREEDY,
-    max_tokens: int | None = 20,
-    stop: Sequence[str] = (),
-    **engine_settings: Any,
-) -> GenerationResult:
-    with Engine(target, draft, EngineSettings(step_aside=False, **engine_settings)) as engine:
-        return finish(engine.generate(prompt, sampling, max_tokens, stop))
-
-
-def counting(**options: Any) -> FakeModel:
-    return FakeModel(COUNTING, N_VOCAB, **options)
-
-
-def assert_nothing_provisional(*models: FakeModel) -> None:
-    assert [model.n_provisional for model in models] == [0] * len(models)
-
 
 # The fakes keep the contract that the runtimes keep
 
@@ -343,275 +306,3 @@ def test_recurrent_state_is_decoded_without_a_tree_and_the_result_says_so(role: 
     assert result.tokens == generate(counting()).tokens
     assert f"the {role} fake (table) keeps recurrent state" in result.notes[0]
     assert draft.evaluations == []
-
-
-# Provisional KV is a transaction
-
-
-class Failing:
-    """A hook that raises on its n-th call."""
-
-    def __init__(self, n: int, error: BaseException) -> None:
-        self.calls_left, self.error = n, error
-
-    def __call__(self, model: FakeModel) -> None:
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise self.error
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_after_an_error_the_engine_can_be_used_again(role: str, n: int) -> None:
-    target, draft = counting(stall_share=0.9), counting()
-    failing = target if role == "target" else draft
-    failing.hook = Failing(n, ModelError("the disk is gone"))
-    with Engine(target, draft) as engine:
-        with pytest.raises(ModelError, match="the disk is gone"):
-            finish(engine.generate(PROMPT, GREEDY, 30))
-        assert_nothing_provisional(target, draft)
-        assert finish(engine.generate(PROMPT, GREEDY, 30)).tokens == tuple(
-            n % 10 for n in range(30)
-        )
-
-
-def test_closing_a_generation_early_leaves_nothing_provisional() -> None:
-    target, draft = counting(), counting()
-    with Engine(target, draft) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30)
-        next(events)
-        events.close()
-        assert_nothing_provisional(target, draft)
-        assert finish(engine.generate(PROMPT, GREEDY, 3)).tokens == (0, 1, 2)
-
-
-def test_the_next_call_reads_only_what_differs_from_the_last_one() -> None:
-    target, draft = counting(), counting()
-    with Engine(target, draft) as engine:
-        first = finish(engine.generate(PROMPT, GREEDY, 3))
-        finish(engine.generate([*PROMPT, *first.tokens, 3, 4], GREEDY, 2))
-    assert target.prefilled == [3, 2]
-
-
-def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
-    language = random_language(1, N_VOCAB, order=20)
-    target = FakeModel(language, N_VOCAB)
-    with Engine(target, FakeModel(language, N_VOCAB)) as engine:
-        finish(engine.generate([1, 2, 3, 4, 5], GREEDY, 8))
-        again = finish(engine.generate([1, 2, 9, 4, 5], GREEDY, 8))
-    fresh = generate(FakeModel(language, N_VOCAB), prompt=[1, 2, 9, 4, 5], max_tokens=8)
-    assert again.tokens == fresh.tokens
-    assert target.prefilled == [4, 2]
-
-
-def test_every_error_of_a_pass_keeps_its_type() -> None:
-    for error in (ModelError("a"), EdgespecError("b"), OSError("c"), TimeoutError("d")):
-        engine = Engine(counting(hook=Failing(2, error)))
-        with engine, pytest.raises(type(error)) as caught:
-            finish(engine.generate(PROMPT, GREEDY, 3))
-        assert caught.value is error
-
-
-# Interruptions
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("edgespec")]
-
-
-def test_an_interrupt_stops_the_pass_before_it_reaches_the_caller() -> None:
-    """Ctrl-C lands in the main thread while the target is at work in the other."""
-    target, draft = counting(stall_share=0.9), counting()
-    pass_ended = threading.Event()
-
-    def slow(model: FakeModel) -> None:
-        if model.prefilled:
-            model.wait_until(lambda: False)  # only `cancel` ends it
-            pass_ended.set()
-
-    target.hook = slow
-    draft.hook = Failing(3, KeyboardInterrupt())
-    with Engine(target, draft, EngineSettings(fallback="fixed", draft_max=1)) as engine:
-        with pytest.raises(KeyboardInterrupt):
-            finish(engine.generate(PROMPT, GREEDY, 30))
-        assert pass_ended.is_set()
-        assert_nothing_provisional(target, draft)
-        target.hook = draft.hook = None
-        assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
-
-
-def test_cancelling_from_another_thread_ends_the_text_where_it_is() -> None:
-    target = counting()
-    with Engine(target) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30)
-        assert [next(events).token, next(events).token] == [0, 1]
-        target.hook = lambda model: model.wait_until(lambda: False)
-        canceller = threading.Timer(0.02, engine.cancel)
-        canceller.start()
-        result = finish(events)
-        canceller.join()
-    assert result.finish_reason == "cancelled"
-    assert result.tokens == (0, 1)
-    assert_nothing_provisional(target)
-
-
-def test_cancelling_between_two_tokens_counts() -> None:
-    with Engine(counting()) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30)
-        next(events)
-        engine.cancel()
-        assert finish(events).tokens == (0,)
-
-
-def test_a_cancelled_text_shows_what_was_held_back() -> None:
-    with Engine(counting()) as engine:
-        events = engine.generate(PROMPT, GREEDY, 30, stop=["ax"])
-        next(events)
-        engine.cancel()
-        assert finish(events).text == "a"
-
-
-def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
-    """The draft is told to stop while it reads what the round has just accepted."""
-    target, draft = counting(), counting()
-    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
-    with Engine(target, draft, settings) as engine:
-
-        def cancel_in_follow(model: FakeModel) -> None:
-            if len(target.evaluations) == 1:
-                engine.cancel()
-
-        draft.hook = cancel_in_follow
-        events, result = follow(engine.generate(PROMPT, GREEDY, 30))
-    assert tuple(event.token for event in events) == result.tokens == (0, 1, 2)
-    assert result.finish_reason == "cancelled"
-
-
-def test_closing_the_engine_ends_its_thread() -> None:
-    with Engine(counting()) as engine:
-        finish(engine.generate(PROMPT, GREEDY, 3))
-        assert engine_threads()
-    assert not engine_threads()
-
-
-@pytest.fixture
-def hears_ctrl_c() -> Iterator[None]:
-    """A test run in the background ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("hears_ctrl_c")
-def test_a_real_ctrl_c_during_a_pass_reaches_the_caller() -> None:
-    target = counting()
-    target.hook = lambda model: model.wait_until(lambda: not model.prefilled)
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
-    ctrl_c = threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT))
-    with Engine(target) as engine:
-        ctrl_c.start()
-        with pytest.raises(KeyboardInterrupt):
-            finish(engine.generate(PROMPT, GREEDY, 30))
-        ctrl_c.join()
-        target.hook = None
-        assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
-
-
-# Drafting beside a pass
-
-
-def waits_for_steps_of(draft: FakeModel, n: int) -> Callable[[FakeModel], None]:
-    """A pass that lasts until the draft has made `n` steps beside it, or makes no more."""
-
-    def hook(target: FakeModel) -> None:
-        if not target.prefilled:
-            return
-        before, idle = len(draft.evaluations), itertools.count()
-        target.wait_until(
-            lambda: len(draft.evaluations) >= before + n or next(idle) > 100,
-        )
-
-    return hook
-
-
-def test_growth_beside_the_pass_serves_the_next_round() -> None:
-    draft = counting()
-    target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 6))
-    result = generate(target, draft, max_tokens=30, pacer="linear", fallback="fixed", draft_max=3)
-    assert result.speculation.provisional_kept > 0
-    assert result.speculation.provisional_kept <= result.speculation.provisional_drafted
-    assert result.speculation.accepted_lengths[:3] == (3, 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("stall_share", "overlap"), [(0.0, True), (0.9, False)], ids=["no stall", "switched off"]
-)
-def test_nothing_is_drafted_beside_a_pass(stall_share: float, overlap: bool) -> None:
-    target = counting(stall_share=stall_share, hook=lambda model: threading.Event().wait(0.002))
-    result = generate(target, counting(), max_tokens=12, overlap=overlap)
-    assert result.speculation.provisional_drafted == 0
-
-
-def test_an_error_of_the_draft_beside_a_pass_reaches_the_caller() -> None:
-    draft = counting()
-    target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 3))
-    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=1, step_aside=False)
-    draft.hook = Failing(3, ModelError("out of memory"))
-    with Engine(target, draft, settings) as engine:
-        with pytest.raises(ModelError, match="out of memory"):
-            finish(engine.generate(PROMPT, GREEDY, 30))
-        assert_nothing_provisional(target, draft)
-
-
-# Never slower than no draft
-
-
-class Clock:
-    """Seconds that pass only when a model works."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def costs(self, seconds: Callable[[FakeModel], float]) -> Callable[[FakeModel], None]:
-        def hook(model: FakeModel) -> None:
-            self.now += seconds(model)
-
-        return hook
-
-
-def timed(
-    n_tokens: int, draft_step_s: float, target_language: Language, draft_language: Language
-) -> tuple[float, GenerationResult]:
-    """A text and its seconds when a pass takes one and a draft step takes `draft_step_s`."""
-    clock = Clock()
-    target = FakeModel(target_language, N_VOCAB, hook=clock.costs(lambda model: 1.0), n_ctx=4096)
-    draft = FakeModel(
-        draft_language, N_VOCAB, hook=clock.costs(lambda model: draft_step_s), n_ctx=4096
-    )
-    with Engine(target, draft, EngineSettings(overlap=False), clock) as engine:
-        result = finish(engine.generate(PROMPT, WARM, n_tokens))
-    return clock.now, result
-
-
-def test_a_draft_that_never_helps_costs_a_few_percent_of_a_long_text() -> None:
-    seconds, _ = timed(1500, 0.1, COUNTING, fixed_text([11], N_VOCAB, 0))
-    assert seconds < 1.05 * 1500
-
-
-def test_a_draft_that_helps_goes_on() -> None:
-    seconds, _ = timed(800, 0.01, COUNTING, COUNTING)
-    assert seconds < 0.2 * 800
-
-
-def test_stepping_aside_and_back_changes_no_token() -> None:
-    language = random_language(5, N_VOCAB)
-    half_right = blend(language, random_language(6, N_VOCAB), 0.5)
-    _, result = timed(300, 1.0, language, half_right)
-    assert 0 < result.speculation.accepted_lengths.count(0) < result.speculation.rounds
-    assert result.speculation.rounds > 200
-    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=300)
-    assert result.tokens == alone.tokens

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.paging import PinnedSegments, WeightPager
-from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Memory, Run, Segment
+from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Run, Segment
 
 
 def make_file(folder: Path, nbytes: int) -> Path:
@@ -77,26 +77,6 @@ def pagers() -> Iterator[Callable[..., WeightPager]]:
     yield make
     for pager in made:
         pager.close()
-
-
-def test_neighbouring_extents_are_read_as_one_run() -> None:
-    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 150, 5000), Extent(1, 0, 10)])
-    assert [(run.file_index, run.start, run.nbytes) for run in segment.runs] == [
-        (0, 0, 2 * BLOCK_BYTES),
-        (1, 0, BLOCK_BYTES),
-    ]
-
-
-def test_distant_extents_are_separate_runs_and_are_located_in_the_slot() -> None:
-    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 1_000_000, 10)])
-    assert len(segment.runs) == 2
-    assert segment.locate(0, 100) == 100
-    assert segment.locate(0, 1_000_000) == BLOCK_BYTES + 1_000_000 % BLOCK_BYTES
-
-
-def test_locating_a_byte_that_the_segment_does_not_hold_is_refused() -> None:
-    with pytest.raises(KeyError):
-        Segment("s", [Extent(0, 0, 10)]).locate(0, BLOCK_BYTES)
 
 
 @settings(max_examples=30, deadline=None)
@@ -225,11 +205,6 @@ def test_the_last_block_may_reach_past_the_end_of_the_file(tmp_path: Path) -> No
     pinned.close()
 
 
-def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(WeightReadError, match="cannot open"):
-        DirectReader([tmp_path / "nothing.gguf"])
-
-
 def test_cancelling_wakes_a_waiting_consumer(pagers: Callable[..., WeightPager]) -> None:
     pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.5), BLOCK_BYTES)
     threading.Timer(0.02, pager.cancel).start()
@@ -260,11 +235,3 @@ def test_closing_ends_the_thread_while_it_reads() -> None:
     pager.close()
     assert reader.is_closed
     assert threading.active_count() == before
-
-
-def test_memory_that_was_forgotten_reads_as_zero() -> None:
-    memory = Memory(BLOCK_BYTES)
-    memory.view(0, 4)[:] = b"full"
-    memory.forget()
-    assert bytes(memory.view(0, 4)) == b"\0\0\0\0"
-    memory.close()

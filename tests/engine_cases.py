@@ -1,0 +1,83 @@
+"""What the tests of the engine share: a language that counts, and ways to run a generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from edgespec.engine import Engine, EngineSettings
+from edgespec.ports import LanguageModel
+from edgespec.sampling import SamplingParams
+from edgespec.values import GenerationResult, TokenEvent
+from fake_model import FakeModel, fixed_text
+
+N_VOCAB = 12
+PROMPT = [1, 2, 3, 4]
+GREEDY = SamplingParams()
+WARM = SamplingParams(temperature=0.8, seed=4)
+COUNTING = fixed_text(list(range(10)), N_VOCAB, len(PROMPT))
+"""0 1 2 ... 9 0 1 ..., nearly for sure."""
+
+
+def finish(events: Generator[TokenEvent, None, GenerationResult]) -> GenerationResult:
+    return follow(events)[1]
+
+
+def follow(
+    events: Generator[TokenEvent, None, GenerationResult],
+) -> tuple[list[TokenEvent], GenerationResult]:
+    seen = []
+    while True:
+        try:
+            seen.append(next(events))
+        except StopIteration as end:
+            return seen, end.value
+
+
+def generate(
+    target: LanguageModel,
+    draft: LanguageModel | None = None,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    sampling: SamplingParams = GREEDY,
+    max_tokens: int | None = 20,
+    stop: Sequence[str] = (),
+    **engine_settings: Any,
+) -> GenerationResult:
+    with Engine(target, draft, EngineSettings(step_aside=False, **engine_settings)) as engine:
+        return finish(engine.generate(prompt, sampling, max_tokens, stop))
+
+
+def counting(**options: Any) -> FakeModel:
+    return FakeModel(COUNTING, N_VOCAB, **options)
+
+
+def assert_nothing_provisional(*models: FakeModel) -> None:
+    assert [model.n_provisional for model in models] == [0] * len(models)
+
+
+class Failing:
+    """A hook that raises on its n-th call."""
+
+    def __init__(self, n: int, error: BaseException) -> None:
+        self.calls_left, self.error = n, error
+
+    def __call__(self, model: FakeModel) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise self.error
+
+
+def waits_for_steps_of(draft: FakeModel, n: int) -> Callable[[FakeModel], None]:
+    """A pass that lasts until the draft has made `n` steps beside it, or makes no more."""
+
+    def hook(target: FakeModel) -> None:
+        if not target.prefilled:
+            return
+        before, idle = len(draft.evaluations), itertools.count()
+        target.wait_until(
+            lambda: len(draft.evaluations) >= before + n or next(idle) > 100,
+        )
+
+    return hook
