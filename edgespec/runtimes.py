@@ -6,7 +6,7 @@ importing edgespec imports no model library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -70,9 +70,7 @@ class PreparedModel(Protocol):
     def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
         """Ways to cut the weights, coarse first; empty if this model cannot be paged."""
 
-    def load(
-        self, plan: MemoryPlan | None, progress: Progress | None, stopped: Callable[[], bool]
-    ) -> LanguageModel:
+    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         """Read the weights: resident without a plan, else as the plan says."""
 
     def cancel(self) -> None:

@@ -143,7 +143,6 @@ class _Opening(Owner):
         self._progress = progress
         self._budget_bytes = memory.resolve_budget(settings.memory_budget)
         self._prepared: list[PreparedModel] = []
-        self._stopped = False
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -161,13 +160,11 @@ class _Opening(Owner):
             draft = None
             if self._settings.draft is not None:
                 prepared = self._prepared[1]
-                draft = self._run(
-                    "draft", lambda: prepared.load(None, self._progress, self._is_stopped)
-                )
+                draft = self._run("draft", lambda: prepared.load(None, self._progress))
                 on_failure.callback(draft.close)
             target = self._run(
                 "target",
-                lambda: self._prepared[0].load(memory_plan, self._progress, self._is_stopped),
+                lambda: self._prepared[0].load(memory_plan, self._progress),
             )
             on_failure.callback(target.close)
             for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
@@ -186,12 +183,8 @@ class _Opening(Owner):
             self._report[phase] = time.perf_counter() - began
 
     def _cancel(self) -> None:
-        self._stopped = True
         for prepared in self._prepared:
             prepared.cancel()
-
-    def _is_stopped(self) -> bool:
-        return self._stopped
 
     def _prepare(self) -> None:
         """Headers, sizes and the vocabulary check: target first, then the draft."""

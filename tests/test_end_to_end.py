@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.resources import embedded_pair
+from edgespec.resources import embedded_pair, preset_names
 from edgespec_runtimes.gguf.enlarge import enlarge
 from gguf_files import tiny_llama
 
@@ -251,3 +251,10 @@ def test_ctrl_c_ends_quickly_whatever_is_going_on(big: Path, smallest: int, dela
     assert done.code == 130, (done.code, done.stderr)
     assert "Traceback" not in done.stderr
     assert time.monotonic() - begun < delay_s + 20
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_suits_the_embedded_pair(preset: str) -> None:
+    """They asked for more context than small models have, and were refused."""
+    done = edgespec("plan", "--config", preset, "--json")
+    assert done.code == 0, done.stderr

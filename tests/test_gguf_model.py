@@ -44,7 +44,7 @@ def request(path: Path) -> ModelRequest:
 def open_resident(path: Path) -> LanguageModel:
     prepared = runtime.prepare(request(path))
     try:
-        return prepared.load(None, None, lambda: False)
+        return prepared.load(None)
     finally:
         prepared.close()
 
@@ -58,7 +58,7 @@ def open_paged(path: Path, share: float = 0.5) -> GgufModel:
         least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in cuts)
         room = max(least, int(share * sum(s.slot_bytes for s in cuts[0])))
         plan = plan_memory(taken + room, rows, cuts, None, paged)
-        model = prepared.load(plan, None, lambda: False)
+        model = prepared.load(plan)
         assert isinstance(model, GgufModel)
         return model
     finally:

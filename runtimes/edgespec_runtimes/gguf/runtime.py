@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -116,14 +116,12 @@ class PreparedGguf:
             for groups in self._cuts
         ]
 
-    def load(
-        self, plan: MemoryPlan | None, progress: Progress | None, stopped: Callable[[], bool]
-    ) -> LanguageModel:
+    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         if plan is None or not plan.paged:
             return self._load_resident(progress)
         if not self.enforced:
             return self._load_mapped()
-        return self._load_paged(plan, progress, stopped)
+        return self._load_paged(plan, progress)
 
     def cancel(self) -> None:
         self._stop.set()
@@ -235,9 +233,7 @@ class PreparedGguf:
         assert model is not None
         return self._open(model, None)
 
-    def _load_paged(
-        self, plan: MemoryPlan, progress: Progress | None, stopped: Callable[[], bool]
-    ) -> LanguageModel:
+    def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
         traced = self._traced
         groups = next(cut for cut in self._cuts if len(cut) == len(plan.segments))
         model, self._mapped = self._mapped, None
@@ -253,19 +249,26 @@ class PreparedGguf:
         )
         try:
             began = time.perf_counter()
-            paged.fill(progress, lambda: stopped() or self._stop.is_set())
+            paged.fill(progress)
             self.seconds["pinned weights"] = time.perf_counter() - began
-            if stopped() or self._stop.is_set():
+            if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
-            return self._open(model, paged)
         except BaseException:
             paged.close()
             model.close()
             raise
+        return self._open(model, paged)
 
     def _open(self, model: native.Model, paged: weights.PagedWeights | None) -> LanguageModel:
+        """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
         began = time.perf_counter()
-        vocabulary = native.GgufVocabulary(model, self._token_table)
-        opened = GgufModel(model, self._shape, self.info, vocabulary, self._stop, paged)
+        try:
+            vocabulary = native.GgufVocabulary(model, self._token_table)
+            opened = GgufModel(model, self._shape, self.info, vocabulary, self._stop, paged)
+        except BaseException:
+            model.close()
+            if paged:
+                paged.close()
+            raise
         self.seconds["context"] = time.perf_counter() - began
         return opened

@@ -270,7 +270,7 @@ class PagedWeights:
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
 
-    def fill(self, progress: Progress | None, stopped: Callable[[], bool]) -> None:
+    def fill(self, progress: Progress | None) -> None:
         """Read what stays in memory and start streaming. Raises WeightReadError."""
         small = [_extent(weight) for weight in self._resident]
         resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
@@ -279,16 +279,16 @@ class PagedWeights:
         total = sum(group.segment.nbytes for group in chosen) or 1
         done = 0
         for group in chosen:
-            if stopped():
+            if self._stop.is_set():
                 return
-            base = self._pinned.load(group.segment, self._reader, stopped)
+            base = self._pinned.load(group.segment, self._reader, self._stop.is_set)
             for weight in group.weights:
                 entry = weight.entry
                 weight.pointer.value = base + group.segment.locate(entry.file_index, entry.offset)
             done += group.segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
-        if self._streamed and not stopped():
+        if self._streamed and not self._stop.is_set():
             segments = [group.segment for group in self._streamed]
             self.pager = WeightPager(segments, self._reader, self._ring_bytes)
 
