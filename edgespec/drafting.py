@@ -6,7 +6,9 @@ It owns which nodes the draft has evaluated. It knows no target, no clock and no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from edgespec.calibration import Calibration
 from edgespec.growth import Candidate, Limits, Pacer, candidates
 from edgespec.ports import LanguageModel
 from edgespec.sampling import Logits
@@ -14,7 +16,7 @@ from edgespec.tree import ROOT, TokenTree
 
 
 class Drafter:
-    """A draft model, the pacer that directs it, and what it has evaluated.
+    """A draft model, what it has evaluated, and how far its confidences are to be trusted.
 
     `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
     after the end of a text.
@@ -23,20 +25,20 @@ class Drafter:
     def __init__(
         self,
         model: LanguageModel,
-        pacer: Pacer,
         n_candidates: int,
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
         self.model = model
-        self._pacer = pacer
+        self.calibration = Calibration()
         self._n_candidates = n_candidates
         self._temperature = temperature
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
         self._evaluated: dict[int, list[Candidate]] = {}
-        """By key, the nodes that the draft has evaluated, and what it thinks follows them."""
+        """By key, the nodes that the draft has evaluated, and what it thinks follows them, with its
+        own confidences."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
 
@@ -73,23 +75,27 @@ class Drafter:
             and int(tree.token[node]) not in self._eog_tokens
         ]
 
-    def step(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> bool:
+    def step(
+        self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
+    ) -> bool:
         """Evaluate what the pacer asks for and add its guesses. False if nothing was to do."""
         if len(tree) + 1 >= tree.capacity:
             return False
-        nodes = self._fitting(tree, self._pacer.extend(tree, open_nodes, limits))
+        nodes = self._fitting(tree, pacer.extend(tree, open_nodes, limits))
         if not nodes:
             return False
         for node, logits in zip(nodes, self.model.evaluate(tree, nodes), strict=True):
-            self._grow(tree, node, logits)
+            self._grow(tree, node, logits, pacer)
         return True
 
-    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> TokenTree:
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
         """Commit `path` and return the tree below `root`, a child of the path's end.
 
-        The end of a path is often a guess that the draft never evaluated. It then reads it
-        together with the new root, in one step.
+        What stood teaches how far to trust the draft's confidences from now on. The end of a path
+        is often a guess that the draft never evaluated: it then reads it together with the new
+        root, in one step.
         """
+        self._learn(tree, [*path, root])
         seen = [node for node in path if int(tree.key[node]) in self._evaluated]
         unseen = list(path[len(seen) :])
         keep = [] if unseen else self._within(tree, root)
@@ -98,7 +104,7 @@ class Drafter:
         kept = {int(tree.key[node]) for node in keep}
         self._evaluated = {key: after for key, after in self._evaluated.items() if key in kept}
         if not unseen:
-            return self._regrown(tree.reroot(root))
+            return self._regrown(tree.reroot(root), pacer)
 
         key = int(tree.key[root])
         tree = tree.reroot(unseen[0])
@@ -108,7 +114,7 @@ class Drafter:
         logits = self.model.evaluate(tree, chain)
         self.model.commit(tree, chain[:-1], keep=chain[-1:])
         tree = tree.reroot(chain[-1])
-        self._grow(tree, ROOT, logits[-1])
+        self._grow(tree, ROOT, logits[-1], pacer)
         return tree
 
     def rest(self) -> None:
@@ -121,23 +127,37 @@ class Drafter:
         self._evaluated.clear()
         self.model.truncate(min(n_tokens, self.model.n_committed))
 
-    def _grow(self, tree: TokenTree, node: int, logits: Logits) -> None:
+    def _learn(self, tree: TokenTree, stood: Sequence[int]) -> None:
+        """Compare what the draft offered after each node of a path with what was picked there."""
+        for node, picked in pairwise(stood):
+            guesses = self._evaluated.get(int(tree.key[node]))
+            if guesses:
+                token = int(tree.token[picked])
+                self.calibration = self.calibration.observe(
+                    (guess.confidence, guess.token == token) for guess in guesses
+                )
+
+    def _grow(self, tree: TokenTree, node: int, logits: Logits, pacer: Pacer) -> None:
         """Hang the pacer's choice of guesses below a node that has been evaluated."""
         logits = logits[: self._n_shared]
         guesses = candidates(logits, self._n_candidates, self._temperature)
         self._evaluated[int(tree.key[node])] = guesses
-        self._hang(tree, node, guesses)
+        self._hang(tree, node, guesses, pacer)
 
-    def _regrown(self, tree: TokenTree) -> TokenTree:
+    def _regrown(self, tree: TokenTree, pacer: Pacer) -> TokenTree:
         """Hang what was too improbable below the old root and is worth a node below the new one."""
         for node in range(len(tree)):
             guesses = self._evaluated.get(int(tree.key[node]))
             if guesses is not None:
-                self._hang(tree, node, guesses)
+                self._hang(tree, node, guesses, pacer)
         return tree
 
-    def _hang(self, tree: TokenTree, node: int, guesses: Sequence[Candidate]) -> None:
-        for guess in self._pacer.children(tree, node, guesses):
+    def _hang(self, tree: TokenTree, node: int, guesses: Sequence[Candidate], pacer: Pacer) -> None:
+        trusted = [
+            Candidate(guess.token, self.calibration.confidence(guess.confidence))
+            for guess in guesses
+        ]
+        for guess in pacer.children(tree, node, trusted):
             # One place stays free for the target's own token.
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:
                 tree.add(node, guess.token, guess.confidence)

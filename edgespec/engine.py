@@ -9,17 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from edgespec.acceptance import Accepted
+from edgespec.controller import Controller, Way, drafting_is_free
 from edgespec.drafting import Drafter
 from edgespec.errors import Cancelled, UsageError
 from edgespec.fallback import Growing
-from edgespec.gating import OverlapGate, StepAside, drafting_is_free
-from edgespec.growth import Limits
+from edgespec.gating import OverlapGate
+from edgespec.growth import Limits, LinearPacer, Pacer
 from edgespec.owning import Owner
 from edgespec.pipeline import Running, Worker
 from edgespec.ports import LanguageModel, Progress
@@ -41,6 +42,7 @@ class _Round:
     """What one round may use, and what it has cost so far."""
 
     drafter: Drafter | None
+    pacer: Pacer
     limits: Limits
     deepest: int
     """No token of the text can stand deeper than this: it would be past its end."""
@@ -68,17 +70,19 @@ class Engine(Owner):
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
-        self._pacer = self.settings.new_pacer()
+        self._pacers: dict[Way, Pacer] = {
+            Way.TREE: self.settings.new_pacer(),
+            Way.LINE: LinearPacer(),
+        }
         self._fallback = self.settings.new_fallback()
         self._acceptance = self.settings.new_acceptance()
         self._gate = OverlapGate()
-        self._step_aside = StepAside()
+        self._controller = self._new_controller(target)
         self._obstacle = _obstacle(target, draft)
         self._drafter: Drafter | None = None
         if draft is not None and self._obstacle is None:
             self._drafter = Drafter(
                 draft,
-                self._pacer,
                 self.settings.n_candidates,
                 self.settings.draft_temperature,
                 target.info.n_vocab,
@@ -177,7 +181,7 @@ class Engine(Owner):
                 tree = tree.bare()
             else:
                 self._grow(tree, round_.drafter, round_)
-            nodes = self._pacer.select(tree, round_.limits)
+            nodes = self._select(tree, round_)
             logits = self._verify(tree, nodes, round_)
             accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
             events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
@@ -204,7 +208,8 @@ class Engine(Owner):
             self._gate = self._gate.observe(self._target.last_report)
         if self._drafter is not None:
             self._drafter.rewind(reused)
-            if self._drafter.can_follow(self._committed, prompt[-1]):
+            drafts = self._way is not Way.NONE
+            if drafts and self._drafter.can_follow(self._committed, prompt[-1]):
                 self._catch_up(self._drafter)
         tally.prompt_s = self._clock() - begun
 
@@ -219,6 +224,7 @@ class Engine(Owner):
         begun = self._clock()
         deepest = room - 1
         drafter = self._choose_drafter(tree, tally)
+        pacer = self._pacers.get(self._way, self._pacers[Way.TREE])
         if drafter is not None:
             self._catch_up(drafter)
             deepest = min(deepest, drafter.deepest)
@@ -231,7 +237,19 @@ class Engine(Owner):
         )
         guesses_before = drafter.n_guesses if drafter else 0
         draft_s = self._clock() - begun
-        return _Round(drafter, limits, deepest, begun, guesses_before, draft_s=draft_s)
+        return _Round(drafter, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s)
+
+    @property
+    def _way(self) -> Way:
+        """How the next round guesses."""
+        return self._controller.way if self.settings.step_aside else Way.TREE
+
+    def _new_controller(self, target: LanguageModel) -> Controller:
+        line_is_the_tree = isinstance(self._pacers[Way.TREE], LinearPacer)
+        ways = [Way.TREE, Way.NONE] if line_is_the_tree else [Way.TREE, Way.NONE, Way.LINE]
+        if target.paging().segments:
+            return Controller.for_paged_target(*ways)
+        return Controller.for_resident_target(*ways)
 
     def _choose_drafter(self, tree: TokenTree, tally: Tally) -> Drafter | None:
         """The draft, unless it cannot follow the text or costs more than it brings."""
@@ -243,7 +261,7 @@ class Engine(Owner):
                 f"the draft could not follow after {len(self._committed)} tokens (its context "
                 f"holds {drafter.model.info.n_ctx}): the target went on alone"
             )
-        elif self._step_aside.drafts or not self.settings.step_aside:
+        elif self._way is not Way.NONE:
             return drafter
         drafter.rest()
         return None
@@ -258,11 +276,18 @@ class Engine(Owner):
             growing = Growing(tree, open_nodes, round_.draft_steps, growing_s)
             if self._fallback.fires(growing):
                 break
-            if not drafter.step(tree, open_nodes, round_.limits):
+            if not drafter.step(tree, open_nodes, round_.pacer, round_.limits):
                 break
             round_.draft_steps += 1
             growing_s = self._clock() - begun
         round_.draft_s += self._clock() - begun
+
+    def _select(self, tree: TokenTree, round_: _Round) -> list[int]:
+        """The nodes that are worth their place in the pass."""
+        growing = Growing(tree, (), round_.draft_steps, round_.draft_s)
+        n_worth = self._fallback.n_worth_verifying(growing)
+        limits = replace(round_.limits, max_nodes=min(round_.limits.max_nodes, n_worth))
+        return round_.pacer.select(tree, limits)
 
     def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: _Round) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
@@ -288,7 +313,7 @@ class Engine(Owner):
         )
         while not target_pass.done:
             self._check_cancelled()
-            if not drafter.step(tree, drafter.open_nodes(tree), limits):
+            if not drafter.step(tree, drafter.open_nodes(tree), round_.pacer, limits):
                 break
         round_.provisional = range(first_key, tree.next_key)
 
@@ -313,7 +338,7 @@ class Engine(Owner):
             return tree.reroot(root)
         begun = self._clock()
         try:
-            return drafter.follow(tree, accepted.path, root)
+            return drafter.follow(tree, accepted.path, root, round_.pacer)
         except Cancelled:
             # What was accepted stands and is still to be yielded; the next round ends the text.
             drafter.rest()
@@ -352,15 +377,15 @@ class Engine(Owner):
             pass_s=report.wall_s,
             stall_s=report.stall_s,
             wall_s=self._clock() - round_.begun,
-            expected=float(tree.cumulative[list(nodes)].sum()) - 1.0,
+            missed=accepted.path[-1] in parents,
         )
 
     def _adapt(self, outcome: RoundOutcome, round_: _Round) -> None:
         """Let every rule that learns see the round."""
         self._fallback = self._fallback.observe(outcome)
         self._gate = self._gate.observe(self._target.last_report)
-        if self._drafter is not None and (round_.drafter or not self._step_aside.drafts):
-            self._step_aside = self._step_aside.observe(
+        if self._drafter is not None and (round_.drafter or self._way is Way.NONE):
+            self._controller = self._controller.observe(
                 outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
             )
 

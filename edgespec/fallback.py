@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import numpy as np
+
 from edgespec.tally import RoundOutcome
 from edgespec.tree import TokenTree
 
@@ -34,6 +36,10 @@ class Fallback(ABC):
     @abstractmethod
     def fires(self, growing: Growing) -> bool:
         """Whether to verify now rather than draft one step more."""
+
+    def n_worth_verifying(self, growing: Growing) -> int:
+        """How many of the tree's nodes, the most probable first, the pass should verify."""
+        return len(growing.tree)
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
@@ -85,35 +91,72 @@ class FixedLength(Fallback):
 
 
 @dataclass(frozen=True, slots=True)
-class PassCost:
-    """Seconds that a pass computes, as a line over its nodes: least squares, old passes fading."""
+class FullTree(Fallback):
+    """Verify when no growth within the limits is of use: every pass gets as many nodes as it may.
 
+    What a tree of a given size brings is measured with it, for it heeds no clock.
+    """
+
+    name: ClassVar[str] = "full"
+
+    def fires(self, growing: Growing) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
+
+    Computing is a line over the nodes: least squares, old passes fading.
+    """
+
+    stalled_share: ClassVar[float] = 0.05
+    """A pass that waited for storage for less of its time was as long as its computing."""
+
+    guessed_slope: ClassVar[float] = 0.25
+    """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
+    ridge: ClassVar[float] = 0.05
+
+    read_s: float = 0.0
+    """What a pass takes at least, since its reads do."""
     weight: float = 0.0
     nodes: float = 0.0
-    seconds: float = 0.0
+    compute_s: float = 0.0
     nodes_squared: float = 0.0
-    nodes_seconds: float = 0.0
+    nodes_compute_s: float = 0.0
 
-    def with_pass(self, n_nodes: int, seconds: float) -> PassCost:
+    def with_pass(self, n_nodes: int, wall_s: float, stall_s: float) -> PassCost:
         keep = 0.9
+        compute_s = wall_s - stall_s
+        waited = stall_s > self.stalled_share * wall_s
         return PassCost(
+            wall_s if waited else min(self.read_s, wall_s),
             keep * self.weight + 1,
             keep * self.nodes + n_nodes,
-            keep * self.seconds + seconds,
+            keep * self.compute_s + compute_s,
             keep * self.nodes_squared + n_nodes * n_nodes,
-            keep * self.nodes_seconds + n_nodes * seconds,
+            keep * self.nodes_compute_s + n_nodes * compute_s,
         )
+
+    def seconds(self, n_nodes: float) -> float:
+        """What a pass over `n_nodes` takes; 0 before the first one was seen."""
+        if not self.weight:
+            return 0.0
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        return max(self.read_s, mean_s + self.per_node_s * (n_nodes - mean_nodes))
 
     @property
     def per_node_s(self) -> float:
-        """The line's slope; where all passes were alike, the share of a node, which is no less."""
-        if not self.nodes:
+        """The line's slope, at most the share of a node. While passes are of one size it is a
+        guess, and the more they differ the less the guess counts (ridge regression)."""
+        if not self.weight:
             return 0.0
-        share = self.seconds / self.nodes
-        spread = self.weight * self.nodes_squared - self.nodes**2
-        if spread < self.weight * self.weight:
-            return share
-        slope = (self.weight * self.nodes_seconds - self.nodes * self.seconds) / spread
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        share = self.compute_s / self.nodes
+        guess = min(share, self.guessed_slope * mean_s)
+        variance = self.nodes_squared / self.weight - mean_nodes**2
+        covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
+        slope = (covariance + self.ridge * guess) / (variance + self.ridge)
         return min(max(slope, 0.0), share)
 
 
@@ -121,58 +164,61 @@ class PassCost:
 class MarginalRate(Fallback):
     """Verify when the next draft step brings fewer tokens a second than the round does on average.
 
-    A step on the open node with the highest C brings about C tokens, corrected by how many of the
-    tokens expected so far stood. It costs a draft step and the pass's seconds per added node. While
-    passes wait for storage, nodes are hidden by the reads and cost nothing, so trees fill up; where
-    the target computes all the time, they stay small. The optimum of (tokens / seconds) is where
-    the marginal rate has fallen to the average one (Charnov's marginal value theorem, 1976).
+    A step on the open node with the highest C brings a token if that node stands and the draft's
+    guesses after it are not all wrong, as often as they were of late. It costs a draft step and
+    what one more node makes the pass longer: nothing while reads hide its computation, so trees
+    fill up; where the target computes all the time, they stay small, and of a tree that is there
+    (grown beside the last pass, say) only the best part is verified. The optimum of tokens a second
+    is where the marginal rate has fallen to the average one (Charnov's marginal value theorem,
+    Theoretical Population Biology 9, 1976).
     """
 
     name: ClassVar[str] = "marginal"
-    stalled_share: ClassVar[float] = 0.05
-    """A pass that waited for storage for more of its time hides the computation of a node."""
-    nodes_per_step: ClassVar[float] = 2.0
 
-    pass_s: float = 0.0
-    """A recent pass; 0 before the first."""
-    stall_s: float = 0.0
     step_s: float = 0.0
     cost: PassCost = PassCost()
-    expected: float = 2.0
-    stood: float = 2.0
-    """Drafted tokens, expected by the draft and accepted: a fading sum each."""
+    hits: float = 2.0
+    tries: float = 3.0
+    """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
 
     def fires(self, growing: Growing) -> bool:
         open_nodes = list(growing.open_nodes)
         if not open_nodes:
             return True
-        if not self.pass_s:
+        if not self.cost.weight:
             return False
-        honesty = min(self.stood / self.expected, 1.0)
-        tree = growing.tree
-        C = tree.cumulative[: len(tree)]
-        tokens = 1.0 + honesty * float(C[1:].sum())
-        hidden = self.stall_s > self.stalled_share * self.pass_s
-        node_s = 0.0 if hidden else self.cost.per_node_s
-        round_s = growing.draft_s + self.pass_s
+        n_nodes, tokens, round_s = self._best_pass(growing)
         step_s = growing.draft_s / growing.draft_steps if growing.draft_steps else self.step_s
-        gained = honesty * float(tree.cumulative[open_nodes].max())
-        return gained * round_s < tokens * (step_s + self.nodes_per_step * node_s)
+        added_s = step_s + self.cost.seconds(n_nodes + 1) - self.cost.seconds(n_nodes)
+        C = float(growing.tree.cumulative[open_nodes].max())
+        return self.hits / self.tries * C * round_s < tokens * added_s
+
+    def n_worth_verifying(self, growing: Growing) -> int:
+        return self._best_pass(growing)[0] if self.cost.weight else len(growing.tree)
+
+    def _best_pass(self, growing: Growing) -> tuple[int, float, float]:
+        """The number of most probable nodes whose pass yields the most tokens a second, the tokens
+        that it is expected to yield (one more than stand, as the root counts), and its round's
+        seconds."""
+        n_nodes = len(growing.tree)
+        tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
+        pass_s = np.array([self.cost.seconds(n) for n in range(1, n_nodes + 1)])
+        round_s = growing.draft_s + pass_s
+        best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
+        return best + 1, float(tokens[best]), float(round_s[best])
 
     def observe(self, outcome: RoundOutcome) -> Self:
-        fade = 0.9
+        fade = 0.95
         step_s = outcome.draft_s / outcome.draft_steps if outcome.draft_steps else self.step_s
         return replace(
             self,
-            pass_s=outcome.pass_s,
-            stall_s=outcome.stall_s,
             step_s=step_s,
-            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s - outcome.stall_s),
-            expected=fade * self.expected + outcome.expected,
-            stood=fade * self.stood + outcome.accepted,
+            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s, outcome.stall_s),
+            hits=fade * self.hits + outcome.accepted,
+            tries=fade * self.tries + outcome.accepted + outcome.missed,
         )
 
 
 FALLBACKS: dict[str, type[Fallback]] = {
-    rule.name: rule for rule in (MarginalRate, AdaptiveThreshold, FixedLength)
+    rule.name: rule for rule in (MarginalRate, AdaptiveThreshold, FixedLength, FullTree)
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgespec.values import SpeculationStats, Timings
+from edgespec.values import RoundCost, SpeculationStats, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,22 @@ class RoundOutcome:
     stall_s: float
     wall_s: float
     """The whole round."""
-    expected: float = 0.0
-    """Drafted tokens that the draft expected to stand: the sum of C over the verified nodes."""
+    missed: bool = False
+    """Whether the draft's guesses after the last accepted token were all wrong."""
+
+    @property
+    def cost(self) -> RoundCost:
+        """What of it is told to the outside."""
+        return RoundCost(
+            n_tokens=self.n_tokens,
+            accepted=self.accepted,
+            verified=self.verified,
+            passes=self.passes,
+            draft_s=self.draft_s,
+            pass_s=self.pass_s,
+            stall_s=self.stall_s,
+            wall_s=self.wall_s,
+        )
 
 
 @dataclass(slots=True)
@@ -62,6 +76,7 @@ class Tally:
             provisional_kept=sum(outcome.provisional_kept for outcome in rounds),
             accepted_lengths=tuple(outcome.accepted for outcome in rounds),
             draft_s=sum(outcome.draft_s for outcome in rounds),
+            round_costs=tuple(outcome.cost for outcome in rounds),
         )
 
     def timings(self) -> Timings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 Origin = Literal["draft", "target"]
@@ -25,6 +26,28 @@ class ModelInfo:
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
     """Most leaves that a tree of provisional nodes may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """What a model's files say about it, for people; None where they do not say, or not one thing.
+
+    The engine needs none of it.
+    """
+
+    format: str
+    quantization: str | None = None
+    """Of most of the weights."""
+    parameters: int | None = None
+    embedding_length: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    context_length: int | None = None
+    """What the model was trained on."""
+    licence: str | None = None
+    equals: str | None = None
+    """Of an enlarged model, the name of the one that it computes the same as."""
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,34 @@ class PagingStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Where one round's time went, and what it brought."""
+
+    n_tokens: int
+    """Tokens that the text gained."""
+    accepted: int
+    """Of those, drafted ones."""
+    verified: int
+    passes: int
+    draft_s: float
+    """Drafting that the pass did not hide."""
+    pass_s: float
+    stall_s: float
+    """Of the pass: time in which compute waited for weights."""
+    wall_s: float
+    """The whole round."""
+
+    @property
+    def compute_s(self) -> float:
+        return max(0.0, self.pass_s - self.stall_s)
+
+    @property
+    def other_s(self) -> float:
+        """Neither drafting nor the pass: sampling, committing, re-rooting."""
+        return max(0.0, self.wall_s - self.draft_s - self.pass_s)
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Totals of one generation."""
 
@@ -71,6 +122,7 @@ class SpeculationStats:
     """Accepted drafted tokens, one entry a round."""
     draft_s: float = 0.0
     """Drafting that no target pass hid."""
+    round_costs: tuple[RoundCost, ...] = ()
 
     @property
     def tokens_per_pass(self) -> float:

@@ -160,7 +160,7 @@ def test_a_draft_that_agrees_fills_every_pass() -> None:
 
 def test_a_draft_that_is_always_wrong_costs_no_token_of_a_pass() -> None:
     wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
-    result = generate(counting(), wrong, max_tokens=5)
+    result = generate(counting(), wrong, max_tokens=5, n_candidates=1)
     assert result.tokens == (0, 1, 2, 3, 4)
     assert result.speculation.accepted == 0
     assert result.speculation.rounds == 5

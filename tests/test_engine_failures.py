@@ -97,7 +97,8 @@ def test_an_interrupt_stops_the_pass_before_it_reaches_the_caller() -> None:
 
     target.hook = slow
     draft.hook = Failing(3, KeyboardInterrupt())
-    with Engine(target, draft, EngineSettings(fallback="fixed", draft_max=1)) as engine:
+    settings = EngineSettings(fallback="fixed", draft_max=1, step_aside=False)
+    with Engine(target, draft, settings) as engine:
         with pytest.raises(KeyboardInterrupt):
             finish(engine.generate(PROMPT, GREEDY, 30))
         assert pass_ended.is_set()

@@ -104,15 +104,15 @@ def test_a_fallback_registers_under_its_own_name(name: str) -> None:
     assert FALLBACKS[name].name == name
 
 
-# Marginal rate: a step costs 10 ms, a pass 1 s; computing it costs 20 ms and 30 ms a node.
+# Marginal rate: a step costs 10 ms, computing a pass 70 ms and 30 ms a node.
 
-MARGINAL = replace(OUTCOME, draft_steps=1, draft_s=0.01, expected=2.0, accepted=2)
+MARGINAL = replace(OUTCOME, draft_steps=1, draft_s=0.01, accepted=2)
 
 
 def marginal(stall_s: float) -> MarginalRate:
     rule = MarginalRate()
     for verified in (3, 7, 11, 5):
-        compute_s = 0.02 + 0.03 * (1 + verified)
+        compute_s = 0.07 + 0.03 * (1 + verified)
         pass_s = stall_s + compute_s
         rule = rule.observe(replace(MARGINAL, verified=verified, pass_s=pass_s, stall_s=stall_s))
     return rule
@@ -131,22 +131,51 @@ def test_the_marginal_rule_keeps_trees_small_while_the_target_computes() -> None
     assert marginal(stall_s=0.0).fires(growing(0.3, 0.3, 0.2)) is True
 
 
-def test_the_marginal_rule_trusts_the_draft_as_far_as_its_guesses_stood() -> None:
-    honest, boasting = marginal(stall_s=0.0), marginal(stall_s=0.0)
+def test_only_nodes_that_are_worth_their_computing_are_verified() -> None:
+    """Tokens a second: 1 / 0.10 alone, 1.9 / 0.13 with the first guess, 1.95 / 0.16 with both."""
+    assert marginal(stall_s=0.0).n_worth_verifying(growing(0.9, 0.05)) == 2
+    assert marginal(stall_s=1.0).n_worth_verifying(growing(0.9, 0.05)) == 3
+
+
+def test_the_marginal_rule_drafts_as_long_as_the_draft_is_right() -> None:
+    right, wrong = marginal(stall_s=0.0), marginal(stall_s=0.0)
     for _ in range(20):
-        boasting = boasting.observe(replace(MARGINAL, expected=5.0, accepted=0, pass_s=0.2))
-        honest = honest.observe(replace(MARGINAL, expected=2.0, accepted=2, pass_s=0.2))
-    assert boasting.fires(growing(0.9))
-    assert not honest.fires(growing(0.9))
+        wrong = wrong.observe(replace(MARGINAL, accepted=0, missed=True, pass_s=0.2))
+        right = right.observe(replace(MARGINAL, accepted=2, pass_s=0.2))
+    assert wrong.fires(growing(0.9))
+    assert not right.fires(growing(0.9))
+
+
+def passes(*measured: tuple[int, float, float]) -> PassCost:
+    """After passes of these nodes, wall-clock and stalled seconds."""
+    cost = PassCost()
+    for one in measured:
+        cost = cost.with_pass(*one)
+    return cost
 
 
 def test_the_cost_of_a_node_is_the_slope_over_passes_of_different_size() -> None:
-    cost = PassCost()
-    for n_nodes in (1, 5, 9, 17):
-        cost = cost.with_pass(n_nodes, 0.5 + 0.1 * n_nodes)
-    assert cost.per_node_s == pytest.approx(0.1)
+    cost = passes(*((n_nodes, 0.5 + 0.1 * n_nodes, 0.0) for n_nodes in (1, 5, 9, 17)))
+    assert cost.per_node_s == pytest.approx(0.1, rel=0.01)
+    assert cost.seconds(7) == pytest.approx(1.2, rel=0.01)
 
 
-def test_passes_of_one_size_give_the_share_of_a_node() -> None:
-    cost = PassCost().with_pass(4, 2.0).with_pass(4, 2.0)
-    assert cost.per_node_s == pytest.approx(0.5)
+def test_a_node_costs_no_more_than_its_share_of_passes_of_one_size() -> None:
+    assert passes((8, 2.0, 0.0), (8, 2.0, 0.0)).per_node_s == pytest.approx(0.25)
+
+
+def test_a_further_node_is_tried_where_only_single_ones_were_seen() -> None:
+    """Taken to cost a whole pass, as its share would be, it never would."""
+    assert passes((1, 2.0, 0.0), (1, 2.0, 0.0)).per_node_s == pytest.approx(0.5)
+
+
+def test_nodes_are_free_until_their_computing_takes_as_long_as_the_reads() -> None:
+    """Reads of 1 s, 0.1 s of computing and 0.02 s a node: 45 nodes are hidden."""
+    cost = passes(*((n, 1.0, 1.0 - 0.1 - 0.02 * n) for n in (1, 9, 17, 25)))
+    assert cost.seconds(40) == cost.seconds(1) == pytest.approx(1.0)
+    assert cost.seconds(70) == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_pass_that_hardly_waited_shows_what_reads_take_at_most() -> None:
+    cost = passes((1, 1.0, 0.8), (9, 0.6, 0.0))
+    assert cost.read_s == 0.6

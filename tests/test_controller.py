@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from edgespec.controller import Controller, Way
+
+Cost = tuple[float, int]
+"""Seconds and tokens of a round."""
+
+ALL = (Way.TREE, Way.NONE, Way.LINE)
+PLAIN = (1.0, 1)
+STARTS = [Controller.for_paged_target(*ALL), Controller.for_resident_target(*ALL)]
+
+
+def rounds(
+    rule: Controller, n: int, tree: Cost, line: Cost, plain: Cost = PLAIN
+) -> tuple[Controller, list[Way]]:
+    """Run `n` rounds that cost and bring what is given for each way."""
+    costs = {Way.TREE: tree, Way.LINE: line, Way.NONE: plain}
+    ways = []
+    for _ in range(n):
+        ways.append(rule.way)
+        rule = rule.observe(*costs[rule.way])
+    return rule, ways
+
+
+def test_a_paged_target_begins_with_a_tree() -> None:
+    assert Controller.for_paged_target(*ALL).way is Way.TREE
+
+
+def test_a_resident_target_begins_alone_and_soon_tries_a_tree() -> None:
+    _, ways = rounds(Controller.for_resident_target(*ALL), 8, (0.5, 1), (0.5, 1))
+    assert ways[0] is Way.NONE and Way.TREE in ways
+
+
+@pytest.mark.parametrize("start", STARTS, ids=["paged", "resident"])
+@pytest.mark.parametrize(
+    ("tree", "line", "best"),
+    [
+        ((1.2, 4), (1.1, 3), Way.TREE),
+        ((2.0, 2), (1.2, 3), Way.LINE),
+        ((2.0, 1), (1.5, 1), Way.NONE),
+    ],
+)
+def test_the_cheapest_way_is_found(start: Controller, tree: Cost, line: Cost, best: Way) -> None:
+    _, ways = rounds(start, 500, tree, line)
+    assert ways.count(best) > 0.85 * 500
+
+
+@pytest.mark.parametrize(
+    ("tree", "line", "best"), [((1.2, 4), (1.1, 3), Way.TREE), ((2.0, 1), (1.5, 1), Way.NONE)]
+)
+def test_a_way_that_becomes_the_cheapest_is_taken(tree: Cost, line: Cost, best: Way) -> None:
+    before = {Way.TREE: ((2.0, 1), (1.5, 1)), Way.NONE: ((1.2, 4), (1.1, 3))}[best]
+    rule, _ = rounds(STARTS[0], 200, *before)
+    assert rule.preferred is not best
+    rule, _ = rounds(rule, 800, tree, line)
+    assert rule.preferred is best
+
+
+@pytest.mark.parametrize("drafted_s", [1.1, 2.0, 10.0])
+def test_probing_costs_a_small_share_of_the_time(drafted_s: float) -> None:
+    rule, _ = rounds(STARTS[1], 100, (drafted_s, 1), (drafted_s, 1))
+    _, ways = rounds(rule, 5000, (drafted_s, 1), (drafted_s, 1))
+    drafted = len(ways) - ways.count(Way.NONE)
+    assert drafted * (drafted_s - 1.0) < 0.03 * 5000
+
+
+@pytest.mark.parametrize("start", STARTS, ids=["paged", "resident"])
+def test_a_difference_within_the_noise_changes_nothing(start: Controller) -> None:
+    rule, _ = rounds(start, 500, (1.02, 1), (0.98, 1))
+    assert rule.preferred is start.preferred
+
+
+def test_the_first_round_after_a_change_is_not_counted() -> None:
+    """A draft that sat out many rounds first reads what it missed."""
+    rule, _ = rounds(STARTS[1], 300, (2.0, 1), (2.0, 1))
+    while rule.way is not Way.TREE:
+        rule = rule.observe(*((1.0, 1) if rule.way is Way.NONE else (2.0, 1)))
+    rule = rule.observe(60.0, 1)
+    rule, _ = rounds(rule, 10, (1.2, 8), (2.0, 1))
+    assert rule.preferred is Way.TREE
+
+
+def test_a_round_whose_draft_cost_nothing_brings_no_probe_nearer() -> None:
+    rule = STARTS[0]
+    for _ in range(100):
+        rule = rule.observe(1.0, 3, is_free=True)
+    assert rule == STARTS[0]
+
+
+def test_only_the_given_ways_are_tried() -> None:
+    start = Controller.for_resident_target(Way.TREE, Way.NONE)
+    _, ways = rounds(start, 500, (2.0, 1), (0.1, 1))
+    assert Way.LINE not in ways
