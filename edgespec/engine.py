@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from edgespec.acceptance import Accepted
+from edgespec.admission import check_prompt, obstacle
 from edgespec.controller import Controller, Way, drafting_is_free
 from edgespec.drafting import Drafter
 from edgespec.errors import Cancelled, UsageError
@@ -24,9 +25,11 @@ from edgespec.growth import Limits, LinearPacer, Pacer
 from edgespec.owning import Owner
 from edgespec.pipeline import Running, Worker
 from edgespec.ports import LanguageModel, Progress
+from edgespec.rounds import RoundInProgress, common_length, record_round
 from edgespec.rules import EngineSettings
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tally import RoundOutcome, Tally
+from edgespec.tracing import OFF, Trace, Track
 from edgespec.transcript import Transcript
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
@@ -35,23 +38,6 @@ __all__ = ["Engine", "EngineSettings"]
 
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """What one round may use, and what it has cost so far."""
-
-    drafter: Drafter | None
-    pacer: Pacer
-    limits: Limits
-    deepest: int
-    """No token of the text can stand deeper than this: it would be past its end."""
-    begun: float
-    guesses_before: int
-    draft_steps: int = 0
-    draft_s: float = 0.0
-    provisional: range = range(0)
-    """Keys of the nodes drafted beside the pass."""
 
 
 class Engine(Owner):
@@ -67,6 +53,7 @@ class Engine(Owner):
         draft: LanguageModel | None = None,
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
@@ -78,7 +65,7 @@ class Engine(Owner):
         self._acceptance = self.settings.new_acceptance()
         self._gate = OverlapGate()
         self._controller = self._new_controller(target)
-        self._obstacle = _obstacle(target, draft)
+        self._obstacle = obstacle(target, draft)
         self._drafter: Drafter | None = None
         if draft is not None and self._obstacle is None:
             self._drafter = Drafter(
@@ -91,6 +78,7 @@ class Engine(Owner):
         self._committed: list[int] = []
         """Tokens of the target's committed prefix; the draft's is a prefix of it."""
         self._clock = clock
+        self._trace = trace
         self._worker = Worker()
         self._cancelled = threading.Event()
         self._is_running = False
@@ -123,7 +111,7 @@ class Engine(Owner):
         be used again; neither they, nor Ctrl-C, nor closing the generator leave a model at work.
         """
         self._check_idle()
-        _check_prompt(prompt_tokens, self._target)
+        check_prompt(prompt_tokens, self._target)
         sampling.check_vocabulary(self._target.info.n_vocab)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
@@ -148,9 +136,10 @@ class Engine(Owner):
         self._cancelled.clear()
         tally = Tally(notes=[self._obstacle] if self._obstacle else [])
         try:
-            if not transcript.is_finished:
-                self._read_prompt(prompt, progress, tally)
-                yield from self._rounds(prompt, Sampler(sampling, prompt), transcript, tally)
+            with self._trace.span(Track.ENGINE, "generation"):
+                if not transcript.is_finished:
+                    self._read_prompt(prompt, progress, tally)
+                    yield from self._rounds(prompt, Sampler(sampling, prompt), transcript, tally)
         except Cancelled:
             transcript.cancel()
         finally:
@@ -158,6 +147,7 @@ class Engine(Owner):
                 self._drop_provisional()
             finally:
                 self._is_running = False
+                self._trace.flush()
         return GenerationResult(
             text=transcript.text,
             prompt_tokens=tuple(prompt),
@@ -183,11 +173,24 @@ class Engine(Owner):
                 self._grow(tree, round_.drafter, round_)
             nodes = self._select(tree, round_)
             logits = self._verify(tree, nodes, round_)
-            accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
+            with self._trace.span(Track.ENGINE, "accept") as span:
+                accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
+                span.note(accepted=len(accepted.path) - 1)
             events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
             self._commit(tree, accepted)
             rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
-            outcome = self._outcome(tree, nodes, accepted, rerooted, len(events), round_)
+            if self._drafter and not self.settings.keep_growth:
+                self._drafter.rest()
+                rerooted = rerooted.bare()
+            outcome = round_.outcome(
+                tree,
+                nodes,
+                accepted,
+                rerooted,
+                len(events),
+                self._target.last_report,
+                self._clock(),
+            )
             tally.outcomes.append(outcome)
             self._adapt(outcome, round_)
             yield from events
@@ -196,7 +199,7 @@ class Engine(Owner):
     def _read_prompt(self, prompt: list[int], progress: Progress | None, tally: Tally) -> None:
         """Prefill all but the prompt's last token, and no more than differs from the last call."""
         begun = self._clock()
-        reused = _common_length(self._committed, prompt[:-1])
+        reused = common_length(self._committed, prompt[:-1])
         if reused < len(self._committed) and not self._target.info.tree_capable:
             reused = 0  # recurrent state cannot be rewound by a few tokens
         self._target.truncate(reused)
@@ -211,14 +214,17 @@ class Engine(Owner):
             drafts = self._way is not Way.NONE
             if drafts and self._drafter.can_follow(self._committed, prompt[-1]):
                 self._catch_up(self._drafter)
-        tally.prompt_s = self._clock() - begun
+        end = self._clock()
+        tally.prompt_s = end - begun
+        self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
     def _catch_up(self, drafter: Drafter) -> None:
         """Let the draft read what was committed without it: a prompt, rounds that it sat out."""
         if drafter.model.n_committed < len(self._committed):
-            self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
+            with self._trace.span(Track.ENGINE, "catch up"):
+                self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
 
-    def _begin(self, tree: TokenTree, room: int, tally: Tally) -> _Round:
+    def _begin(self, tree: TokenTree, room: int, tally: Tally) -> RoundInProgress:
         """Decide whether this round drafts, and how far it may go."""
         self._check_cancelled()
         begun = self._clock()
@@ -237,7 +243,9 @@ class Engine(Owner):
         )
         guesses_before = drafter.n_guesses if drafter else 0
         draft_s = self._clock() - begun
-        return _Round(drafter, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s)
+        return RoundInProgress(
+            drafter, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s
+        )
 
     @property
     def _way(self) -> Way:
@@ -266,7 +274,7 @@ class Engine(Owner):
         drafter.rest()
         return None
 
-    def _grow(self, tree: TokenTree, drafter: Drafter, round_: _Round) -> None:
+    def _grow(self, tree: TokenTree, drafter: Drafter, round_: RoundInProgress) -> None:
         """Draft until the fallback rule fires or no growth within the limits is of use."""
         begun = self._clock()
         growing_s = 0.0
@@ -276,29 +284,56 @@ class Engine(Owner):
             growing = Growing(tree, open_nodes, round_.draft_steps, growing_s)
             if self._fallback.fires(growing):
                 break
-            if not drafter.step(tree, open_nodes, round_.pacer, round_.limits):
+            if not self._step(tree, open_nodes, drafter, round_, round_.limits, Track.ENGINE):
                 break
             round_.draft_steps += 1
             growing_s = self._clock() - begun
-        round_.draft_s += self._clock() - begun
+        end = self._clock()
+        round_.draft_s += end - begun
+        self._trace.add(Track.ENGINE, "grow", begun, end, steps=round_.draft_steps)
 
-    def _select(self, tree: TokenTree, round_: _Round) -> list[int]:
+    def _step(
+        self,
+        tree: TokenTree,
+        open_nodes: Sequence[int],
+        drafter: Drafter,
+        round_: RoundInProgress,
+        limits: Limits,
+        track: Track,
+    ) -> bool:
+        """One evaluation by the draft, recorded. False if nothing was to do."""
+        n_before = len(tree)
+        with self._trace.span(track, "draft step") as span:
+            grew = drafter.step(tree, open_nodes, round_.pacer, limits)
+            if self._trace.is_on and open_nodes:
+                best = float(tree.cumulative[list(open_nodes)].max())
+                span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
+        return grew
+
+    def _select(self, tree: TokenTree, round_: RoundInProgress) -> list[int]:
         """The nodes that are worth their place in the pass."""
         growing = Growing(tree, (), round_.draft_steps, round_.draft_s)
         n_worth = self._fallback.n_worth_verifying(growing)
         limits = replace(round_.limits, max_nodes=min(round_.limits.max_nodes, n_worth))
         return round_.pacer.select(tree, limits)
 
-    def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: _Round) -> np.ndarray:
+    def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: RoundInProgress) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
         evaluate = partial(self._target.evaluate, tree, nodes)
-        with self._worker.running(evaluate, self._target.cancel) as target_pass:
+        with (
+            self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)),
+            self._worker.running(evaluate, self._target.cancel) as target_pass,
+        ):
             if round_.drafter and self.settings.overlap and self._gate.is_open:
                 self._grow_beside(tree, round_.drafter, round_, target_pass)
             return target_pass.result()
 
     def _grow_beside(
-        self, tree: TokenTree, drafter: Drafter, round_: _Round, target_pass: Running[np.ndarray]
+        self,
+        tree: TokenTree,
+        drafter: Drafter,
+        round_: RoundInProgress,
+        target_pass: Running[np.ndarray],
     ) -> None:
         """Grow the tree that is being verified, past what was selected, while the pass runs.
 
@@ -313,17 +348,19 @@ class Engine(Owner):
         )
         while not target_pass.done:
             self._check_cancelled()
-            if not drafter.step(tree, drafter.open_nodes(tree), round_.pacer, limits):
+            open_nodes = drafter.open_nodes(tree)
+            if not self._step(tree, open_nodes, drafter, round_, limits, Track.BESIDE):
                 break
         round_.provisional = range(first_key, tree.next_key)
 
     def _commit(self, tree: TokenTree, accepted: Accepted) -> None:
         """Make the target's KV of the accepted path final."""
-        self._target.commit(tree, accepted.path)
+        with self._trace.span(Track.ENGINE, "commit"):
+            self._target.commit(tree, accepted.path)
         self._committed += (int(tree.token[node]) for node in accepted.path)
 
     def _reroot(
-        self, tree: TokenTree, accepted: Accepted, round_: _Round, is_last: bool
+        self, tree: TokenTree, accepted: Accepted, round_: RoundInProgress, is_last: bool
     ) -> TokenTree:
         """The tree below the target's own token, with the growth that already hangs there."""
         end = accepted.path[-1]
@@ -338,7 +375,8 @@ class Engine(Owner):
             return tree.reroot(root)
         begun = self._clock()
         try:
-            return drafter.follow(tree, accepted.path, root, round_.pacer)
+            with self._trace.span(Track.ENGINE, "re-root"):
+                return drafter.follow(tree, accepted.path, root, round_.pacer)
         except Cancelled:
             # What was accepted stands and is still to be yielded; the next round ends the text.
             drafter.rest()
@@ -346,42 +384,10 @@ class Engine(Owner):
         finally:
             round_.draft_s += self._clock() - begun
 
-    def _outcome(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        accepted: Accepted,
-        rerooted: TokenTree,
-        n_tokens: int,
-        round_: _Round,
-    ) -> RoundOutcome:
-        """What the round cost and brought."""
-        parents = {int(tree.parent[node]) for node in nodes}
-        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
-        best_tokens = tree.token[tree.path(best)[1:]].tolist()
-        report = self._target.last_report
-        kept = rerooted.key[: len(rerooted)].tolist()
-        return RoundOutcome(
-            n_tokens=n_tokens,
-            accepted=min(len(accepted.path) - 1, n_tokens),
-            drafted=round_.drafter.n_guesses - round_.guesses_before if round_.drafter else 0,
-            verified=len(nodes) - 1,
-            best_confidence=float(tree.cumulative[best]),
-            best_length=len(best_tokens),
-            best_correct=_common_length(best_tokens, accepted.tokens(tree)),
-            provisional_drafted=len(round_.provisional),
-            provisional_kept=sum(key in round_.provisional for key in kept),
-            draft_steps=round_.draft_steps,
-            draft_s=round_.draft_s,
-            passes=report.passes,
-            pass_s=report.wall_s,
-            stall_s=report.stall_s,
-            wall_s=self._clock() - round_.begun,
-            missed=accepted.path[-1] in parents,
-        )
-
-    def _adapt(self, outcome: RoundOutcome, round_: _Round) -> None:
+    def _adapt(self, outcome: RoundOutcome, round_: RoundInProgress) -> None:
         """Let every rule that learns see the round."""
+        record_round(self._trace, outcome, round_, self._way)
+        self._trace.flush()
         self._fallback = self._fallback.observe(outcome)
         self._gate = self._gate.observe(self._target.last_report)
         if self._drafter is not None and (round_.drafter or self._way is Way.NONE):
@@ -405,35 +411,3 @@ class Engine(Owner):
             raise UsageError("the engine is closed")
         if self._is_running:
             raise UsageError("the engine runs one generation at a time: finish or close the other")
-
-
-def _obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
-    """Why this draft cannot serve this target, if so."""
-    if draft is None:
-        return None
-    for role, info in (("target", target.info), ("draft", draft.info)):
-        if not info.tree_capable:
-            return (
-                f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
-                "drop single tokens: the target decodes alone, one token a pass"
-            )
-    return None
-
-
-def _check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
-    info = target.info
-    if not prompt_tokens:
-        raise UsageError("the prompt is empty: give at least one token, such as BOS")
-    if len(prompt_tokens) > info.n_ctx:
-        raise UsageError(
-            f"the prompt has {len(prompt_tokens)} tokens and the context {info.n_ctx}: "
-            "shorten the prompt or raise --ctx-size"
-        )
-    if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
-        raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")
-
-
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens two texts share."""
-    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))

@@ -31,6 +31,9 @@ class EngineSettings:
     because a target that samples coldly takes the likeliest token more often than that says."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
+    keep_growth: bool = True
+    """Go on with what already hangs below the new root. Without, every tree begins anew: a
+    comparison needs that, nobody else."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 

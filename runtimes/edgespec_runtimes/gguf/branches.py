@@ -4,12 +4,16 @@ llama.cpp knows no trees, but a KV cell may belong to many sequences. Every bran
 all list the committed prefix, a node belongs to each branch that runs through it, and attention
 sees a node's own branch only. Sequence 0 always holds the whole committed prefix; the others take
 it over when they are needed, which costs a copy of cell labels and no copy of keys or values.
+
+Attention adds up what it sees in the order of cells, and rounding knows the order. Committed tokens
+therefore stand in the first cells, in their order, as if they had been decoded one by one: a path
+beside which other nodes were rejected is moved down, key and value of a token each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
@@ -24,6 +28,10 @@ class SequenceMemory(Protocol):
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None: ...
 
+    def save(self, sequence: int, begin: int, end: int) -> Any: ...
+
+    def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
+
 
 class Branches:
     """Assigns provisional nodes, known by their keys, to sequences."""
@@ -34,6 +42,8 @@ class Branches:
         """Sequence -> keys of its provisional nodes; entry i stands at position n_committed + i."""
         self._synced = [0] * n_sequences
         """How much of the committed prefix each sequence holds."""
+        self._decoded: list[int] = []
+        """Keys of provisional nodes in the order of their cells."""
         self.n_committed = 0
 
     @property
@@ -63,6 +73,7 @@ class Branches:
             else:
                 sequence = self._branch_at(int(tree.key[tree.parent[node]]), placed)
             self._chains[sequence].append(key)
+            self._decoded.append(key)
             placed[key] = [sequence]
         return [sorted(placed[int(tree.key[node])]) for node in nodes]
 
@@ -74,6 +85,11 @@ class Branches:
         source = next((s for s, chain in self._chains.items() if chain[: len(keys)] == keys), None)
         if source is None:
             raise UsageError("a path is committed that was not evaluated")
+        in_order = self._decoded[: len(keys)] == keys
+        self._decoded = [key for key in self._decoded if key in kept_keys]
+        if not in_order and not kept_keys:
+            self._move_down(source, end)
+            return
         if source != HOME and self._chains.get(HOME, [])[: len(keys)] != keys:
             self._memory.remove(HOME, begin, -1)
             self._chains.pop(HOME, None)
@@ -97,6 +113,14 @@ class Branches:
         self._synced[HOME] = end
         self._chains = survivors
 
+    def _move_down(self, source: int, end: int) -> None:
+        """Commit what `source` holds up to `end`, in the first cells; nothing else stays."""
+        begin = self.n_committed
+        saved = self._memory.save(source, begin, end)
+        self.truncate(begin)
+        self._memory.restore(saved, HOME, begin, end)
+        self.extend(end - begin)
+
     def truncate(self, n_tokens: int) -> None:
         """Shorten the prefix to `n_tokens`; nothing provisional stays.
 
@@ -107,6 +131,7 @@ class Branches:
                 self._memory.remove(sequence, n_tokens, -1)
                 self._synced[sequence] = min(synced, n_tokens)
         self._chains.clear()
+        self._decoded.clear()
         self.n_committed = n_tokens
 
     def _branch_at(self, parent_key: int, placed: dict[int, list[int]]) -> int:
@@ -143,6 +168,25 @@ class Branches:
                     self._synced[sequence] = self.n_committed
                 return sequence
         raise UsageError(f"the tree has more than {self.n_sequences} branches")
+
+
+def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+    """`nodes` depth first, the more probable child before its siblings.
+
+    The path that will be accepted is then likely to come first, and needs no moving.
+    """
+    wanted = set(nodes)
+    below: dict[int, list[int]] = {}
+    tops: list[int] = []
+    for node in sorted(nodes, key=lambda node: tree.cumulative[node]):
+        parent = int(tree.parent[node])
+        (below.setdefault(parent, []) if parent in wanted else tops).append(node)
+    ordered: list[int] = []
+    while tops:
+        node = tops.pop()
+        ordered.append(node)
+        tops += below.get(node, ())
+    return ordered
 
 
 def _leading(chain: Sequence[int], allowed: set[int]) -> list[int]:

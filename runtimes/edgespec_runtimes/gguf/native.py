@@ -33,6 +33,9 @@ CACHE_TYPES = {
 }
 """Names that llama.cpp's --cache-type-k takes, and their ggml types."""
 
+SMALL_MODEL_BYTES = 64 << 20
+"""Below this a second thread costs more in waking than it computes."""
+
 _LOAD_NONE, _LOAD_MMAP = 0, 1
 _MAX_NAME = 64
 
@@ -221,18 +224,29 @@ class ContextShape:
     n_ctx: int
     n_batch: int
     n_outputs: int
-    n_seq: int
+    n_branches: int
     n_threads: int
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "on"
 
+    @property
+    def n_seq(self) -> int:
+        """A sequence for each branch, and where there are several, one that holds cells while they
+        are put in order."""
+        return self.n_branches + (self.n_branches > 1)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits: llama.cpp wants one for each sequence at least."""
+        return max(self.n_outputs, self.n_seq)
+
     def params(self) -> Any:
         p = lib.llama_context_default_params()
         p.n_ctx = self.n_ctx
-        p.n_batch = p.n_ubatch = max(self.n_batch, self.n_outputs)
+        p.n_batch = p.n_ubatch = max(self.n_batch, self.n_rows)
         p.n_seq_max = self.n_seq
-        p.n_outputs_max = self.n_outputs
+        p.n_outputs_max = self.n_rows
         p.n_threads = p.n_threads_batch = self.n_threads
         p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
         p.type_k, p.type_v = CACHE_TYPES[self.cache_type_k], CACHE_TYPES[self.cache_type_v]
@@ -318,6 +332,11 @@ def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
         return _load(path, params), lazy
 
 
+def useful_threads(weight_bytes: int, n_threads: int) -> int:
+    """Of `n_threads`, those that make a model of this size faster."""
+    return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
+
+
 def supports_gpu() -> bool:
     """Whether this build of llama.cpp can place layers on a GPU."""
     _start()
@@ -356,7 +375,7 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     return ContextSizes(
         kv_bytes=round(kv * to_bytes),
         compute_bytes=round(compute * to_bytes),
-        output_bytes=4 * shape.n_outputs * model.n_vocab,
+        output_bytes=4 * shape.n_rows * model.n_vocab,
     )
 
 

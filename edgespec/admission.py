@@ -1,0 +1,35 @@
+"""What a pair and a prompt must be before a text can begin. Knows the port; no rule and no tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.errors import UsageError
+from edgespec.ports import LanguageModel
+
+
+def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
+    """Why this draft cannot serve this target, if so."""
+    if draft is None:
+        return None
+    for role, info in (("target", target.info), ("draft", draft.info)):
+        if not info.tree_capable:
+            return (
+                f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
+                "drop single tokens: the target decodes alone, one token a pass"
+            )
+    return None
+
+
+def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
+    """Raise UsageError for a prompt that the target cannot read."""
+    info = target.info
+    if not prompt_tokens:
+        raise UsageError("the prompt is empty: give at least one token, such as BOS")
+    if len(prompt_tokens) > info.n_ctx:
+        raise UsageError(
+            f"the prompt has {len(prompt_tokens)} tokens and the context {info.n_ctx}: "
+            "shorten the prompt or raise --ctx-size"
+        )
+    if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
+        raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")
