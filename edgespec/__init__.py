@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
+    from edgespec.trace_file import open_trace as open_trace
 
 _HOME = {
     "EdgespecError": "errors",
@@ -26,6 +27,7 @@ _HOME = {
     "SamplingParams": "sampling",
     "Session": "session",
     "load": "session",
+    "open_trace": "trace_file",
     "plan": "session",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "SamplingParams",
     "Session",
     "load",
+    "open_trace",
     "plan",
 ]
 

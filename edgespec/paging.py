@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from edgespec.errors import EdgespecError
 from edgespec.owning import Owner
 from edgespec.reading import Memory, Reader, Segment, read_segment
+from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import PagingStats
 
 
@@ -50,6 +51,7 @@ class WeightPager(Owner):
         reader: Reader,
         ring_bytes: int,
         clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
     ) -> None:
         largest = max(segment.slot_bytes for segment in segments)
         if ring_bytes < largest:
@@ -59,6 +61,7 @@ class WeightPager(Owner):
         self._segments = tuple(segments)
         self._reader = reader
         self._clock = clock
+        self._trace = trace
         self._ring = Memory(ring_bytes)
         self._slots: deque[_Slot] = deque()
         self._next = 0
@@ -80,7 +83,9 @@ class WeightPager(Owner):
                 try:
                     slot = self._wait_for(index)
                 finally:
-                    self.stall_s += self._clock() - begin
+                    end = self._clock()
+                    self.stall_s += end - begin
+                    self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
                 if slot is None:
                     return None
             self._drop_before(slot)
@@ -95,6 +100,7 @@ class WeightPager(Owner):
                     slot.held, slot.dropped = False, True
                     break
             self._reclaim()
+            self._count_ring()
             self._change.notify_all()
 
     def cancel(self) -> None:
@@ -195,17 +201,20 @@ class WeightPager(Owner):
                 slot = _Slot(self._next, start, segment.slot_bytes)
                 self._slots.append(slot)
                 self._next = (self._next + 1) % len(self._segments)
+                self._count_ring()
             self._read_into(slot)
 
     def _read_into(self, slot: _Slot) -> None:
         segment, n = self._segments[slot.segment], 0
         failure: BaseException | None = None
+        span = self._trace.span(Track.STORAGE, "read")
         try:
             n = read_segment(
                 self._reader, segment, self._ring, slot.start, lambda: self._closing or slot.dropped
             )
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
             failure = exc
+        span.note(segment=slot.segment, name=segment.name, bytes=n).end()
         with self._change:
             self.bytes_read += n
             slot.ready = True
@@ -213,20 +222,34 @@ class WeightPager(Owner):
                 slot.dropped = True
                 self._failure = failure
             self._reclaim()
+            self._count_ring()
             self._change.notify_all()
+
+    def _count_ring(self) -> None:
+        """What the ring holds: slots that are full, and the one that is being filled."""
+        if self._trace.is_on:
+            filled = sum(slot.nbytes for slot in self._slots if slot.ready and not slot.dropped)
+            reading = sum(slot.nbytes for slot in self._slots if not slot.ready)
+            self._trace.count_bytes("ring (MiB)", filled=filled, reading=reading)
 
 
 class PinnedSegments(Owner):
     """Segments that stay in memory from loading to `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace = OFF) -> None:
         self._memory: list[Memory] = []
+        self._trace = trace
 
     def load(self, segment: Segment, reader: Reader, stopped: Callable[[], bool]) -> int:
         """Read a segment into memory of its own and return the address."""
         memory = Memory(segment.slot_bytes)
         self._memory.append(memory)
-        read_segment(reader, segment, memory, 0, stopped)
+        with self._trace.span(Track.STORAGE, "read pinned") as span:
+            n = read_segment(reader, segment, memory, 0, stopped)
+            span.note(name=segment.name, bytes=n)
+        if self._trace.is_on:
+            pinned = sum(memory.nbytes for memory in self._memory)
+            self._trace.count_bytes("pinned (MiB)", pinned=pinned)
         return memory.address
 
     def close(self) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edgespec import memory, runtimes
 from edgespec.budget import MIB, MemoryPlan, MemoryRow, plan_memory
 from edgespec.config import LoadSettings
 from edgespec.engine import Engine, EngineSettings
-from edgespec.errors import PairError
+from edgespec.errors import BudgetError, PairError
 from edgespec.owning import Owner
 from edgespec.pipeline import Worker
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.sampling import SamplingParams
+from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import GenerationResult, ModelInfo, TokenEvent
 
 T = TypeVar("T")
@@ -47,13 +48,52 @@ def load(
     settings: LoadSettings,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
+    trace: Trace = OFF,
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
+    Loading and generating are recorded in `trace`: `open_trace` opens one, the caller closes it.
     Raises ModelError, PairError, BudgetError or UsageError, and leaves nothing behind then.
     """
-    with _Opening(settings, engine_settings, progress) as opening:
+    with ExitStack() as on_failure:
+        models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
+        session = Session(models, engine_settings, trace)
+        on_failure.pop_all()
+        return session
+
+
+def open_models(
+    settings: LoadSettings,
+    engine_settings: EngineSettings | None = None,
+    progress: Progress | None = None,
+    trace: Trace = OFF,
+) -> LoadedModels:
+    """What `load` loads, without an engine: for whoever runs engines of his own over the models.
+
+    A pass of theirs verifies at most the nodes that `engine_settings` say. Raises what `load` does.
+    """
+    with (
+        trace.span(Track.ENGINE, "load"),
+        _Opening(settings, engine_settings, progress, trace) as opening,
+    ):
         return opening.load()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels(Owner):
+    """A target and its draft, loaded under one plan; close them together."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    plan: MemoryPlan
+    load_report: dict[str, float]
+    """Seconds by phase of loading, and `total`."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self.target.close()
+        if self.draft:
+            self.draft.close()
 
 
 class Session(Owner):
@@ -61,30 +101,27 @@ class Session(Owner):
 
     def __init__(
         self,
-        target: LanguageModel,
-        draft: LanguageModel | None,
-        engine_settings: EngineSettings | None,
-        memory_plan: MemoryPlan,
-        load_report: dict[str, float],
+        models: LoadedModels,
+        engine_settings: EngineSettings | None = None,
+        trace: Trace = OFF,
     ) -> None:
-        self.plan = memory_plan
-        self.load_report = load_report
+        self.plan = models.plan
+        self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
-        self._target = target
-        self._draft = draft
-        self._engine = Engine(target, draft, engine_settings)
+        self._models = models
+        self._engine = Engine(models.target, models.draft, engine_settings, trace=trace)
 
     @property
     def target(self) -> ModelInfo:
-        return self._target.info
+        return self._models.target.info
 
     @property
     def draft(self) -> ModelInfo | None:
-        return self._draft.info if self._draft else None
+        return self._models.draft.info if self._models.draft else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's BOS if it wants one."""
-        return self._target.vocabulary.encode(text)
+        return self._models.target.vocabulary.encode(text)
 
     def stream(
         self,
@@ -124,9 +161,7 @@ class Session(Owner):
     def close(self) -> None:
         """Free everything. Idempotent."""
         self._engine.close()
-        self._target.close()
-        if self._draft:
-            self._draft.close()
+        self._models.close()
 
 
 class _Opening(Owner):
@@ -137,11 +172,14 @@ class _Opening(Owner):
         settings: LoadSettings,
         engine_settings: EngineSettings | None,
         progress: Progress | None,
+        trace: Trace = OFF,
     ) -> None:
         self._settings = settings
         self._engine_settings = engine_settings or EngineSettings()
         self._progress = progress
+        self._trace = trace
         self._budget_bytes = memory.resolve_budget(settings.memory_budget)
+        trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
@@ -154,7 +192,7 @@ class _Opening(Owner):
     def plan(self) -> MemoryPlan:
         return self._run("planning", self._plan)
 
-    def load(self) -> Session:
+    def load(self) -> LoadedModels:
         memory_plan = self.plan()
         with ExitStack() as on_failure:
             draft = None
@@ -171,14 +209,14 @@ class _Opening(Owner):
                 for phase, seconds in prepared.seconds.items():
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
-            session = Session(target, draft, self._engine_settings, memory_plan, self._report)
             on_failure.pop_all()
-            return session
+            return LoadedModels(target, draft, memory_plan, self._report)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
         try:
-            return self._worker.run(call, self._cancel)
+            with self._trace.span(Track.ENGINE, phase):
+                return self._worker.run(call, self._cancel)
         finally:
             self._report[phase] = time.perf_counter() - began
 
@@ -202,10 +240,14 @@ class _Opening(Owner):
             cache_type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
             n_gpu_layers=settings.n_gpu_layers,
+            provider=settings.provider,
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
+            trace=self._trace,
         )
-        target = self._adopt(runtimes.find(request.path).prepare(request))
+        with self._trace.span(Track.ENGINE, "import"):
+            runtime = runtimes.find(request.path)
+        target = self._adopt(runtime.prepare(request))
         if settings.draft is None:
             return
         # as much context as the target has, or what the draft was trained on
@@ -236,9 +278,15 @@ class _Opening(Owner):
         rows += target.fixed_rows()
         headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
         rows.append(MemoryRow("process", "headroom", headroom))
-        return plan_memory(
-            self._budget_bytes, rows, segmentations, resident, paged, target.enforced
-        )
+        notes = [note for prepared in self._prepared for note in prepared.notes]
+        try:
+            planned = plan_memory(
+                self._budget_bytes, rows, segmentations, resident, paged, target.enforced
+            )
+        except BudgetError as error:
+            message = "; ".join([str(error), *target.notes])
+            raise BudgetError(message, error.smallest_bytes) from error
+        return replace(planned, notes=(*planned.notes, *notes))
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -18,30 +18,15 @@ import numpy as np
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging import paging_stats
 from edgespec.ports import Progress, Vocabulary
+from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import native
-from edgespec_runtimes.gguf.branches import HOME, Branches
+from edgespec_runtimes.gguf.branches import HOME, Branches, likely_first
+from edgespec_runtimes.gguf.cells import LlamaMemory
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
-
-
-class LlamaMemory:
-    """llama.cpp's KV cache seen as sequences."""
-
-    def __init__(self, context: Any) -> None:
-        self._handle = lib.llama_get_memory(context)
-
-    def remove(self, sequence: int, begin: int, end: int) -> None:
-        if not lib.llama_memory_seq_rm(self._handle, sequence, begin, end):
-            raise EdgespecError("this model's state cannot drop single tokens")
-
-    def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        lib.llama_memory_seq_cp(self._handle, source, target, begin, end)
-
-    def clear(self) -> None:
-        lib.llama_memory_clear(self._handle, True)
 
 
 class GgufModel:
@@ -56,6 +41,7 @@ class GgufModel:
         stop: native.Stop,
         weights: PagedWeights | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
     ) -> None:
         self.info = info
         self.vocabulary = vocabulary
@@ -65,11 +51,12 @@ class GgufModel:
         self._stop = stop
         self._weights = weights
         self._clock = clock
+        self._trace = trace
         self._batch_size: int = shape.params().n_batch
         callback = weights.callback if weights else None
         self._context: Any = native.new_context(model, shape, callback, stop)
-        self._memory = LlamaMemory(self._context)
-        self._branches = Branches(shape.n_seq, self._memory)
+        self._memory = LlamaMemory(self._context, spare=shape.n_branches)
+        self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(self._batch_size, 0, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
@@ -114,16 +101,19 @@ class GgufModel:
 
     def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         committed = self.n_committed
-        tokens = [int(tree.token[node]) for node in nodes]
-        positions = [committed + int(tree.depth[node]) for node in nodes]
+        ordered = likely_first(tree, nodes)
+        tokens = [int(tree.token[node]) for node in ordered]
+        positions = [committed + int(tree.depth[node]) for node in ordered]
         try:
-            sequences = self._branches.place(tree, nodes)
+            sequences = self._branches.place(tree, ordered)
         except UsageError:
             self._branches.truncate(committed)
             raise
         self._decode(tokens, positions, sequences, True, committed)
-        n, n_vocab = len(nodes), self.info.n_vocab
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
+        shape = (len(nodes), self.info.n_vocab)
+        row_of = {node: row for row, node in enumerate(ordered)}
+        rows = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+        return rows[[row_of[node] for node in nodes]]
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         self._branches.commit(tree, path, keep)
@@ -182,6 +172,7 @@ class GgufModel:
             batch.logits[i] = logits
         failure: BaseException | None = None
         code = 0
+        span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
         try:
             if self._weights:
                 self._weights.begin_pass(tokens, on_segment)
@@ -193,6 +184,7 @@ class GgufModel:
             if self._weights:
                 self._weights.end_pass()
                 failure = failure or self._weights.failure
+            span.end()
         if failure is None and self._stop.is_set():
             failure = Cancelled("the model was asked to stop")
         if failure is None and code:
@@ -209,7 +201,7 @@ class GgufModel:
 
     def _forget(self) -> None:
         self._memory.clear()
-        self._branches = Branches(self._shape.n_seq, self._memory)
+        self._branches = Branches(self._shape.n_branches, self._memory)
 
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:

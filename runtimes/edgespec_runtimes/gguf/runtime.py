@@ -6,19 +6,22 @@ a mapping that is not filled.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from edgespec.bench.baselines import BaselineRequest, BaselineRun
 from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest
-from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import native, weights
+from edgespec.runtimes import ModelRequest, without_padding
+from edgespec.tracing import OFF, Track
+from edgespec.values import ModelDetails, ModelInfo
+from edgespec_runtimes.gguf import baselines, native, weights
+from edgespec_runtimes.gguf.details import details_of
 from edgespec_runtimes.gguf.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.shapes import validate
@@ -26,15 +29,14 @@ from edgespec_runtimes.gguf.shapes import validate
 BATCH_SIZES = (512, 256, 128, 64, 32)
 BUFFER_SHARE = 0.05
 """Of the budget; larger compute buffers read a prompt in fewer passes and pin fewer weights."""
-SMALL_MODEL_BYTES = 64 * MIB
-"""Below this a second thread costs more in waking than it computes."""
-_PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
 
 class GgufRuntime:
     """The entry point `gguf`."""
 
     name = "gguf"
+    library = baselines.LIBRARY
+    baselines = baselines.BASELINES
 
     def recognises(self, path: Path) -> bool:
         if path.suffix == ".gguf":
@@ -51,16 +53,33 @@ class GgufRuntime:
                 f"{request.n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
                 "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
             )
+        if request.provider != "auto":
+            raise UsageError(
+                f"--provider {request.provider}: {request.path.name} is a GGUF model, which "
+                "-ngl and -ngld put on a GPU; leave --provider out"
+            )
         began = time.perf_counter()
         header = read_header(request.path)
         validate(header)
         prepared = PreparedGguf(request, header)
-        prepared.seconds["header and vocabulary"] = time.perf_counter() - began
+        done, phase = time.perf_counter(), "header and vocabulary"
+        prepared.seconds[phase] = done - began
+        request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)
         return prepared
+
+    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
+        return baselines.run(name, request)
+
+    def describe(self, path: Path) -> ModelDetails:
+        header = read_header(path)
+        validate(header)
+        return details_of(header)
 
 
 class PreparedGguf:
     """Implements `edgespec.runtimes.PreparedModel`."""
+
+    notes: Sequence[str] = ()
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
@@ -81,10 +100,7 @@ class PreparedGguf:
         return self._lazy and sys.platform != "win32"
 
     def tokens(self) -> Sequence[bytes]:
-        table = list(self._token_table)
-        while table and _PADDING_TOKEN.fullmatch(table[-1]):
-            table.pop()
-        return table
+        return without_padding(self._token_table)
 
     def fixed_rows(self) -> Sequence[MemoryRow]:
         owner, sizes = self._request.owner, self._sizes
@@ -166,7 +182,7 @@ class PreparedGguf:
                 n_ctx=info.n_ctx + 4 * info.max_nodes,
                 n_batch=min(batch, info.n_ctx),
                 n_outputs=info.max_nodes,
-                n_seq=info.max_branches,
+                n_branches=info.max_branches,
                 n_threads=self._n_threads(),
                 cache_type_k=request.cache_type_k,
                 cache_type_v=request.cache_type_v,
@@ -180,7 +196,7 @@ class PreparedGguf:
         return shape, sizes
 
     def _n_threads(self) -> int:
-        return 1 if self._header.weight_bytes < SMALL_MODEL_BYTES else self._request.n_threads
+        return native.useful_threads(self._header.weight_bytes, self._request.n_threads)
 
     @cached_property
     def _token_table(self) -> list[bytes]:
@@ -192,10 +208,10 @@ class PreparedGguf:
     @cached_property
     def _traced(self) -> list[weights.Weight]:
         """The weights in order of use; maps the model, which stays mapped for `load`."""
-        began = time.perf_counter()
-        self._mapped, self._lazy = native.load_mapped(self._header.path, self._request.n_gpu_layers)
-        traced = weights.trace_weights(self._mapped, self._header, self._stop)
-        self.seconds["mapping"] = time.perf_counter() - began
+        with self._phase("mapping"):
+            path, n_gpu_layers = self._header.path, self._request.n_gpu_layers
+            self._mapped, self._lazy = native.load_mapped(path, n_gpu_layers)
+            traced = weights.trace_weights(self._mapped, self._header, self._stop)
         return [weight for weight in traced if weights.in_host_memory(weight)]
 
     @cached_property
@@ -222,9 +238,10 @@ class PreparedGguf:
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
         self.close()
-        model = native.load_resident(
-            self._header.path, self._request.n_gpu_layers, self._stop, progress
-        )
+        with self._phase("weights"):
+            model = native.load_resident(
+                self._header.path, self._request.n_gpu_layers, self._stop, progress
+            )
         return self._open(model, None)
 
     def _load_mapped(self) -> LanguageModel:
@@ -246,11 +263,11 @@ class PreparedGguf:
             plan.ring_bytes,
             self._embedding_bytes,
             self._stop,
+            self._request.trace,
         )
         try:
-            began = time.perf_counter()
-            paged.fill(progress)
-            self.seconds["pinned weights"] = time.perf_counter() - began
+            with self._phase("pinned weights"):
+                paged.fill(progress)
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
         except BaseException:
@@ -261,14 +278,24 @@ class PreparedGguf:
 
     def _open(self, model: native.Model, paged: weights.PagedWeights | None) -> LanguageModel:
         """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
-        began = time.perf_counter()
+        request = self._request
+        trace = request.trace if request.owner == "target" else OFF
         try:
-            vocabulary = native.GgufVocabulary(model, self._token_table)
-            opened = GgufModel(model, self._shape, self.info, vocabulary, self._stop, paged)
+            with self._phase("context"):
+                vocabulary = native.GgufVocabulary(model, self._token_table)
+                return GgufModel(
+                    model, self._shape, self.info, vocabulary, self._stop, paged, trace=trace
+                )
         except BaseException:
             model.close()
             if paged:
                 paged.close()
             raise
-        self.seconds["context"] = time.perf_counter() - began
-        return opened
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """A part of loading; what it took is told if it succeeds."""
+        with self._request.trace.span(Track.ENGINE, f"{self._request.owner}: {name}"):
+            began = time.perf_counter()
+            yield
+            self.seconds[name] = time.perf_counter() - began

@@ -23,6 +23,7 @@ from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.paging import PinnedSegments, WeightPager
 from edgespec.ports import Progress
 from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Memory, Segment
+from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
 from edgespec_runtimes.gguf import native
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
 
@@ -87,7 +88,7 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
                 uses.setdefault(address, []).append(use)
         return False
 
-    shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_seq=1, n_threads=1)
+    shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
     stop.set()
     context = native.new_context(model, shape, watch, stop)
     try:
@@ -235,13 +236,16 @@ class PagedWeights:
         ring_bytes: int,
         embedding_bytes: int,
         stop: native.Stop,
+        trace: Trace = OFF,
     ) -> None:
         self.groups = tuple(groups)
         self._pinned_groups = pinned
         self._ring_bytes = ring_bytes
         self._stop = stop
         self._reader = DirectReader(header.paths)
-        self._pinned = PinnedSegments()
+        self._pinned = PinnedSegments(trace)
+        self._trace = trace
+        self._computing: Span = NO_SPAN
         self.pager: WeightPager | None = None
         self.failure: BaseException | None = None
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
@@ -262,6 +266,7 @@ class PagedWeights:
         }
         self._last_of = {g.weights[-1].address: i for i, g in enumerate(self._streamed)}
         self._stop_after = self._boundaries()
+        self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
         self._lookup_op = native.op_number("GET_ROWS")
         self._ops = frozenset((*map(native.op_number, _MATMULS), self._lookup_op))
@@ -290,7 +295,7 @@ class PagedWeights:
                 progress("reading pinned weights", done / total)
         if self._streamed and not self._stop.is_set():
             segments = [group.segment for group in self._streamed]
-            self.pager = WeightPager(segments, self._reader, self._ring_bytes)
+            self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
     def begin_pass(
         self, tokens: Sequence[int], on_segment: Callable[[float], None] | None = None
@@ -302,11 +307,13 @@ class PagedWeights:
             self.pager.resume()
         if self._embedding:
             self._embedding[1].fetch(tokens)
+        self._compute_pinned(0)
 
     def end_pass(self) -> None:
         """Call after every llama_decode: puts back what an aborted pass left pointed."""
         for index in list(self._held):
             self._restore(index)
+        self._computing.end()
         if self._embedding:
             weight = self._embedding[0]
             weight.pointer.value = self._mapped[weight.address]
@@ -351,6 +358,16 @@ class PagedWeights:
                 stops.add(address)
         return frozenset(stops)
 
+    def _runs_of_pinned(self) -> list[int]:
+        """How many pinned segments are computed before each streamed one, and after the last."""
+        runs = [0]
+        for i in range(len(self.groups)):
+            if i in self._pinned_groups:
+                runs[-1] += 1
+            else:
+                runs.append(0)
+        return runs
+
     def _on_node(self, node: int, ask: bool, _: Any) -> bool:
         try:
             return self._before(node) if ask else self._after(node)
@@ -386,11 +403,13 @@ class PagedWeights:
 
     def _point(self, index: int) -> None:
         assert self.pager is not None
+        self._computing.end()
         base = self.pager.acquire(index)
         if base is None:
             self._stop.set()
             return
         self._held.add(index)
+        self._computing = self._trace.span(Track.TARGET, "compute").note(segment=index)
         for weight, offset in self._swaps[index]:
             weight.pointer.value = base + offset
         if self._on_segment:
@@ -402,8 +421,16 @@ class PagedWeights:
         for weight, _ in self._swaps[index]:
             weight.pointer.value = self._mapped[weight.address]
         self._held.discard(index)
+        self._compute_pinned(index + 1)
         assert self.pager is not None
         self.pager.release(index)
+
+    def _compute_pinned(self, n_passed: int) -> None:
+        """What is computed from now on, behind that many streamed segments, reads no slot."""
+        self._computing.end()
+        if n_pinned := self._n_pinned_before[n_passed]:
+            self._computing = self._trace.span(Track.TARGET, "compute pinned")
+            self._computing.note(segments=n_pinned)
 
 
 def streamable(weights: Sequence[Weight]) -> Iterator[Weight]:

@@ -1,0 +1,273 @@
+"""Writes a trace in a format that Perfetto and Chrome open: trace events, a JSON array, one a line.
+
+It owns the format and the file, and does not know what is recorded. Viewers do not ask for the
+closing bracket: a file that was cut off shows all that had been written by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import process_rss_bytes
+from edgespec.tracing import Detail, Span, Trace, Track
+
+MOST_EVENTS = 2048
+"""Events in memory, about 1 MiB; they are written when the engine asks, or when this is reached."""
+SAMPLE_S = 0.05
+"""The process's memory is looked at this often, with whatever is recorded next."""
+
+_OPENING = b'[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}'
+"""By its first bytes a trace of ours is known again."""
+_CLOSING = b"\n]\n"
+
+_THREADS = {track: number for number, track in enumerate(Track, 1)}
+
+
+class _Event(NamedTuple):
+    phase: str
+    """`X`, a span, or `C`, a counter."""
+    track: Track
+    name: str
+    begin_s: float
+    end_s: float
+    details: dict[str, Detail]
+
+
+class _OpenSpan(Span):
+    __slots__ = ("_begin_s", "_details", "_is_open", "_name", "_trace", "_track")
+
+    def __init__(self, trace: TraceFile, track: Track, name: str) -> None:
+        self._trace, self._track, self._name = trace, track, name
+        self._details: dict[str, Detail] = {}
+        self._is_open = True
+        self._begin_s = trace.clock()
+
+    def note(self, **details: Detail) -> Self:
+        self._details.update(details)
+        return self
+
+    def end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            end_s = self._trace.clock()
+            self._trace.add(self._track, self._name, self._begin_s, end_s, **self._details)
+
+
+def open_trace(path: str | Path) -> TraceFile:
+    """A trace at `path`, which is replaced if it is empty or a trace of edgespec.
+
+    Raises UsageError for a file of another kind or a folder that does not exist, and EdgespecError
+    where it cannot be written.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"the trace {path} cannot be written: there is no folder {path.parent}: make it, or "
+            "name another file with --trace"
+        )
+    with ExitStack() as on_failure:
+        try:
+            file = on_failure.enter_context(_open_to_replace(path))
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _check_replaceable(file, path)
+                file.seek(0)
+                file.truncate()
+        except OSError as error:
+            raise _complaint(path, error) from error
+        trace = TraceFile(file, path)
+        on_failure.pop_all()
+        return trace
+
+
+def _open_to_replace(path: Path) -> BinaryIO:
+    """A file that exists keeps what it holds."""
+    try:
+        return path.open("r+b", buffering=0)
+    except FileNotFoundError:
+        return path.open("xb", buffering=0)
+
+
+def _check_replaceable(file: BinaryIO, path: Path) -> None:
+    if file.readable() and file.read(len(_OPENING)) not in (b"", _OPENING):
+        raise UsageError(
+            f"{path} exists and is no trace of edgespec: name another file with --trace, or "
+            "delete this one"
+        )
+
+
+class TraceFile(Trace):
+    """A trace that is written to `file`, an unbuffered binary file; `open_trace` makes one.
+
+    Any thread may record. A file that cannot be written stops the trace and nothing else, until
+    `close` raises EdgespecError.
+    """
+
+    is_on = True
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        path: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        rss_bytes: Callable[[], int] = process_rss_bytes,
+    ) -> None:
+        self.clock = clock
+        self._file = file
+        self._path = path
+        self._rss_bytes = rss_bytes
+        self._start_s = clock()
+        self._sampled_s = self._start_s - SAMPLE_S
+        self._budget_bytes: int | None = None
+        self._events: deque[_Event] = deque()
+        self._writing = threading.Lock()
+        self._is_open = True
+        self._failure: OSError | None = None
+        self._write(_OPENING + b"".join(_track_names()))
+        if self._failure:
+            raise _complaint(self._path, self._failure) from self._failure
+
+    def span(self, track: Track, name: str) -> Span:
+        return _OpenSpan(self, track, name)
+
+    def add(
+        self, track: Track, name: str, begin_s: float, end_s: float, /, **details: Detail
+    ) -> None:
+        self._record(_Event("X", track, name, begin_s, end_s, details))
+
+    def count_bytes(self, name: str, **nbytes: int) -> None:
+        self._count(name, self.clock(), nbytes)
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+
+    def flush(self) -> None:
+        with self._writing:
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            # a span is recorded when it ends: its parts come before it, and belong after it
+            events.sort(key=lambda event: (event.begin_s, -event.end_s))
+            self._write(b"".join(_line(self._as_json(event)) for event in events))
+
+    def close(self) -> None:
+        """Write the rest. Idempotent. Raises EdgespecError if not all could be written."""
+        self._is_open = False
+        self.flush()
+        with self._writing:
+            if self._file.closed:
+                return
+            try:
+                self._file.write(_CLOSING)
+                self._file.close()
+            except OSError as error:
+                self._failure = self._failure or error
+                with suppress(OSError):
+                    self._file.close()
+        if self._failure:
+            raise _complaint(self._path, self._failure) from self._failure
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """What went wrong in the block is said rather than what went wrong with its trace."""
+        try:
+            self.close()
+        except EdgespecError:
+            if error is None:
+                raise
+
+    def _record(self, event: _Event) -> None:
+        if not self._is_open:
+            return
+        self._events.append(event)
+        if event.end_s - self._sampled_s >= SAMPLE_S:
+            self._sampled_s = event.end_s
+            self._sample(event.end_s)
+        if len(self._events) >= MOST_EVENTS:
+            self.flush()
+
+    def _sample(self, now_s: float) -> None:
+        """The process's memory, stacked on what it leaves of the budget."""
+        with suppress(OSError):
+            resident = self._rss_bytes()
+            left = {} if self._budget_bytes is None else {"left": self._budget_bytes - resident}
+            self._count("process memory (MiB)", now_s, {"resident": resident} | left)
+
+    def _count(self, name: str, now_s: float, nbytes: dict[str, int]) -> None:
+        series: dict[str, Detail] = {
+            key: round(value / (1 << 20), 3) for key, value in nbytes.items()
+        }
+        self._record(_Event("C", Track.ENGINE, name, now_s, now_s, series))
+
+    def _as_json(self, event: _Event) -> dict[str, object]:
+        """Whole nanoseconds, in the format's microseconds: rounding cannot make spans overlap."""
+        begin_ns, end_ns = (
+            round((seconds - self._start_s) * 1e9) for seconds in (event.begin_s, event.end_s)
+        )
+        written: dict[str, object] = {
+            "name": event.name,
+            "ph": event.phase,
+            "pid": 1,
+            "tid": _THREADS[event.track],
+            "ts": begin_ns / 1000,
+        }
+        if event.phase == "X":
+            written["dur"] = (end_ns - begin_ns) / 1000
+        details = event.details
+        if "bytes" in details and end_ns > begin_ns:
+            speed = float(details["bytes"]) * 1e3 / (end_ns - begin_ns)
+            details = details | {"MB/s": round(speed, 1)}
+        return written | ({"args": details} if details else {})
+
+    def _write(self, lines: bytes) -> None:
+        """Append whole lines or, where that fails, none of them."""
+        if self._failure or self._file.closed:
+            return
+        rest, start = memoryview(lines), 0
+        try:
+            start = self._file.tell() if self._file.seekable() else 0
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._failure = error
+            with suppress(OSError):
+                self._file.seek(start)
+                self._file.truncate()
+
+
+def _complaint(path: Path, error: OSError) -> EdgespecError:
+    return EdgespecError(
+        f"the trace {path} could not be written: {error.strerror}: make room, or name another "
+        "file with --trace"
+    )
+
+
+def _track_names() -> Iterator[bytes]:
+    for track, thread in _THREADS.items():
+        for name, value in (("name", track.value), ("sort_index", thread)):
+            yield _line(
+                {
+                    "name": f"thread_{name}",
+                    "ph": "M",
+                    "pid": 1,
+                    "tid": thread,
+                    "args": {name: value},
+                }
+            )
+
+
+def _line(event: dict[str, object]) -> bytes:
+    """An event behind the one before it: between two writes the file lacks nothing but its end."""
+    return b",\n" + json.dumps(event, default=str).encode()

@@ -1,0 +1,313 @@
+"""What a trace says of a generation: the engine's spans, the pager's, and the command line's."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import cli
+from edgespec.budget import plan_memory
+from edgespec.engine import Engine, EngineSettings
+from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.paging import PinnedSegments, WeightPager
+from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Segment
+from edgespec.resources import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec.trace_file import TraceFile
+from edgespec.tracing import Track
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import GenerationResult, PagingStats
+from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
+from fake_model import FakeModel, blend, random_language
+from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
+
+ROUND = ("round", "verify", "accept", "commit")
+
+
+def traced(
+    target: FakeModel, draft: FakeModel | None = None, **rules: Any
+) -> tuple[GenerationResult, list[Event]]:
+    """A generation of 20 tokens and its trace."""
+    trace, file = trace_in_memory()
+    settings = EngineSettings(step_aside=False, **rules)
+    with trace, Engine(target, draft, settings, trace=trace) as engine:
+        result = finish(engine.generate(PROMPT, GREEDY, 20))
+    return result, read(file.content)
+
+
+def pair(**options: Any) -> tuple[FakeModel, FakeModel]:
+    """A target, and a draft that is right most of the time."""
+    ours, theirs = random_language(1, N_VOCAB), random_language(2, N_VOCAB)
+    return (
+        FakeModel(ours, N_VOCAB, **options),
+        FakeModel(blend(ours, theirs, 0.3), N_VOCAB),
+    )
+
+
+def test_every_round_has_its_steps():
+    result, events = traced(*pair())
+    n_rounds = result.speculation.rounds
+    assert [len(spans(events, name, Track.ENGINE)) for name in ROUND] == [n_rounds] * len(ROUND)
+    assert len(spans(events, "grow", Track.ENGINE)) == n_rounds
+    assert len(spans(events, "re-root", Track.ENGINE)) == n_rounds - 1
+    assert len(spans(events, "prompt")) == len(spans(events, "generation")) == 1
+
+
+def test_the_steps_lie_within_their_round():
+    _, events = traced(*pair())
+    rounds = spans(events, "round")
+    for name in ("grow", "verify", "accept", "commit"):
+        for outer, inner in zip(rounds, spans(events, name), strict=True):
+            assert outer["ts"] <= inner["ts"]
+            assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+def test_rounds_say_what_was_verified_and_what_stood():
+    result, events = traced(*pair())
+    told = [event["args"] for event in spans(events, "round")]
+    assert [args["accepted"] for args in told] == list(result.speculation.accepted_lengths)
+    assert sum(args["verified"] for args in told) == result.speculation.verified
+    assert sum(args["drafted"] for args in told) == result.speculation.drafted
+    assert sum(args["tokens"] for args in told) == len(result.tokens)
+
+
+def test_draft_steps_say_how_the_tree_grew():
+    _, events = traced(*pair())
+    steps = [
+        event["args"] for event in spans(events, "draft step", Track.ENGINE) if "args" in event
+    ]
+    assert len(steps) > 1
+    assert all(0 <= args["nodes"] < args["tree"] and 0 < args["Tc"] <= 1 for args in steps)
+
+
+def test_drafting_beside_the_pass_has_a_track_of_its_own():
+    target, draft = pair(stall_share=0.9)
+    target.hook = waits_for_steps_of(draft, 2)
+    result, events = traced(target, draft, overlap=True)
+    beside = spans(events, "draft step", Track.BESIDE)
+    assert result.speculation.provisional_drafted > 0
+    assert sum(event["args"]["nodes"] for event in beside) == result.speculation.provisional_drafted
+    passes = spans(events, "verify", Track.ENGINE)
+    assert all(any(p["ts"] <= s["ts"] <= p["ts"] + p["dur"] for p in passes) for s in beside)
+
+
+def test_without_a_draft_nothing_grows():
+    _, events = traced(counting())
+    assert not spans(events, "grow") and not spans(events, "draft step")
+    assert {event["args"]["way"] for event in spans(events, "round")} == {"none"}
+
+
+def test_the_file_holds_every_round_that_was_yielded():
+    """Whoever kills the process then still has them."""
+    trace, file = trace_in_memory()
+    with trace, Engine(counting(), trace=trace) as engine:
+        events = engine.generate(PROMPT, GREEDY, 5)
+        for n in range(1, 4):
+            next(events)
+            assert len(spans(read_cut_off(file.content), "round")) == n
+        events.close()
+
+
+def test_a_generation_that_is_closed_early_is_recorded():
+    trace, file = trace_in_memory()
+    with trace, Engine(counting(), trace=trace) as engine:
+        events = engine.generate(PROMPT, GREEDY, 5)
+        next(events)
+        events.close()
+    assert len(spans(read(file.content), "generation")) == 1
+
+
+def test_a_disk_that_fills_up_does_not_change_the_text():
+    expected = traced(*pair())[0].tokens
+    file = KeptFile()
+    trace = TraceFile(file, Path("trace.json"))
+    file.room = len(file.content) + 2000
+    with Engine(*pair(), EngineSettings(step_aside=False), trace=trace) as engine:
+        assert finish(engine.generate(PROMPT, GREEDY, 20)).tokens == expected
+    with pytest.raises(EdgespecError, match="No space left"):
+        trace.close()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Iterator[DirectReader]:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(8 * BLOCK_BYTES))
+    with DirectReader([path]) as reader:
+        yield reader
+
+
+def segments(n: int) -> list[Segment]:
+    return [Segment(f"s{i}", [Extent(0, i * BLOCK_BYTES, BLOCK_BYTES)]) for i in range(n)]
+
+
+def test_reads_and_stalls_add_up_to_what_the_pager_counts(weights: DirectReader):
+    trace, file = trace_in_memory()
+    pager = WeightPager(segments(8), weights, 2 * BLOCK_BYTES, trace=trace)
+    for _ in range(3):
+        for i in range(8):
+            pager.acquire(i)
+            pager.release(i)
+    pager.close()
+    trace.close()
+    events = read(file.content)
+    reads, stalls = spans(events, "read", Track.STORAGE), spans(events, "stall", Track.TARGET)
+    assert sum(event["args"]["bytes"] for event in reads) == pager.bytes_read
+    assert [event["args"]["segment"] for event in reads[:9]] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
+    assert reads[1]["args"]["name"] == "s1"
+    assert sum(event["dur"] for event in stalls) / 1e6 == pytest.approx(pager.stall_s, abs=1e-7)
+
+
+def test_the_ring_never_shows_more_than_it_holds(weights: DirectReader):
+    trace, file = trace_in_memory()
+    pager = WeightPager(segments(8), weights, 3 * BLOCK_BYTES, trace=trace)
+    for i in range(8):
+        pager.acquire(i)
+        pager.release(i)
+    pager.close()
+    trace.close()
+    shown = counts(read(file.content), "ring (MiB)")
+    block = round(BLOCK_BYTES / (1 << 20), 3)
+    assert {value for args in shown for value in args.values()} >= {0.0, block}
+    assert all(args["filled"] + args["reading"] <= 3 * block + 0.001 for args in shown)
+
+
+def test_a_read_that_fails_is_recorded_and_told(weights: DirectReader):
+    trace, file = trace_in_memory()
+    pager = WeightPager(segments(9), weights, 9 * BLOCK_BYTES, trace=trace)
+    with pytest.raises(WeightReadError):
+        pager.acquire(8)
+    pager.close()
+    trace.close()
+    assert 8 in [event["args"]["segment"] for event in spans(read(file.content), "read")]
+
+
+def test_pinned_bytes_rise_with_every_pinned_segment(weights: DirectReader):
+    trace, file = trace_in_memory()
+    with PinnedSegments(trace) as pinned:
+        for segment in segments(3):
+            pinned.load(segment, weights, lambda: False)
+    trace.close()
+    events = read(file.content)
+    assert len(spans(events, "read pinned", Track.STORAGE)) == 3
+    shown = [args["pinned"] for args in counts(events, "pinned (MiB)")]
+    assert shown == [round(n * BLOCK_BYTES / (1 << 20), 3) for n in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def paged() -> tuple[list[Event], PagingStats]:
+    """A trace of four passes over the embedded target, half of which is pinned."""
+    pytest.importorskip("llama_cpp")
+    from edgespec_runtimes.gguf import runtime
+
+    trace, file = trace_in_memory()
+    request = ModelRequest(
+        embedded_pair().target, "target", 256, max_nodes=4, max_branches=4, n_threads=1, trace=trace
+    )
+    with trace, closing(runtime.prepare(request)) as prepared:
+        rows, paged, cuts = prepared.fixed_rows(), prepared.paged_rows(), prepared.segmentations()
+        weights_bytes = sum(segment.slot_bytes for segment in cuts[0])
+        budget = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
+        with closing(prepared.load(plan_memory(budget, rows, cuts, None, paged))) as model:
+            model.prefill([1, 2, 3])
+            for token in (4, 5, 6):
+                tree = TokenTree(token)
+                model.evaluate(tree, [ROOT])
+                model.commit(tree, [ROOT])
+            stats = model.paging()
+    return read(file.content), stats
+
+
+def test_each_pass_computes_every_streamed_segment_once(paged: tuple[list[Event], PagingStats]):
+    events, stats = paged
+    computed = [event["args"]["segment"] for event in spans(events, "compute", Track.TARGET)]
+    assert len(spans(events, "pass")) == stats.passes == 4
+    assert computed == 4 * list(range(max(computed) + 1))
+
+
+def test_what_a_pass_computes_from_pinned_segments_is_told_apart(
+    paged: tuple[list[Event], PagingStats],
+):
+    events, stats = paged
+    n_streamed = max(event["args"]["segment"] for event in spans(events, "compute")) + 1
+    pinned = spans(events, "compute pinned", Track.TARGET)
+    assert sum(event["args"]["segments"] for event in pinned) == 4 * (stats.segments - n_streamed)
+
+
+def test_the_sums_are_those_of_the_statistics(paged: tuple[list[Event], PagingStats]):
+    """Reading ahead goes on between the statistics and the end of the trace."""
+    events, stats = paged
+    reads = [event["args"]["bytes"] for event in spans(events, "read", Track.STORAGE)]
+    assert stats.bytes_read in list(itertools.accumulate(reads))
+    stall_s = sum(event["dur"] for event in spans(events, "stall", Track.TARGET)) / 1e6
+    assert stall_s == pytest.approx(stats.stall_s, abs=1e-6)
+
+
+def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "trace.json"
+    command = ["generate", "-p", "def f(", "-n", "6", "-c", "256", "-t", "1", "--trace", str(path)]
+    assert cli.main(command) == 0
+    assert f"trace: {path}" in capsys.readouterr().err
+    events = read(path.read_bytes())
+    for name in ("load", "planning", "target: weights", "draft: context", "prompt", "generation"):
+        assert len(spans(events, name, Track.ENGINE)) == 1, name
+    assert len(spans(events, "pass", Track.TARGET)) == 1 + len(spans(events, "round"))
+    samples = counts(events, "process memory (MiB)")
+    assert samples and all(set(sample) == {"resident", "left"} for sample in samples)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
+def test_ctrl_c_leaves_a_whole_trace(tmp_path: Path):
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "edgespec", "generate", "-p", "def f(", "-n", "-1"]
+    process = subprocess.Popen(
+        [*command, "--no-draft", "-t", "1", "--trace", str(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # a test run in the background ignores Ctrl-C, and its children would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    deadline = time.monotonic() + 60
+    while not (path.exists() and b'"round"' in path.read_bytes()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert spans(read(path.read_bytes()), "generation")
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "code", "says"),
+    [
+        ("nowhere/trace.json", None, 2, "there is no folder"),
+        ("notes.txt", "dear diary", 2, "is no trace of edgespec"),
+        (".", None, 1, "could not be written"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused_before_loading(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    content: str | None,
+    code: int,
+    says: str,
+):
+    path = tmp_path / place
+    if content is not None:
+        path.write_text(content)
+    command = ["generate", "-m", "no-such-model.gguf", "-p", "hi", "--trace", str(path)]
+    assert cli.main(command) == code
+    out, err = capsys.readouterr()
+    assert out == "" and says in err and "no-such-model" not in err
+    assert content is None or path.read_text() == content
