@@ -15,12 +15,12 @@ UNLIMITED = 1 << 62
 
 def memory_groups(root: Path) -> list[MemoryGroup]:
     """The groups whose memory limits bind this process: its own and all that contain it."""
-    return [MemoryGroup(*group) for group in _groups(root, "memory")]
+    return [MemoryGroup(*group) for group in groups(root, "memory")]
 
 
 def cpu_quota(root: Path) -> float:
     """Cores' worth of time that this process may use."""
-    return min((_quota(*group) for group in _groups(root, "cpu")), default=UNLIMITED)
+    return min((_quota(*group) for group in groups(root, "cpu")), default=UNLIMITED)
 
 
 class MemoryGroup:
@@ -79,7 +79,7 @@ def _quota(folder: Path, version: int) -> float:
     return UNLIMITED
 
 
-def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+def groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
     """Folder and version of the cgroups that bind this process: its own and all that contain it."""
     for version, path in _memberships(root, controller):
         for mount_root, mount_point in _mounts(root, version, controller):

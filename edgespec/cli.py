@@ -25,7 +25,7 @@ from edgespec.config import GenerateSettings, parse_size
 from edgespec.console import Console, follow
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.invocation import read_prompt, settings_from
-from edgespec.resources import embedded_pair
+from edgespec.tracing import OFF, Trace
 from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ def run_generate(given: argparse.Namespace) -> None:
     for note in request.notes:
         console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
-    with session.load(request.load, engine_settings(settings), console.progress) as running:
+    with (
+        _trace(given) as trace,
+        session.load(request.load, engine_settings(settings), console.progress, trace) as running,
+    ):
         events = running.stream(
             prompt,
             sampling_params(settings, seed),
@@ -83,11 +86,11 @@ def run_generate(given: argparse.Namespace) -> None:
             console.progress,
         )
         result = follow(events, _ignore if as_json else console.token)
+        trace.close()
         peak_bytes = memory.peak_rss_bytes()
         console.end_of_progress()
         if as_json:
-            _print_json(
-                console,
+            console.json(
                 report.generation_report(
                     result,
                     running.plan,
@@ -97,7 +100,7 @@ def run_generate(given: argparse.Namespace) -> None:
                     model=str(request.load.model),
                     draft=str(request.load.draft) if request.load.draft else None,
                     version=flags.installed_version(),
-                ),
+                )
             )
             return
         console.end_of_text()
@@ -110,6 +113,8 @@ def run_generate(given: argparse.Namespace) -> None:
             console.note(f"seed: {seed}")
         if console.color and result.speculation.drafted:
             console.note("green: guessed by the draft")
+        if "trace" in given:
+            console.note(f"trace: {given.trace}: ui.perfetto.dev or chrome://tracing opens it")
 
 
 def run_plan(given: argparse.Namespace) -> None:
@@ -127,7 +132,7 @@ def run_plan(given: argparse.Namespace) -> None:
     elif memory_plan.paged:
         bandwidth = storage.bytes_per_second(request.load.model)
     if "json" in given:
-        _print_json(console, report.plan_report(memory_plan, bandwidth))
+        console.json(report.plan_report(memory_plan, bandwidth))
         return
     for note in request.notes:
         console.note(note)
@@ -145,23 +150,26 @@ def run_demo(given: argparse.Namespace) -> None:
     demo.run(size_bytes, settings.limit, Console())
 
 
-def run_enlarge(given: argparse.Namespace) -> None:
-    """`edgespec models enlarge`."""
-    from edgespec.enlarging import enlarge
+def run_bench(given: argparse.Namespace) -> None:
+    """`edgespec bench`."""
+    from edgespec.bench import command
 
-    console = Console(quiet="quiet" in given)
-    source = embedded_pair().target if given.source == "embedded" else Path(given.source)
-    out = Path(given.out)
-    enlarge(source, out, parse_size(given.size), console.progress, overwrite="force" in given)
-    console.end_of_progress()
-    console.note(f"{out}: {report.size(out.stat().st_size)}")
+    command.run(command.request_from(given), Console())
+
+
+def run_models(given: argparse.Namespace) -> None:
+    """`edgespec models ...`."""
+    from edgespec import model_commands
+
+    model_commands.run(given)
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "generate": run_generate,
     "plan": run_plan,
     "demo": run_demo,
-    "models": run_enlarge,
+    "bench": run_bench,
+    "models": run_models,
 }
 
 
@@ -190,6 +198,14 @@ def sampling_params(settings: GenerateSettings, seed: int) -> SamplingParams:
     )
 
 
+def _trace(given: argparse.Namespace) -> Trace:
+    if "trace" not in given:
+        return OFF
+    from edgespec.trace_file import open_trace
+
+    return open_trace(given.trace)
+
+
 def _ignore(event: TokenEvent) -> None:
     """With --json the text comes at the end."""
 
@@ -198,10 +214,6 @@ def _color(given: argparse.Namespace, as_json: bool) -> Any:
     if as_json and getattr(given, "color", "auto") == "always":
         raise UsageError("--color always cannot apply to --json: leave one of them out")
     return getattr(given, "color", "auto")
-
-
-def _print_json(console: Console, content: dict[str, Any]) -> None:
-    console.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
 def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:

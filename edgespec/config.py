@@ -26,8 +26,9 @@ from pydantic_core import ErrorDetails
 from edgespec.errors import UsageError
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+Provider = Literal["auto", "cpu", "cuda", "coreml"]
 PacerName = Literal["llmcad", "best-first", "linear"]
-FallbackName = Literal["marginal", "llmcad", "fixed"]
+FallbackName = Literal["marginal", "llmcad", "fixed", "full"]
 
 FLAGS = {
     "model": "--model",
@@ -79,7 +80,7 @@ def _budget(value: object) -> object:
     return parse_size(value)
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
     """Frozen; what pydantic objects to becomes a UsageError with the command line's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -93,7 +94,7 @@ class _Settings(BaseModel):
             raise UsageError("; ".join(_describe(e, cls) for e in error.errors())) from error
 
 
-class LoadSettings(_Settings):
+class LoadSettings(Settings):
     """Which models, how they are loaded, and the memory that the whole process may take."""
 
     model: Path
@@ -111,6 +112,8 @@ class LoadSettings(_Settings):
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
+    provider: Provider = "auto"
+    """What computes ONNX models; GGUF models go to a GPU by `n_gpu_layers`."""
     n_gpu_layers: int = Field(default=0, ge=0)
     n_gpu_layers_draft: int = Field(default=0, ge=0)
 
@@ -126,7 +129,7 @@ class LoadSettings(_Settings):
         return self
 
 
-class GenerateSettings(_Settings):
+class GenerateSettings(Settings):
     """How text is generated. The defaults are greedy, with every filter off."""
 
     max_tokens: int = Field(default=256, ge=-1)
@@ -209,7 +212,7 @@ def read_config(path: Path) -> dict[str, Any]:
 _SETTINGS = (*LoadSettings.model_fields, *GenerateSettings.model_fields)
 
 
-def _describe(details: ErrorDetails, settings: type[_Settings]) -> str:
+def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     """One sentence for one of pydantic's objections."""
     name = str(details["loc"][0]) if details["loc"] else ""
     value = details["input"]

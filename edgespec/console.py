@@ -5,12 +5,13 @@ It knows terminals and colours. What is said, and when, is decided elsewhere.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -76,6 +77,10 @@ class Console:
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
         self._midline = False
         self._out.flush()
+
+    def json(self, content: Mapping[str, Any]) -> None:
+        """One object on one line, for programs."""
+        self.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
     def note(self, text: str) -> None:
         """Something to know; silent with --quiet."""

@@ -6,7 +6,6 @@ Each step is a process of its own, so that it plans and measures its own memory 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from edgespec import memory, report, session
+from edgespec import cache, memory, report, session
 from edgespec.budget import MemoryPlan
 from edgespec.config import LoadSettings
 from edgespec.console import Console, follow
@@ -81,19 +80,13 @@ def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
 
 def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
     """The enlarged target in the cache folder, made when it is first asked for."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    out = folder / f"embedded-{pair.target_sha256[:8]}-{size_bytes >> 20}MiB.gguf"
+    out = cache.enlarged_target(pair.target_sha256, size_bytes)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if not out.exists():
         console.note(f"enlarging the embedded target to {report.size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)
         console.end_of_progress()
     return out
-
-
-def cache_folder() -> Path:
-    """Where the XDG base directory specification wants what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgespec"
 
 
 def _shown(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:

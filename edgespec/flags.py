@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, get_args
 
+from edgespec import model_flags
+from edgespec.bench import flags as bench_flags
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
     CacheType,
     FallbackName,
     GenerateSettings,
     PacerName,
+    Provider,
     nearest,
 )
 from edgespec.errors import UsageError
@@ -72,12 +75,12 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was given, and only that: no defaults. Raises UsageError, SystemExit after `--help`."""
-    parser, commands = _parsers()
+    parser, commands, of_models = _parsers()
     given, unknown = parser.parse_known_args(arguments)
     if getattr(given, "command", None) is None:
         parser.error(f"a command is missing: {', '.join(commands)}")
     if unknown:
-        command = commands[given.command]
+        command = of_models[given.action] if "action" in given else commands[given.command]
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
             raise UsageError(f"unknown flag {flag}{nearest(flag, command.known_flags())}")
@@ -92,7 +95,8 @@ def installed_version() -> str:
         return "unknown"
 
 
-def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
+    """The parser of everything, of each command, and of each command of `models`."""
     parser = _Parser(
         prog="edgespec",
         description="Run a language model that does not fit in memory: its weights are paged in "
@@ -105,9 +109,10 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
-        "models": _models(adder.add_parser("models", help="make models to try things with")),
+        "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
+        "models": adder.add_parser("models", help="list, describe, compare and enlarge models"),
     }
-    return parser, commands
+    return parser, commands, model_flags.add_to(commands["models"])
 
 
 def _generate(parser: _Parser) -> _Parser:
@@ -122,6 +127,11 @@ def _generate(parser: _Parser) -> _Parser:
     _speculation_flags(parser)
     output = _output_flags(parser)
     output.add_argument("--quiet", action="store_true", help="no notes, progress or summary")
+    output.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="record where time and memory go; ui.perfetto.dev or chrome://tracing opens FILE",
+    )
     output.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -161,21 +171,6 @@ def _demo(parser: _Parser) -> _Parser:
     parser.add_argument(
         "-n", "--n-predict", metavar="N", dest="max_tokens", help=f"(default: {DEMO_TOKENS})"
     )
-    return parser
-
-
-def _models(parser: _Parser) -> _Parser:
-    adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
-    enlarge = adder.add_parser("enlarge", help="blow a model up without changing its text")
-    enlarge.description = (
-        "Write a model of about the given size that computes what SOURCE computes: the honest way\n"
-        "to try paging without a download."
-    )
-    enlarge.add_argument("source", metavar="SOURCE", help="a GGUF file, or `embedded`")
-    enlarge.add_argument("out", metavar="OUT", help="the GGUF file to write")
-    enlarge.add_argument("--size", metavar="SIZE", required=True, help="such as 512MiB")
-    enlarge.add_argument("--force", action="store_true", help="overwrite OUT")
-    enlarge.add_argument("--quiet", action="store_true", help="no notes or progress")
     return parser
 
 
@@ -229,6 +224,11 @@ def _memory_flags(parser: _Parser) -> None:
         )
     group.add_argument(
         "-fa", "--flash-attn", metavar="{auto,on,off}", help="flash attention (default: auto)"
+    )
+    group.add_argument(
+        "--provider",
+        metavar=_choices(get_args(Provider)),
+        help="what computes ONNX models (default: auto, the CPU)",
     )
     for short, name, owner in (("-ngl", "", "target"), ("-ngld", "-draft", "draft")):
         group.add_argument(

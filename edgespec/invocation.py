@@ -6,6 +6,8 @@ Flags win over the file, which wins over defaults. Nothing is dropped in silence
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ def read_prompt(given: argparse.Namespace, stdin: TextIO | None = None) -> str:
     if "prompt" in given:
         prompt, source = str(given.prompt), "--prompt"
     elif "file" in given:
-        prompt, source = _read(Path(given.file)), f"--file {given.file}"
+        prompt, source = _read(Path(given.file), "--file"), f"--file {given.file}"
     elif not stdin.isatty():
         prompt, source = _decode(stdin.buffer.read(), "stdin"), "stdin"
     else:
@@ -61,6 +63,34 @@ def read_prompt(given: argparse.Namespace, stdin: TextIO | None = None) -> str:
     if not prompt:
         raise UsageError(f"the prompt from {source} is empty: give -p TEXT or -f FILE")
     _check_unicode(prompt, source)
+    return prompt
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file: one a line, or in a file that ends in .jsonl one `prompt` an object.
+
+    Raises UsageError.
+    """
+    lines = re.split("\r?\n", _read(path, "--prompts"))
+    prompts = [
+        _prompt_of(line, f"--prompts {path}, line {number}") if path.suffix == ".jsonl" else line
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise UsageError(f"--prompts {path}: there is no prompt in it")
+    return prompts
+
+
+def _prompt_of(line: str, source: str) -> str:
+    """The prompt of one JSON object."""
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{source} is no JSON: {error.msg}") from error
+    prompt = content.get("prompt") if isinstance(content, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise UsageError(f'{source} is no object with a "prompt" that is text')
     return prompt
 
 
@@ -98,11 +128,11 @@ def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -
     return {name: value for name, value in settings.items() if name in of.model_fields}
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, flag: str) -> str:
     try:
-        return _decode(path.read_bytes(), f"--file {path}")
+        return _decode(path.read_bytes(), f"{flag} {path}")
     except OSError as error:
-        raise UsageError(f"--file {path}: {error.strerror}") from error
+        raise UsageError(f"{flag} {path}: {error.strerror}") from error
 
 
 def _decode(data: bytes, source: str) -> str:

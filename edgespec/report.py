@@ -40,11 +40,7 @@ def generation_report(
         "speculation": asdict(result.speculation)
         | {"tokens_per_pass": result.speculation.tokens_per_pass},
         "paging": asdict(result.paging),
-        "memory": {
-            "budget_bytes": plan.budget_bytes,
-            "planned_bytes": plan.planned_bytes,
-            "peak_bytes": peak_bytes,
-        },
+        "memory": memory_report(plan, peak_bytes),
         "notes": [*plan.notes, *result.notes],
         "load": dict(load_report),
         "plan": plan.as_dict(),
@@ -73,11 +69,25 @@ def generation_summary(
             f"paging: {size(paging.bytes_read)} read in {paging.passes} passes, "
             f"{paging.stall_s:.2f} s waited for storage"
         )
-    lines.append(
+    lines.append(memory_line(plan, peak_bytes))
+    return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
+
+
+def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
+    """What the process was allowed, meant to take, and took at most."""
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "planned_bytes": plan.planned_bytes,
+        "peak_bytes": peak_bytes,
+    }
+
+
+def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
+    """The same for people."""
+    return (
         f"memory: peak {size(peak_bytes)}, planned {size(plan.planned_bytes)}, "
         f"budget {size(plan.budget_bytes)}" + ("" if plan.enforced else " (not enforced here)")
     )
-    return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
 
 
 def plan_report(plan: MemoryPlan, disk_bytes_per_s: float | None) -> dict[str, Any]:

@@ -8,11 +8,47 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgespec.config import nearest
 from edgespec.errors import ModelError, UsageError
 
 _PACKAGE = Path(__file__).parent
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EmbeddedFile(_Described):
+    """One file of the manifest."""
+
+    file: str
+    """Below the folder of the manifest. A model of several files has a folder of its own."""
+    format: Literal["gguf", "onnx"]
+    quantization: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=0)
+
+
+class EmbeddedModel(_Described):
+    """One model, in each form in which it is there."""
+
+    name: str
+    parameters: int
+    context_length: int
+    files: tuple[EmbeddedFile, ...] = Field(min_length=1)
+
+
+class Manifest(_Described):
+    """What `embedded.toml` says."""
+
+    licence: str
+    vocabulary: int
+    target: EmbeddedModel
+    draft: EmbeddedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +60,44 @@ class EmbeddedPair:
     target_sha256: str
 
 
-def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
-    """The pair described by `embedded.toml`. Raises ModelError if this installation lacks it."""
-    folder = _folder("models", package)
+def manifest(package: Path = _PACKAGE) -> Manifest:
+    """What is embedded. Raises ModelError if this installation lacks it."""
+    path = models_folder(package) / "embedded.toml"
     try:
-        manifest = tomllib.loads((folder / "embedded.toml").read_text(encoding="utf-8"))
+        return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelError(
-            f"the embedded models are missing from {folder}: install edgespec again, "
+            f"the embedded models are missing from {path.parent}: install edgespec again, "
             "or name a model with -m"
         ) from error
-    target, draft = manifest["target"], manifest["draft"]
-    return EmbeddedPair(folder / target["file"], folder / draft["file"], target["sha256"])
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{path} is damaged: install edgespec again ({reason})") from error
+
+
+def models_folder(package: Path = _PACKAGE) -> Path:
+    """Where the manifest and the files that it names are."""
+    return _folder("models", package)
+
+
+def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
+    """The GGUF files that are used by default. Raises ModelError if there are none."""
+    folder, described = models_folder(package), manifest(package)
+    target, draft = default_file(described.target), default_file(described.draft)
+    return EmbeddedPair(folder / target.file, folder / draft.file, target.sha256)
+
+
+def default_file(model: EmbeddedModel) -> EmbeddedFile:
+    """What a model's name means where it is there in several forms. Raises ModelError."""
+    for file in model.files:
+        if (file.format, file.quantization) == ("gguf", "Q8_0"):
+            return file
+    raise ModelError(f"{model.name} is not embedded as GGUF in Q8_0: install edgespec again")
+
+
+def shipped_prompts(package: Path = _PACKAGE) -> Path:
+    """Beginnings of Python code, one JSON object a line."""
+    return models_folder(package) / "prompts.jsonl"
 
 
 def preset_names(package: Path = _PACKAGE) -> list[str]:

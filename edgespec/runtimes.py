@@ -6,19 +6,23 @@ importing edgespec imports no model library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edgespec.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel, Progress
-from edgespec.values import ModelInfo
+from edgespec.tracing import OFF, Trace
+from edgespec.values import ModelDetails, ModelInfo
 
 ENTRY_POINTS = "edgespec.runtimes"
+
+_PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,14 @@ class ModelRequest:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     n_gpu_layers: int = 0
+    provider: str = "auto"
+    """`auto`, `cpu`, `cuda` or `coreml`: what onnxruntime computes with."""
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
     budget_bytes: int | None = None
     """Of the process; a small one asks for small batches."""
+    trace: Trace = OFF
+    """Where loading is recorded and, of a target, its passes and reads."""
 
 
 class PreparedModel(Protocol):
@@ -50,6 +58,10 @@ class PreparedModel(Protocol):
     info: ModelInfo
     seconds: Mapping[str, float]
     """What preparing and loading took so far, by phase."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is worth knowing about how this model will run, in sentences; often nothing."""
 
     @property
     def enforced(self) -> bool:
@@ -91,6 +103,22 @@ class Runtime(Protocol):
         """Read headers, validate them, measure what the model needs. Raises ModelError."""
 
 
+@runtime_checkable
+class Describes(Protocol):
+    """What a runtime may offer besides."""
+
+    def describe(self, path: Path) -> ModelDetails:
+        """What the model's headers say: no weights are read. Raises ModelError."""
+
+
+def without_padding(tokens: Sequence[bytes]) -> list[bytes]:
+    """A vocabulary without the unused tokens at its end, with which exporters round its size up."""
+    used = list(tokens)
+    while used and _PADDING_TOKEN.fullmatch(used[-1]):
+        used.pop()
+    return used
+
+
 def installed() -> Iterator[Runtime]:
     """The runtimes that are installed, imported one by one."""
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
@@ -114,3 +142,11 @@ def find(path: Path) -> Runtime:
         names.append(runtime.name)
     known = ", ".join(names) or "none"
     raise ModelError(f"{path} is no model that an installed runtime knows (installed: {known})")
+
+
+def describe(path: Path) -> ModelDetails:
+    """What is to be said about the model at `path`, a file or a folder. Raises ModelError."""
+    runtime = find(path)
+    if isinstance(runtime, Describes):
+        return runtime.describe(path)
+    return ModelDetails(format=runtime.name)

@@ -40,7 +40,7 @@ def _unwanted(found: set[str]) -> list[str]:
 def _wanted() -> set[str]:
     manifest = tomllib.loads((ROOT / "models/embedded.toml").read_text(encoding="utf-8"))
     models = {"embedded.toml", "prompts.jsonl", "tokenizer.json"}
-    models |= {manifest[role]["file"] for role in ("target", "draft")}
+    models |= {file["file"] for role in ("target", "draft") for file in manifest[role]["files"]}
     wanted = {f"edgespec/_models/{name}" for name in models}
     wanted |= {f"edgespec/_configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
     for top in ("edgespec", "runtimes/edgespec_runtimes"):

@@ -56,7 +56,7 @@ class FakeSession:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
 
-    def load(self, settings, engine_settings=None, progress=None) -> FakeSession:
+    def load(self, settings, engine_settings=None, progress=None, trace=None) -> FakeSession:
         self.load_settings, self.engine_settings = settings, engine_settings
         return self
 

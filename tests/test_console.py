@@ -103,3 +103,9 @@ def test_quiet_keeps_notes_and_progress():
     console.progress("loading", 0.5)
     console.note("to know")
     assert err.getvalue() == ""
+
+
+def test_an_object_is_one_line_of_json():
+    out = io.StringIO()
+    Console("never", stdout=out, stderr=io.StringIO()).json({"text": "a\nß"})
+    assert out.getvalue() == '{"text": "a\\nß"}\n'

@@ -10,6 +10,7 @@ from edgespec.fallback import (
     FALLBACKS,
     AdaptiveThreshold,
     FixedLength,
+    FullTree,
     Growing,
     MarginalRate,
     PassCost,
@@ -97,6 +98,10 @@ def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
     assert not FixedLength(length=2).fires(Growing(tree, [tip]))
     tip = tree.add(tip, 2, 0.5)
     assert FixedLength(length=2).fires(Growing(tree, [tip]))
+
+
+def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
+    assert not FullTree().fires(growing(0.001))
 
 
 @pytest.mark.parametrize("name", FALLBACKS)

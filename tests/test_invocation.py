@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.invocation import Request, settings_from
+from edgespec.invocation import Request, read_prompts, settings_from
 
 
 def request(tmp_path: Path, config: str = "", **flags: object) -> Request:
@@ -52,3 +52,33 @@ def test_no_draft_leaves_the_embedded_target_alone(tmp_path: Path):
     result = request(tmp_path, no_draft=True)
     assert result.load.draft is None
     assert result.notes == ()
+
+
+def prompts(tmp_path: Path, name: str, content: str) -> list[str]:
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    return read_prompts(path)
+
+
+def test_every_line_of_a_text_file_is_a_prompt(tmp_path: Path):
+    assert prompts(tmp_path, "p.txt", "one\r\n\n  two\u2028{}\n") == ["one", "  two\u2028{}"]
+
+
+def test_a_file_of_json_lines_has_a_prompt_an_object(tmp_path: Path):
+    lines = '{"name": "x", "prompt": "one\\ntwo"}\n\n{"prompt": "three"}\n'
+    assert prompts(tmp_path, "p.jsonl", lines) == ["one\ntwo", "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", "\n \n", "there is no prompt in it"),
+        ("p.jsonl", '{"prompt": "one"}\n{"prompt', "line 2 is no JSON"),
+        ("p.jsonl", '{"text": "one"}', 'line 1 is no object with a "prompt"'),
+        ("p.jsonl", '["prompt"]', 'line 1 is no object with a "prompt"'),
+        ("p.jsonl", '{"prompt": ""}', 'line 1 is no object with a "prompt"'),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        prompts(tmp_path, name, content)
