@@ -5,21 +5,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+TESTABLE := $(VENV)/testable
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench-check clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
 
-test: $(READY)
+test: $(TESTABLE)
 	$(BIN)/python -m pytest
 
-check: $(READY)
+check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tests/check_wheel.py
 	$(BIN)/python -m pytest
+
+# Minutes, and as root, who may limit memory and reads: sudo make bench-check
+bench-check: $(READY)
+	$(BIN)/edgespec bench --compare tests/bench_expected.toml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -31,4 +36,9 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install -e ".[gguf,dev]"
+	@touch $@
+
+# The ONNX runtime is a download of 250 MB, which the demo does without.
+$(TESTABLE): $(READY)
+	$(BIN)/python -m pip install -e ".[gguf,onnx,dev]"
 	@touch $@

@@ -1,0 +1,183 @@
+"""The process of one run: a job comes in on stdin, its answer goes out on stdout.
+
+A fresh interpreter, so that no run inherits memory, caches or threads of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from edgespec import memory, runtimes, session
+from edgespec.bench import modes
+from edgespec.bench.baselines import BaselineRequest, OffersBaselines
+from edgespec.bench.runs import (
+    Answer,
+    Decode,
+    Decoded,
+    Failed,
+    Job,
+    RawRead,
+    ReadRaw,
+    Survey,
+    Surveyed,
+    from_json,
+    to_json,
+)
+from edgespec.config import LoadSettings
+from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.reading import READ_BYTES, DirectReader, Memory, Run
+
+FIRST_BYTES, FIRST_S = 64 << 20, 1.0
+"""Of a read loop: what is not timed."""
+RAW_S = 5.0
+"""A slow device has told its speed by then."""
+ANY_BUDGET_BYTES = 1 << 50
+
+
+def main() -> int:
+    """Answer one job; a failure is an answer, too."""
+    try:
+        answer = _answer(from_json(sys.stdin.buffer.read()))
+    except (EdgespecError, OSError, MemoryError) as error:
+        smallest = error.smallest_bytes if isinstance(error, BudgetError) else None
+        answer = Failed(str(error), type(error).__name__, smallest)
+    sys.stdout.buffer.write(to_json(answer))
+    return 0
+
+
+def _answer(job: Job | Answer) -> Answer:
+    match job:
+        case Decode():
+            return _decode(job)
+        case ReadRaw():
+            return _read_raw(job)
+        case Survey():
+            return _survey(job)
+    raise UsageError(f"{type(job).__name__} is no job")
+
+
+def _decode(job: Decode) -> Decoded:
+    engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
+    return _run_baseline(job) if engine is None else _run_engine(job, engine)
+
+
+def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
+    settings = _load_settings(job, job.draft if mode.drafts else None)
+    with session.load(settings, mode.engine) as running:
+        result = running.generate(job.prompt, max_tokens=job.n_tokens)
+        decoding_since = time.monotonic() - result.timings.decode_s
+        guesses = result.speculation
+        return Decoded(
+            tokens=result.tokens,
+            text_sha256=_sha256(result.text.encode()),
+            n_prompt_tokens=len(result.prompt_tokens),
+            load_s=running.load_report["total"],
+            prompt_s=result.timings.prompt_s,
+            decode_s=result.timings.decode_s,
+            rounds=guesses.round_costs,
+            # what is read ahead for a pass that never comes is not counted
+            bytes_read=running.plan.bytes_per_pass * guesses.target_passes,
+            peak_bytes=memory.peak_rss_bytes(),
+            decoding_since=decoding_since,
+            notes=(*running.plan.notes, *result.notes),
+        )
+
+
+def _run_baseline(job: Decode) -> Decoded:
+    runtime = runtimes.find(job.model)
+    if not isinstance(runtime, OffersBaselines):
+        raise UsageError(f"the runtime {runtime.name} has no mode {job.mode}")
+    request = BaselineRequest(
+        job.model, job.draft, job.prompt, job.n_tokens, job.ctx_size, job.n_threads, storage_reads
+    )
+    run = runtime.run_baseline(job.mode, request)
+    decode_s = sum(cost.wall_s for cost in run.rounds)
+    return Decoded(
+        tokens=run.tokens,
+        text_sha256=_sha256(run.text),
+        n_prompt_tokens=run.n_prompt_tokens,
+        load_s=run.load_s,
+        prompt_s=run.prompt_s,
+        decode_s=decode_s,
+        rounds=run.rounds,
+        bytes_read=run.bytes_read,
+        peak_bytes=memory.peak_rss_bytes(),
+        decoding_since=time.monotonic() - decode_s,
+    )
+
+
+def _read_raw(job: ReadRaw) -> RawRead:
+    """Time direct reads of READ_BYTES, one after the other, thrown away.
+
+    A limit lets the first megabytes through faster: they are not timed, and a small file is read
+    again and again.
+    """
+    with closing(_reads(job.path)) as reads:
+        _read_for(reads, FIRST_BYTES, FIRST_S)
+        began = time.perf_counter()
+        done = _read_for(reads, job.nbytes, RAW_S)
+        return RawRead(done, time.perf_counter() - began)
+
+
+def _read_for(reads: Iterator[int], nbytes: int, seconds: float) -> int:
+    """Read until so many bytes or seconds have gone by; the bytes."""
+    done, began = 0, time.perf_counter()
+    while done < nbytes and time.perf_counter() - began < seconds:
+        done += next(reads)
+    return done
+
+
+def _reads(path: Path) -> Generator[int, None, None]:
+    """Read a file over and over; yields the bytes of each read."""
+    size, at = path.stat().st_size, 0
+    block, reader = Memory(READ_BYTES), DirectReader([path])
+    try:
+        while True:
+            # the last block may lie half past the file's end
+            run = Run(0, at, READ_BYTES, min(READ_BYTES, size - at), 0)
+            n = reader.read(run, block.view(0, READ_BYTES), lambda: False)
+            at = (at + n) % size
+            yield n
+    finally:
+        reader.close()
+        block.close()
+
+
+def _survey(job: Survey) -> Surveyed:
+    settings = _load_settings(job, job.draft)
+    resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
+    return Surveyed(
+        resident_bytes=session.plan(resident).planned_bytes,
+        pass_bytes=session.plan(settings).bytes_per_pass,
+    )
+
+
+def _load_settings(job: Decode | Survey, draft: Path | None) -> LoadSettings:
+    return LoadSettings(
+        model=job.model,
+        draft=draft,
+        memory_budget="auto" if job.budget_bytes is None else job.budget_bytes,
+        ctx_size=job.ctx_size,
+        threads=job.n_threads,
+    )
+
+
+def storage_reads() -> int:
+    """Bytes that this process has had read from storage; 0 where the OS does not count them."""
+    counters = getattr(psutil.Process(), "io_counters", None)
+    return int(counters().read_bytes) if counters else 0
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The flags of `edgespec bench` and what its `--help` says. Values stay text, as everywhere."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import TypeVar
+
+from edgespec.bench.settings import CTX_SIZE, QUICK, BenchSettings
+
+Parser = TypeVar("Parser", bound=ArgumentParser)
+
+_DESCRIPTION = """\
+Measure ways of decoding on the same models, prompts and limits, and report tokens per second,
+where the time went, memory and reads. Each run is a process of its own, begins with a cold page
+cache, and the modes take turns."""
+
+_EPILOG = """\
+modes:
+  mmap            llama.cpp, weights mapped from the file
+  resident        llama.cpp, weights in memory and repacked, where they fit
+  llama-linear    llama.cpp's linear speculation, both models mapped; -3 with its newer defaults
+  paged           edgespec without a draft
+  linear          one branch of a fixed length
+  tree            a best-first tree of a fixed depth
+  tree-adaptive   LLMCad's tree and threshold
+  tree-overlap    the same, drafting beside passes
+  marginal        a best-first tree that grows by marginal rate; marginal-fresh begins every tree
+                  anew, marginal-overlap drafts beside passes
+  auto            edgespec with its defaults: what a user gets
+and always raw: a plain loop of direct reads.
+
+examples:
+  edgespec bench --quick
+      a first look at this machine, in a minute or two
+  sudo edgespec bench --memory 50% --disk-bandwidth 300M --html report.html
+      the embedded pair, its target enlarged to 1 GiB, as on a slow device
+  edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
+
+Limits need the right to make control groups (Linux: root, or a systemd that delegates them). Where
+that is not given, the bench says so and nothing but edgespec's own budget is limited."""
+
+
+def add_to(parser: Parser) -> Parser:
+    """Give `parser` the flags of a bench."""
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG
+    defaults = {name: of.default for name, of in BenchSettings.model_fields.items()}
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "-m", "--model", metavar="FILE", help="target (default: the embedded one, enlarged)"
+    )
+    models.add_argument(
+        "-md", "--model-draft", metavar="FILE", dest="draft", help="small model that guesses"
+    )
+    models.add_argument("--size", metavar="SIZE", help="of the enlarged target (default: 1GiB)")
+    limits = parser.add_argument_group("limits of each run's process")
+    limits.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="1GiB, a share of target plus draft like 30%%, or unlimited (default: 50%%)",
+    )
+    limits.add_argument(
+        "--disk-bandwidth",
+        metavar="RATE",
+        help="bytes per second like 300M, in decimal units as storage is sold (default: none)",
+    )
+    runs = parser.add_argument_group("runs")
+    runs.add_argument(
+        "--modes", metavar="LIST", help="names from below, with commas (default: all)"
+    )
+    for flag, metavar, setting, text in (
+        (("-n", "--n-predict"), "N", "max_tokens", "tokens of a run"),
+        (("--baseline-tokens",), "N", "baseline_tokens", "of modes with one token or so a pass"),
+        (("--n-prompts",), "N", "n_prompts", "prompts"),
+        (("--repetitions",), "N", "repetitions", "runs of each mode on each prompt"),
+    ):
+        help_text = f"{text} (default: {defaults[setting]}, with --quick {QUICK[setting]})"
+        runs.add_argument(*flag, metavar=metavar, dest=setting, help=help_text)
+    runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
+    runs.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="one a line, or in .jsonl an object's `prompt` (default: Python code begun)",
+    )
+    runs.add_argument(
+        "-c", "--ctx-size", metavar="N", help=f"context in tokens (default: {CTX_SIZE})"
+    )
+    runs.add_argument("-t", "--threads", metavar="N", help="(default: the physical cores)")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="everything that was measured; without FILE on stdout, the table then on stderr",
+    )
+    output.add_argument("--html", metavar="FILE", help="a report with plots, in one file")
+    output.add_argument(
+        "--compare",
+        metavar="FILE",
+        help="TOML file of expected ratios and their settings: say what moved, exit 1 if one fell",
+    )
+    return parser

@@ -1,0 +1,153 @@
+"""Runs a job in a fresh, bound process and watches its memory meanwhile.
+
+Whatever ends it, Ctrl-C too, the process is gone afterwards and what bound it is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import psutil
+
+from edgespec.bench.limits import UNLIMITED, Limiter
+from edgespec.bench.runs import Answer, Failed, Job, from_json, to_json
+
+SAMPLE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Resident memory of the process, `at_s` on the machine's monotonic clock."""
+
+    at_s: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An answer, and how the process's memory went meanwhile."""
+
+    answer: Answer
+    began_s: float
+    """On the machine's monotonic clock."""
+    samples: tuple[Sample, ...]
+
+
+def launch(
+    job: Job,
+    limiter: Limiter = UNLIMITED,
+    cold: Iterable[Path] = (),
+    tick: Callable[[], None] = lambda: None,
+) -> Launched:
+    """The answer of a process of its own; a process that dies answers `Failed`.
+
+    The page cache forgets the files in `cold` before. `tick` is called now and then meanwhile.
+    """
+    for path in cold:
+        drop_cache(path)
+    with _finishing() as cleanup:
+        with _deaf():
+            prefix = cleanup.enter_context(limiter.made())
+            # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
+            asked, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
+            asked.write(to_json(job))
+            asked.seek(0)
+            command = [*prefix, sys.executable, "-m", "edgespec.bench.child"]
+            began_s = time.monotonic()
+            process = cleanup.enter_context(_started(command, asked, out, err))
+        samples = tuple(_watch(process, tick))
+        out.seek(0)
+        err.seek(0)
+        return Launched(_answer(process.returncode, out.read(), err.read()), began_s, samples)
+
+
+def drop_cache(path: Path) -> None:
+    """Let the page cache forget a file; without effect where the OS has no such call."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def _started(
+    command: list[str], asked: IO[bytes], out: IO[bytes], err: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, which Ctrl-C does not reach: it is ended here."""
+    process = subprocess.Popen(
+        command, stdin=asked, stdout=out, stderr=err, start_new_session=os.name == "posix"
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _watch(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterator[Sample]:
+    """Samples until the process ends."""
+    try:
+        watched = psutil.Process(process.pid)
+    except psutil.NoSuchProcess:
+        process.wait()
+        return
+    while True:
+        tick()
+        with suppress(psutil.Error):
+            yield Sample(time.monotonic(), watched.memory_info().rss)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SAMPLE_S)
+            return
+
+
+def _answer(code: int, out: bytes, err: bytes) -> Answer:
+    if code == 0:
+        with suppress(ValueError):
+            answer = from_json(out)
+            assert not isinstance(answer, Job)
+            return answer
+    lines = err.decode(errors="replace").strip().splitlines()
+    if code == -signal.SIGKILL:
+        why = "it was killed, as the kernel does where memory is short"
+    else:
+        why = f"exit code {code}" + (f": {lines[-1]}" if lines else "")
+    return Failed(f"the process ended before it was done ({why})")
+
+
+@contextmanager
+def _finishing() -> Iterator[ExitStack]:
+    """What is entered here is left again even if Ctrl-C comes twice."""
+    with ExitStack() as cleanup:
+        try:
+            yield cleanup
+        finally:
+            with _deaf():
+                cleanup.close()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Neither Ctrl-C nor SIGTERM interrupts what must be done as a whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)

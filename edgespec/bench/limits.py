@@ -1,0 +1,235 @@
+"""Binds a process to so much memory and disk bandwidth, with what this Linux allows the user to do.
+
+Control groups of version 1, of version 2, or a scope of systemd: the first that can really be made.
+A command is started inside by a prefix of its command line, so that even its first page counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec import cgroups
+from edgespec.errors import EdgespecError
+
+_ROOT = Path("/")
+_ENTER = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
+"""Joins the groups whose `cgroup.procs` are named, then becomes the command after `--`."""
+_PATIENCE_S = 5.0
+"""A group lasts until the last of its processes is gone, which storage may delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a process may use; None is no limit."""
+
+    memory_bytes: int | None = None
+    read_bytes_per_s: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.memory_bytes is not None or self.read_bytes_per_s is not None
+
+
+Binding = Callable[[], AbstractContextManager[list[str]]]
+"""Makes what binds one process: the words to put before its command. What was started must have
+ended before the context does, which removes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limiter:
+    """A way to bind processes, one at a time."""
+
+    name: str
+    made: Binding
+
+
+UNLIMITED = Limiter("unlimited", lambda: nullcontext([]))
+
+
+def find(limits: Limits, path: Path, root: Path = _ROOT) -> tuple[Limiter, list[str]]:
+    """The first way that works here, and why those before it do not.
+
+    `path` lies on the disk whose reads are bound. It is UNLIMITED when nothing is to be limited or
+    nothing works.
+    """
+    if not limits:
+        return UNLIMITED, []
+    reasons = []
+    for name, make in (("cgroup v1", _version_1), ("cgroup v2", _version_2), ("systemd", _systemd)):
+        try:
+            limiter = Limiter(name, make(limits, path, root))
+            _try(limiter)
+        except (OSError, EdgespecError) as error:
+            reasons.append(f"{name}: {_reason(error)}")
+        else:
+            return limiter, reasons
+    return UNLIMITED, reasons
+
+
+def device_of(path: Path, root: Path = _ROOT) -> str:
+    """`major:minor` of the disk that holds `path`: limits bind whole disks, not partitions.
+
+    Raises EdgespecError where no block device is behind the file system.
+    """
+    number = path.stat().st_dev
+    name = f"{os.major(number)}:{os.minor(number)}"
+    if not os.major(number):  # btrfs, overlayfs: the mount names what it lies on
+        name = _mounted_device(name, root) or name
+    folder = root / "sys/dev/block" / name
+    if not folder.exists():
+        raise EdgespecError(f"{path} lies on no block device, whose reads could be limited")
+    if (folder / "partition").exists():
+        return (folder.resolve().parent / "dev").read_text().strip()
+    return name
+
+
+def _mounted_device(number: str, root: Path) -> str | None:
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2] == number:
+            source = Path(right.split()[1])
+            with suppress(OSError):
+                device = source.stat().st_rdev
+                return f"{os.major(device)}:{os.minor(device)}" if device else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A cgroup to be made below `parent`, and what is written into its files."""
+
+    parent: Path
+    files: tuple[tuple[str, str], ...]
+    wishes: tuple[tuple[str, str], ...] = ()
+    """Likewise, where the kernel has such a file."""
+
+
+def _version_1(limits: Limits, path: Path, root: Path) -> Binding:
+    groups = []
+    if limits.memory_bytes is not None:
+        size = str(limits.memory_bytes)
+        files = (("memory.limit_in_bytes", size),)
+        swap = (("memory.memsw.limit_in_bytes", size),)
+        groups.append(_Group(_own_group(root, "memory", 1), files, swap))
+    if limits.read_bytes_per_s is not None:
+        rate = f"{device_of(path, root)} {limits.read_bytes_per_s}"
+        files = (("blkio.throttle.read_bps_device", rate),)
+        groups.append(_Group(_own_group(root, "blkio", 1), files))
+    return lambda: _grouped(groups)
+
+
+def _version_2(limits: Limits, path: Path, root: Path) -> Binding:
+    own = _own_group(root, "", 2)
+    # A group with processes of its own cannot hand controllers down: make a sibling of ours.
+    parent = own.parent if (own.parent / "cgroup.controllers").exists() else own
+    files, wishes = [], []
+    wanted = []
+    if limits.memory_bytes is not None:
+        wanted.append("memory")
+        files.append(("memory.max", str(limits.memory_bytes)))
+        wishes.append(("memory.swap.max", "0"))
+    if limits.read_bytes_per_s is not None:
+        wanted.append("io")
+        files.append(("io.max", f"{device_of(path, root)} rbps={limits.read_bytes_per_s}"))
+    offered = (parent / "cgroup.controllers").read_text().split()
+    if missing := [name for name in wanted if name not in offered]:
+        raise EdgespecError(f"there is no controller {' and no '.join(missing)}")
+    enabled = (parent / "cgroup.subtree_control").read_text().split()
+    lacking = [name for name in wanted if name not in enabled]
+    group = _Group(parent, tuple(files), tuple(wishes))
+    return lambda: _grouped([group], lacking)
+
+
+def _own_group(root: Path, controller: str, version: int) -> Path:
+    """The innermost group of this process. Raises EdgespecError without such a hierarchy."""
+    for folder, found in cgroups.groups(root, controller):
+        if found == version:
+            return folder
+    raise EdgespecError(f"there is no {controller or 'unified'} hierarchy")
+
+
+@contextmanager
+def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Make the groups, and remove them however this ends."""
+    with ExitStack() as made:
+        for name in lacking:
+            control = groups[0].parent / "cgroup.subtree_control"
+            control.write_text(f"+{name}")
+            made.callback(_write_if_possible, control, f"-{name}")
+        procs = []
+        for group in groups:
+            folder = group.parent / f"edgespec-bench-{os.getpid()}"
+            folder.mkdir()
+            made.callback(_remove, folder)
+            for name, text in group.files:
+                (folder / name).write_text(text)
+            for name, text in group.wishes:
+                if (folder / name).exists():
+                    _write_if_possible(folder / name, text)
+            procs.append(str(folder / "cgroup.procs"))
+        yield ["/bin/sh", "-c", _ENTER, "sh", *procs, "--"]
+
+
+def _remove(folder: Path) -> None:
+    """Remove a group, whose last process may take a moment to leave it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return folder.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _write_if_possible(path: Path, text: str) -> None:
+    with suppress(OSError):
+        path.write_text(text)
+
+
+def _systemd(limits: Limits, path: Path, root: Path) -> Binding:
+    words = ["systemd-run", "--scope", "--quiet", "--collect"]
+    if os.geteuid():
+        words.append("--user")
+    if limits.memory_bytes is not None:
+        words += ["-p", f"MemoryMax={limits.memory_bytes}", "-p", "MemorySwapMax=0"]
+    if limits.read_bytes_per_s is not None:
+        node = (root / "sys/dev/block" / device_of(path, root)).resolve().name
+        words += ["-p", f"IOReadBandwidthMax=/dev/{node} {limits.read_bytes_per_s}"]
+    _check_scope([*words, "--"], limits)
+    return lambda: nullcontext([*words, "--"])
+
+
+def _check_scope(prefix: Sequence[str], limits: Limits) -> None:
+    """A user's systemd takes properties whose controller it was not given, and drops them."""
+    look = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && cat memory.max io.max"
+    shown = _output([*prefix, "sh", "-c", look])
+    for limit in (limits.memory_bytes, limits.read_bytes_per_s):
+        if limit is not None and str(limit - limit % 4096) not in shown and str(limit) not in shown:
+            raise EdgespecError("its scopes are not given the controllers")
+
+
+def _try(limiter: Limiter) -> None:
+    """Make one and start something in it."""
+    with limiter.made() as prefix:
+        _output([*prefix, "true"])
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EdgespecError(lines[-1])
+    return done.stdout
+
+
+def _reason(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return str(strerror or error)

@@ -1,0 +1,33 @@
+"""The files that make up a model, as far as sizes and the page cache are concerned."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
+
+
+def files_of(model: Path) -> list[Path]:
+    """The file itself, all parts of a split GGUF file, or all files of a folder."""
+    if model.is_dir():
+        return sorted(path for path in model.rglob("*") if path.is_file())
+    part = _PART.fullmatch(model.name)
+    if part is None:
+        return [model]
+    name, count, suffix = part.groups()
+    parts = (
+        model.with_name(f"{name}-{number:05}-of-{count}{suffix}")
+        for number in range(1, int(count) + 1)
+    )
+    return [path for path in parts if path.exists()]
+
+
+def size_of(model: Path) -> int:
+    """Bytes of all its files."""
+    return sum(path.stat().st_size for path in files_of(model))
+
+
+def largest_of(model: Path) -> Path:
+    """The file that says most about the storage."""
+    return max(files_of(model), key=lambda path: path.stat().st_size)

@@ -1,0 +1,89 @@
+"""The ways of decoding that a bench compares: the engine's, by name, and a runtime's baselines.
+
+It says what a mode is. Which of them can run on given models and limits is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.bench.baselines import Baseline
+from edgespec.config import nearest
+from edgespec.errors import UsageError
+from edgespec.rules import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way of decoding."""
+
+    name: str
+    text: str
+    drafts: bool = True
+    resident: bool = False
+    """Keeps all weights in memory: applies only where they fit."""
+    engine: EngineSettings | None = None
+    """None for a runtime's baseline."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it gets fewer tokens: its passes read weights and yield hardly more than one."""
+        return not self.resident and (self.engine is None or not self.drafts)
+
+
+def _rules(
+    pacer: str, fallback: str, overlap: bool = False, keep_growth: bool = True
+) -> EngineSettings:
+    """Rules that stay as they are: no controller leaves them out."""
+    return EngineSettings(
+        pacer=pacer,
+        fallback=fallback,
+        overlap=overlap,
+        keep_growth=keep_growth,
+        step_aside=False,
+    )
+
+
+ENGINE_MODES = (
+    Mode("paged", "edgespec without a draft", False, engine=EngineSettings()),
+    Mode("linear", "one branch of a fixed length", engine=_rules("linear", "fixed")),
+    Mode("tree", "a best-first tree of a fixed depth", engine=_rules("best-first", "fixed")),
+    Mode("tree-adaptive", "LLMCad's tree and threshold", engine=_rules("llmcad", "llmcad")),
+    Mode(
+        "tree-overlap", "the same, drafting beside passes", engine=_rules("llmcad", "llmcad", True)
+    ),
+    Mode("marginal", "best-first by marginal rate", engine=_rules("best-first", "marginal")),
+    Mode(
+        "marginal-fresh",
+        "the same, every tree begun anew",
+        engine=_rules("best-first", "marginal", keep_growth=False),
+    ),
+    Mode(
+        "marginal-overlap",
+        "by marginal rate, drafting beside passes",
+        engine=_rules("best-first", "marginal", True),
+    ),
+    Mode("auto", "edgespec with its defaults", engine=EngineSettings()),
+)
+
+
+def known_modes(baselines: Sequence[Baseline]) -> tuple[Mode, ...]:
+    """All modes for the models of a runtime, its own baselines first."""
+    theirs = (Mode(b.name, b.text, b.drafts, b.resident) for b in baselines)
+    return (*theirs, *ENGINE_MODES)
+
+
+def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ...]:
+    """The modes of these names, in the order of `known`; all without names. Raises UsageError."""
+    if names is None:
+        return tuple(known)
+    by_name = {mode.name: mode for mode in known}
+    wanted = [name.strip() for name in names]
+    for name in wanted:
+        if name not in by_name:
+            raise UsageError(
+                f"--modes: unknown mode {name!r}{nearest(name, by_name)} "
+                f"(modes: {', '.join(by_name)})"
+            )
+    return tuple(mode for mode in known if mode.name in wanted)

@@ -1,0 +1,123 @@
+"""The report of a bench: what was measured, on what, with what. Values, and their form as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgespec.bench.summary import ModeSummary, Row, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured."""
+
+    cpu: str
+    n_threads: int
+    """That each run computed with."""
+    n_cpus: int
+    memory_bytes: int
+    system: str
+    disk: str
+    """Kind of the file system that holds the target, and its device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model by its file's name: where it lies is nobody's business."""
+
+    file: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedLimits:
+    """What each process was bound to."""
+
+    method: str
+    """`cgroup v1`, `cgroup v2`, `systemd` or `unlimited`."""
+    memory_bytes: int | None
+    read_bytes_per_s: int | None
+    budget_bytes: int | None
+    """edgespec's own, a little below the limit; None is what was free."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A mode without figures, and why."""
+
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """One bench."""
+
+    command: str
+    began: str
+    """Date and time, ISO 8601."""
+    versions: Mapping[str, str]
+    machine: Machine
+    target: ModelFile
+    draft: ModelFile | None
+    limits: AppliedLimits
+    n_tokens: int
+    n_baseline_tokens: int
+    n_repetitions: int
+    prompts: Sequence[str]
+    raw_bytes_per_s: Spread
+    descriptions: Mapping[str, str]
+    """What each mode is."""
+    modes: Sequence[ModeSummary]
+    """The first is the reference of ratios and agreement."""
+    left_out: Sequence[LeftOut]
+    failures: Sequence[LeftOut]
+    """Runs that came to nothing."""
+    notes: Sequence[str]
+    rows: Sequence[Row]
+
+    @property
+    def reference(self) -> str | None:
+        return self.modes[0].name if self.modes else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; every run is in it."""
+        return asdict(self) | {"reference": self.reference}
+
+
+def this_machine(path: Path, n_threads: int) -> Machine:
+    """What can be found out about this machine and the disk of `path`."""
+    return Machine(
+        cpu=_cpu_name(),
+        n_threads=n_threads,
+        n_cpus=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        disk=_disk_of(path),
+    )
+
+
+def _cpu_name() -> str:
+    """The kernel's name of the processor; `platform` knows only its family on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _disk_of(path: Path) -> str:
+    resolved = path.resolve()
+    mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
+    if not mounts:
+        return "unknown"
+    mount = max(mounts, key=lambda m: len(m.mountpoint))
+    return f"{mount.fstype} on {mount.device}"

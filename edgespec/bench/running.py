@@ -1,0 +1,198 @@
+"""Runs a bench: what each process is asked, in which order, and what becomes of its answer.
+
+It knows jobs and rows; how figures are made of them, and how they are shown, is elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from edgespec import errors, storage
+from edgespec.bench import limits, table
+from edgespec.bench.launching import Launched, launch
+from edgespec.bench.limits import Limiter
+from edgespec.bench.model_files import files_of, largest_of, size_of
+from edgespec.bench.modes import Mode
+from edgespec.bench.report import LeftOut
+from edgespec.bench.runs import Decode, Decoded, Failed, RawRead, ReadRaw, Survey, Surveyed
+from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
+from edgespec.bench.settings import BenchSettings
+from edgespec.bench.summary import Row, thinned
+from edgespec.console import Console
+from edgespec.errors import BudgetError, EdgespecError
+
+RAW_BYTES = 1 << 30
+"""Most that a read loop reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What stays the same from run to run."""
+
+    settings: BenchSettings
+    target: Path
+    draft: Path | None
+    modes: Sequence[Mode]
+    prompts: Sequence[Prompt]
+    limiter: Limiter
+    budget_bytes: int | None
+    """edgespec's own; None is what is free."""
+    n_threads: int
+    fits: bool = False
+    """The whole target stays in memory: no mode is slow."""
+
+    def tokens_of(self, mode: Mode) -> int:
+        """Most tokens of a run."""
+        return self.settings.tokens_of(mode.is_slow and not self.fits)
+
+
+@dataclass(slots=True)
+class Results:
+    """What the runs brought."""
+
+    rows: list[Row] = field(default_factory=list)
+    raw: list[RawRead] = field(default_factory=list)
+    failures: list[LeftOut] = field(default_factory=list)
+
+
+def survey(bench: Bench) -> Surveyed:
+    """What the models take. A budget that is too small for a mode of edgespec's is an error."""
+    drafts = any(mode.engine is not None and mode.drafts for mode in bench.modes)
+    pages = any(mode.engine is not None for mode in bench.modes)
+    job = Survey(
+        bench.target,
+        bench.draft if drafts else None,
+        bench.settings.ctx_size,
+        bench.n_threads,
+        bench.budget_bytes if pages else None,
+    )
+    # not bound: a limit that is too small would kill it before it can say so
+    answer = launch(job).answer
+    if isinstance(answer, Surveyed):
+        return answer
+    assert isinstance(answer, Failed)
+    # a budget error names the flag of `generate`
+    message = answer.message.replace("--memory-budget", "--memory")
+    if answer.type == BudgetError.__name__:
+        raise BudgetError(message, answer.smallest_bytes)
+    kind = getattr(errors, answer.type, EdgespecError)
+    raise kind(message)
+
+
+def run_all(bench: Bench, surveyed: Surveyed, console: Console) -> Results:
+    """Every turn in a process of its own; a run that fails does not end the bench."""
+    results = Results()
+    settings = bench.settings
+    due = list(turns([mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions))
+    sizes = _sizes(bench, surveyed)
+    estimates = [_estimate(bench, turn, sizes) for turn in due]
+    _announce(bench, len(due), sum(estimates), sizes, console)
+    began = time.monotonic()
+    for number, turn in enumerate(due, 1):
+        prompt = bench.prompts[turn.prompt]
+        what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
+        share = sum(estimates[: number - 1]) / sum(estimates)
+        # in a log, the lines of finished runs are progress enough
+        tick = partial(console.progress, what, share) if sys.stderr.isatty() else _silent
+        launched = _launch(bench, turn, tick)
+        elapsed = (time.monotonic() - began) / sum(estimates[:number])
+        left_s = elapsed * sum(estimates[number:])
+        match launched.answer:
+            case Decoded() as decoded:
+                row = _row(turn, prompt, decoded, launched)
+                results.rows.append(row)
+                console.note(table.run_line(row, number, len(due), left_s))
+            case RawRead() as read:
+                results.raw.append(read)
+                console.note(table.raw_line(read.bytes_per_s, number, len(due), left_s))
+            case Failed(message):
+                results.failures.append(LeftOut(turn.mode, message))
+                console.note(f"{table.counter(number, len(due))} {turn.mode} failed: {message}")
+    console.end_of_progress()
+    return results
+
+
+def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
+    cold = [*files_of(bench.target), *(files_of(bench.draft) if bench.draft else ())]
+    if turn.mode == RAW:
+        return launch(ReadRaw(largest_of(bench.target), RAW_BYTES), bench.limiter, cold, tick)
+    mode = _mode(bench, turn)
+    assert mode is not None
+    job = Decode(
+        mode=mode.name,
+        model=bench.target,
+        draft=bench.draft if mode.drafts else None,
+        prompt=bench.prompts[turn.prompt].text,
+        n_tokens=bench.tokens_of(mode),
+        ctx_size=bench.settings.ctx_size,
+        n_threads=bench.n_threads,
+        budget_bytes=bench.budget_bytes,
+    )
+    return launch(job, bench.limiter, cold, tick)
+
+
+def _row(turn: Turn, prompt: Prompt, decoded: Decoded, launched: Launched) -> Row:
+    series = [(sample.at_s - launched.began_s, sample.rss_bytes) for sample in launched.samples]
+    return Row(
+        mode=turn.mode,
+        prompt=prompt.name,
+        repetition=turn.repetition,
+        decoded=decoded,
+        memory=thinned(series),
+        decoding_at_s=decoded.decoding_since - launched.began_s,
+    )
+
+
+def _sizes(bench: Bench, surveyed: Surveyed) -> Sizes:
+    """For the estimate; a short sample of the disk where nothing limits it."""
+    settings = bench.settings
+    target_bytes = size_of(bench.target)
+    largest = largest_of(bench.target)
+    limited = bench.limiter is not limits.UNLIMITED
+    rate = (limited and settings.disk_bandwidth) or storage.bytes_per_second(largest) or 1e9
+    return Sizes(
+        target_bytes=target_bytes,
+        fits=bench.fits,
+        pass_bytes=surveyed.pass_bytes,
+        disk_bytes_per_s=rate,
+        raw_bytes=RAW_BYTES,
+    )
+
+
+def _mode(bench: Bench, turn: Turn) -> Mode | None:
+    """None for the read loop."""
+    return next((mode for mode in bench.modes if mode.name == turn.mode), None)
+
+
+def _silent() -> None:
+    """Nobody watches."""
+
+
+def _estimate(bench: Bench, turn: Turn, sizes: Sizes) -> float:
+    mode = _mode(bench, turn)
+    return estimate_s(mode, bench.tokens_of(mode) if mode else 0, sizes)
+
+
+def _announce(bench: Bench, n_runs: int, total_s: float, sizes: Sizes, console: Console) -> None:
+    settings = bench.settings
+    console.note(
+        f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
+        f"{table.counted(len(bench.prompts), 'prompt')}, "
+        f"{table.counted(settings.repetitions, 'time')}; "
+        f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
+    )
+    console.note(
+        f"at {sizes.disk_bytes_per_s / 1e6:.0f} MB/s about {duration(total_s)}; "
+        "fewer: --quick, --modes, -n, --baseline-tokens, --n-prompts, --repetitions"
+    )

@@ -1,0 +1,83 @@
+"""What a user may set of a bench, checked. It knows names, sizes and ranges, and no model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from edgespec.config import Settings, parse_size
+from edgespec.errors import UsageError
+
+CTX_SIZE = 512
+UNLIMITED = "unlimited"
+QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
+"""What `--quick` means where nothing else was said."""
+
+_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:b(?:/s)?)?", re.IGNORECASE | re.ASCII)
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_rate(value: str | int) -> int:
+    """Bytes a second of `300M` or `1.5G`; units are decimal, as storage is sold and measured."""
+    match = _RATE.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise UsageError(f"--disk-bandwidth {value}: write bytes a second like 300M or 1.5G")
+    rate = int(float(match[1]) * _DECIMAL[match[2].lower()])
+    if rate < 1:
+        raise UsageError(f"--disk-bandwidth {value}: it must be more than nothing")
+    return rate
+
+
+def _memory(value: object) -> object:
+    """A percentage is of target plus draft, which are not known yet."""
+    text = str(value).strip().lower()
+    if text == UNLIMITED:
+        return text
+    parse_size(text, 1 << 40)
+    return text
+
+
+def _names(value: object) -> object:
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+class BenchSettings(Settings):
+    """One bench. `None` means what is usual."""
+
+    model: Path | None = None
+    """None is the embedded target, enlarged to `size`."""
+    draft: Path | None = None
+    size: Annotated[int, BeforeValidator(parse_size)] = 1 << 30
+    memory: Annotated[str, BeforeValidator(_memory)] = "50%"
+    """Of each run's process: a size, a share of target plus draft, or `unlimited`."""
+    disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
+    modes: Annotated[tuple[str, ...] | None, BeforeValidator(_names)] = None
+    """By name; None is all."""
+    prompts: Path | None = None
+    """A file of them; None is the shipped one."""
+    n_prompts: int = Field(default=3, ge=1)
+    """How many of the file's."""
+    repetitions: int = Field(default=3, ge=1)
+    max_tokens: int = Field(default=48, ge=1)
+    baseline_tokens: int = Field(default=16, ge=1)
+    """Of modes whose passes yield hardly more than a token."""
+    ctx_size: int = Field(default=CTX_SIZE, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _applies(self) -> Self:
+        if self.model is None and self.draft is not None:
+            raise UsageError("--model-draft needs the model it drafts for: name it with --model")
+        if self.model is not None and "size" in self.model_fields_set:
+            raise UsageError("--size is of the embedded target: leave it out with --model")
+        return self
+
+    def memory_bytes(self, models_bytes: int) -> int | None:
+        """The limit for models of this size; None is none."""
+        return None if self.memory == UNLIMITED else parse_size(self.memory, models_bytes)
+
+    def tokens_of(self, is_slow: bool) -> int:
+        return min(self.baseline_tokens, self.max_tokens) if is_slow else self.max_tokens

@@ -1,0 +1,235 @@
+"""From runs to figures: medians, paired ratios, the bound that storage sets, where time went.
+
+Values in, values out. Nothing is measured or printed here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.bench.runs import Decoded
+from edgespec.values import RoundCost
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with what lies around it."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run that came to its end. Rows of one prompt and repetition ran after one another."""
+
+    mode: str
+    prompt: str
+    repetition: int
+    decoded: Decoded
+    memory: tuple[tuple[float, int], ...] = ()
+    """Seconds since the process began, resident bytes."""
+    decoding_at_s: float = 0.0
+    """Seconds since the process began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundShare:
+    """Seconds of a mean round. Without a pager, waiting for storage is part of `compute_s`."""
+
+    draft_s: float
+    stall_s: float
+    compute_s: float
+    other_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.stall_s + self.compute_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far texts go together: tokens before the first difference, of those compared."""
+
+    tokens: int
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSummary:
+    """One mode on one prompt."""
+
+    prompt: str
+    tokens_per_s: Spread
+    tokens_per_pass: float
+    agreement: Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class ModeSummary:
+    """One mode over all prompts and repetitions."""
+
+    name: str
+    n_runs: int
+    n_tokens: int
+    """Of the longest run."""
+    tokens_per_s: Spread
+    ratio: Spread | None
+    """To the reference mode's run on the same prompt in the same repetition."""
+    tokens_per_pass: float
+    pass_bytes: float
+    """Read from storage in a mean pass."""
+    disk_bytes_per_s: Spread
+    bound_tokens_per_s: float | None
+    """What the raw read rate allows at these bytes and tokens per pass; None where nothing is read.
+    """
+    share_of_bound: float | None
+    round: RoundShare
+    accepted_lengths: tuple[int, ...]
+    """How many rounds accepted 0, 1, 2 ... drafted tokens."""
+    load_s: float
+    prompt_s: float
+    peak_bytes: int
+    agreement: Agreement
+    prompts: tuple[PromptSummary, ...]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def thinned(
+    series: Sequence[tuple[float, int]], n_most: int = 200
+) -> tuple[tuple[float, int], ...]:
+    """A series of at most `n_most` points that keeps the highest of every stretch."""
+    width = -(-len(series) // n_most) if series else 1
+    stretches = (series[at : at + width] for at in range(0, len(series), width))
+    return tuple(max(stretch, key=lambda point: point[1]) for stretch in stretches)
+
+
+def agreement(tokens: Sequence[int], reference: Sequence[int]) -> Agreement:
+    """Over the length of the shorter text."""
+    compared = min(len(tokens), len(reference))
+    same = next(
+        (n for n, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), compared
+    )
+    return Agreement(same, compared)
+
+
+def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> float | None:
+    """Tokens a second if a pass took no longer than reading its bytes as fast as a plain loop."""
+    return raw_bytes_per_s / pass_bytes * tokens_per_pass if pass_bytes > 0 else None
+
+
+def round_share(costs: Sequence[RoundCost]) -> RoundShare:
+    """The mean over rounds."""
+    n = max(len(costs), 1)
+    return RoundShare(
+        draft_s=sum(cost.draft_s for cost in costs) / n,
+        stall_s=sum(cost.stall_s for cost in costs) / n,
+        compute_s=sum(cost.compute_s for cost in costs) / n,
+        other_s=sum(cost.other_s for cost in costs) / n,
+    )
+
+
+def histogram(lengths: Iterable[int]) -> tuple[int, ...]:
+    """How often 0, 1, 2 ... occurs."""
+    counts = Counter(lengths)
+    return tuple(counts[length] for length in range(max(counts, default=-1) + 1))
+
+
+def summarise(
+    rows: Sequence[Row], modes: Sequence[str], raw_bytes_per_s: float
+) -> tuple[ModeSummary, ...]:
+    """A summary for each mode that has rows; the first of them is the reference of the others."""
+    present = [mode for mode in modes if any(row.mode == mode for row in rows)]
+    if not present:
+        return ()
+    reference = {
+        (row.prompt, row.repetition): row.decoded for row in rows if row.mode == present[0]
+    }
+    return tuple(
+        _summarise([row for row in rows if row.mode == mode], reference, raw_bytes_per_s)
+        for mode in present
+    )
+
+
+_Reference = dict[tuple[str, int], Decoded]
+
+
+def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: float) -> ModeSummary:
+    runs = [row.decoded for row in rows]
+    costs = [cost for run in runs for cost in run.rounds]
+    n_passes = sum(run.passes for run in runs)
+    tokens_per_pass = _tokens_per_pass(runs)
+    pass_bytes = sum(run.bytes_read for run in runs) / max(n_passes, 1)
+    rates = spread([run.tokens_per_s for run in runs])
+    most = bound(raw_bytes_per_s, pass_bytes, tokens_per_pass)
+    decode_s = sum(run.decode_s for run in runs)
+    mean_rate = sum(len(run.tokens) for run in runs) / decode_s if decode_s else 0.0
+    return ModeSummary(
+        name=rows[0].mode,
+        n_runs=len(rows),
+        n_tokens=max(len(run.tokens) for run in runs),
+        tokens_per_s=rates,
+        ratio=_ratio(rows, reference),
+        tokens_per_pass=tokens_per_pass,
+        pass_bytes=pass_bytes,
+        disk_bytes_per_s=spread([_rate(run.bytes_read, run.decode_s) for run in runs]),
+        bound_tokens_per_s=most,
+        # the bound is of the mean pass, so it is the mean rate that reaches a share of it
+        share_of_bound=mean_rate / most if most else None,
+        round=round_share(costs),
+        accepted_lengths=histogram(cost.accepted for cost in costs),
+        load_s=statistics.median(run.load_s for run in runs),
+        prompt_s=statistics.median(run.prompt_s for run in runs),
+        peak_bytes=max(run.peak_bytes for run in runs),
+        agreement=_agreement(rows, reference),
+        prompts=tuple(
+            _summarise_prompt([row for row in rows if row.prompt == prompt], reference)
+            for prompt in dict.fromkeys(row.prompt for row in rows)
+        ),
+    )
+
+
+def _summarise_prompt(rows: Sequence[Row], reference: _Reference) -> PromptSummary:
+    runs = [row.decoded for row in rows]
+    return PromptSummary(
+        prompt=rows[0].prompt,
+        tokens_per_s=spread([run.tokens_per_s for run in runs]),
+        tokens_per_pass=_tokens_per_pass(runs),
+        agreement=_agreement(rows, reference),
+    )
+
+
+def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
+    """Paired, so that what drifted between the repetitions cancels out."""
+    ratios = [
+        row.decoded.tokens_per_s / other.tokens_per_s
+        for row in rows
+        if (other := reference.get((row.prompt, row.repetition))) and other.tokens_per_s
+    ]
+    return spread(ratios) if ratios else None
+
+
+def _agreement(rows: Sequence[Row], reference: _Reference) -> Agreement:
+    """The sum over runs whose reference is there."""
+    found = [
+        agreement(row.decoded.tokens, other.tokens)
+        for row in rows
+        if (other := reference.get((row.prompt, row.repetition)))
+    ]
+    return Agreement(sum(a.tokens for a in found), sum(a.compared for a in found))
+
+
+def _tokens_per_pass(runs: Sequence[Decoded]) -> float:
+    return sum(len(run.tokens) for run in runs) / max(sum(run.passes for run in runs), 1)
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0

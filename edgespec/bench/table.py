@@ -1,0 +1,136 @@
+"""A bench in a terminal: a line for every run, and the table at the end. Values in, lines out."""
+
+from __future__ import annotations
+
+from edgespec.bench.report import BenchReport
+from edgespec.bench.schedule import duration
+from edgespec.bench.summary import ModeSummary, Row
+from edgespec.report import size
+
+MB = 1e6
+
+
+def run_line(row: Row, number: int, n_runs: int, left_s: float) -> str:
+    """One finished run."""
+    run = row.decoded
+    passes = f"{len(run.tokens) / max(run.passes, 1):.2f} per pass"
+    read = f"{run.bytes_read / MB / run.decode_s:.0f} MB/s" if run.decode_s else "-"
+    return (
+        f"{counter(number, n_runs)} {row.mode:<14} {row.prompt:<16} "
+        f"{figure(run.tokens_per_s):>7} tokens/s  {passes}  {read:>9}  "
+        f"peak {size(run.peak_bytes):>9}  {left(left_s)}"
+    )
+
+
+def raw_line(bytes_per_s: float, number: int, n_runs: int, left_s: float) -> str:
+    """One finished read loop."""
+    what = f"{bytes_per_s / MB:.0f} MB/s, plain direct reads"
+    return f"{counter(number, n_runs)} {'raw':<14} {what}  {left(left_s)}"
+
+
+def counter(number: int, n_runs: int) -> str:
+    return f"[{number:>{len(str(n_runs))}}/{n_runs}]"
+
+
+def left(left_s: float) -> str:
+    return f"about {duration(left_s)} left" if left_s > 0 else ""
+
+
+def token_counts(n_tokens: int, n_baseline_tokens: int) -> str:
+    """How long the texts are."""
+    if n_baseline_tokens == n_tokens:
+        return f"{n_tokens} tokens"
+    return f"{n_tokens} tokens, {n_baseline_tokens} where a pass yields hardly more than one"
+
+
+def counted(n: int, what: str) -> str:
+    """`1 prompt`, `3 prompts`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def figure(value: float) -> str:
+    """Three significant digits."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def summary_table(report: BenchReport) -> list[str]:
+    """The figures, and what one must know to read them."""
+    header = (
+        f"{'mode':<15}{'tokens/s':>9}{'least - most':>16}  {'to ' + (report.reference or ''):>8}"
+        f"{'per pass':>10}{'MiB/pass':>10}{'MB/s':>7}{'bound':>8}{'share':>7}{'peak':>11}  agrees"
+    )
+    lines = [*setting_lines(report), "", header]
+    lines += [_mode_line(mode) for mode in report.modes]
+    raw = report.raw_bytes_per_s
+    lines.append(
+        f"{'raw':<15}{'':<45}{raw.median / MB:>17.0f}  "
+        f"({raw.least / MB:.0f} - {raw.most / MB:.0f}) MB/s of plain direct reads"
+    )
+    lines += ["", *reading_lines(report)]
+    return lines
+
+
+def setting_lines(report: BenchReport) -> list[str]:
+    """Machine, models and limits."""
+    machine = report.machine
+    target = f"{report.target.file} ({size(report.target.size_bytes)})"
+    draft = f", draft {report.draft.file} ({size(report.draft.size_bytes)})" if report.draft else ""
+    return [
+        f"{machine.cpu}, {counted(machine.n_threads, 'thread')}; "
+        f"{size(machine.memory_bytes)} of memory; {machine.disk}; {machine.system}",
+        ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        f"target {target}{draft}",
+        limit_line(report),
+    ]
+
+
+def limit_line(report: BenchReport) -> str:
+    limits = report.limits
+    if limits.method == "unlimited":
+        asked = "nothing was limited"
+        if limits.budget_bytes is not None:
+            asked += f" from outside; edgespec's own budget {size(limits.budget_bytes)}"
+        return asked
+    parts = []
+    if limits.memory_bytes is not None:
+        parts.append(f"memory {size(limits.memory_bytes)}")
+    if limits.read_bytes_per_s is not None:
+        parts.append(f"reads {limits.read_bytes_per_s / MB:.0f} MB/s")
+    return f"each run bound to {' and '.join(parts)} by {limits.method}"
+
+
+def reading_lines(report: BenchReport) -> list[str]:
+    """What the columns mean, what is missing and why."""
+    lines = [
+        f"Medians of {counted(len(report.prompts), 'prompt')}, "
+        f"{counted(report.n_repetitions, 'time')} each, greedy; "
+        f"{token_counts(report.n_tokens, report.n_baseline_tokens)}. Ratios are medians of pairs "
+        "that ran one after the other.",
+        "bound: tokens/s if a pass took no longer than reading its bytes as a plain loop does; "
+        "share: how much of it was reached.",
+    ]
+    if report.reference:
+        lines.append(
+            f"agrees: tokens before the first difference to {report.reference}, of those compared; "
+            "a batch and single tokens round differently, and near ties may fall either way."
+        )
+    lines += [f"{gone.mode}: left out, {gone.reason}" for gone in report.left_out]
+    lines += [f"{failed.mode}: failed, {failed.reason}" for failed in report.failures]
+    return lines + list(report.notes)
+
+
+def _mode_line(mode: ModeSummary) -> str:
+    rates = mode.tokens_per_s
+    ratio = f"{mode.ratio.median:.2f}" if mode.ratio else "-"
+    most = figure(mode.bound_tokens_per_s) if mode.bound_tokens_per_s else "-"
+    share = f"{100 * mode.share_of_bound:.0f}%" if mode.share_of_bound else "-"
+    lengths = f"{figure(rates.least)} - {figure(rates.most)}"
+    agrees = f"{mode.agreement.tokens} of {mode.agreement.compared}"
+    return (
+        f"{mode.name:<15}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
+        f"{mode.tokens_per_pass:>10.2f}{mode.pass_bytes / 2**20:>10.0f}"
+        f"{mode.disk_bytes_per_s.median / MB:>7.0f}{most:>8}{share:>7}{size(mode.peak_bytes):>11}"
+        f"  {agrees}"
+    )

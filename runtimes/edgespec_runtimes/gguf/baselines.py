@@ -1,0 +1,236 @@
+"""How llama.cpp itself decodes a GGUF file: mapped, resident, and with its linear speculation.
+
+For comparison only: nothing of edgespec's paging or engine runs here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.bench.baselines import Baseline, BaselineRequest, BaselineRun
+from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.owning import Owner
+from edgespec.values import RoundCost
+from edgespec_runtimes.gguf import log, native
+
+MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
+
+LIBRARY = f"llama-cpp-python {llama_cpp.__version__}"
+BASELINES = (
+    Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked"),
+    Baseline(RESIDENT, "llama.cpp, weights in memory and repacked for the CPU", resident=True),
+    Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
+    Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRule:
+    """When llama.cpp's speculation stops guessing: `--draft-max` and `--draft-p-min`."""
+
+    n_max: int
+    p_min: float
+
+
+_RULES = {LINEAR: DraftRule(16, 0.75), LINEAR_SHORT: DraftRule(3, 0.0)}
+_N_CANDIDATES = 10
+"""llama.cpp's draft sampler keeps that many tokens; `p_min` is a share of their probability."""
+
+
+def run(name: str, request: BaselineRequest) -> BaselineRun:
+    """Load as `name` says, continue the prompt greedily, free. Raises ModelError and UsageError."""
+    if name not in {baseline.name for baseline in BASELINES}:
+        raise UsageError(f"llama.cpp has no mode {name}")
+    with ExitStack() as owned:
+        began = time.perf_counter()
+        keeps_all = name == RESIDENT
+        target = owned.enter_context(_Decoder(request.model, request, keeps_all))
+        draft = None
+        if name in _RULES:
+            if request.draft is None:
+                raise UsageError(f"{name} needs a draft: name one with -md")
+            draft = owned.enter_context(_Decoder(request.draft, request, False))
+        load_s = time.perf_counter() - began
+        prompt = target.vocabulary.encode(request.prompt)
+        if len(prompt) + request.n_tokens > request.ctx_size:
+            raise UsageError(
+                f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
+                f"context of {request.ctx_size}: raise --ctx-size"
+            )
+        began = time.perf_counter()
+        for model in (target, draft):
+            if model is not None and len(prompt) > 1:
+                model.decode(prompt[:-1], 0, last_only=True)
+        prompt_s = time.perf_counter() - began
+        read_before = request.bytes_read()
+        if draft is None:
+            tokens, rounds = _decode_plainly(target, prompt, request.n_tokens)
+        else:
+            tokens, rounds = _speculate(target, draft, _RULES[name], prompt, request)
+        return BaselineRun(
+            tokens=tuple(tokens),
+            text=b"".join(target.vocabulary.piece(token) for token in tokens),
+            n_prompt_tokens=len(prompt),
+            load_s=load_s,
+            prompt_s=prompt_s,
+            rounds=tuple(rounds),
+            bytes_read=request.bytes_read() - read_before,
+        )
+
+
+def _decode_plainly(
+    target: _Decoder, prompt: Sequence[int], n_tokens: int
+) -> tuple[list[int], list[RoundCost]]:
+    """A token a pass."""
+    tokens: list[int] = []
+    rounds: list[RoundCost] = []
+    token = prompt[-1]
+    while len(tokens) < n_tokens and not (tokens and target.is_end(token)):
+        began = time.perf_counter()
+        logits = target.decode([token], len(prompt) - 1 + len(tokens))
+        pass_s = time.perf_counter() - began
+        token = int(logits[-1].argmax())
+        tokens.append(token)
+        wall_s = time.perf_counter() - began
+        rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
+    return tokens, rounds
+
+
+def _speculate(
+    target: _Decoder,
+    draft: _Decoder,
+    rule: DraftRule,
+    prompt: Sequence[int],
+    request: BaselineRequest,
+) -> tuple[list[int], list[RoundCost]]:
+    """The algorithm of llama.cpp's example `speculative-simple`, greedy.
+
+    The draft guesses one branch until it is unsure; one batch of the target checks it, and the
+    draft reads the same batch, whatever it had computed before.
+    """
+    tokens: list[int] = []
+    rounds: list[RoundCost] = []
+    last = prompt[-1]
+    while len(tokens) < request.n_tokens and not (tokens and target.is_end(last)):
+        began = time.perf_counter()
+        n_past = len(prompt) - 1 + len(tokens)
+        room = min(request.n_tokens - len(tokens) - 1, request.ctx_size - n_past - 2)
+        guesses = _guess(draft, last, n_past, rule, room)
+        draft.forget_from(n_past)
+        guessed = time.perf_counter()
+        logits = target.decode([last, *guesses], n_past)  # [1 + guesses, n_vocab]
+        decoded = time.perf_counter()
+        draft.decode([last, *guesses], n_past, last_only=True)
+        draft_s = guessed - began + time.perf_counter() - decoded
+        picked = [int(row.argmax()) for row in logits]
+        accepted = next((n for n, guess in enumerate(guesses) if guess != picked[n]), len(guesses))
+        gained = picked[: accepted + 1]
+        end = next((n for n, token in enumerate(gained) if target.is_end(token)), accepted)
+        gained = gained[: end + 1]
+        tokens += gained
+        last = gained[-1]
+        for model in (target, draft):
+            model.forget_from(n_past + 1 + accepted)
+        rounds.append(
+            RoundCost(
+                n_tokens=len(gained),
+                accepted=min(accepted, len(gained)),
+                verified=len(guesses),
+                passes=1,
+                draft_s=draft_s,
+                pass_s=decoded - guessed,
+                stall_s=0.0,
+                wall_s=time.perf_counter() - began,
+            )
+        )
+    return tokens, rounds
+
+
+def _guess(draft: _Decoder, last: int, n_past: int, rule: DraftRule, room: int) -> list[int]:
+    """The draft's likeliest tokens, one after the other, while it is sure of them."""
+    guesses: list[int] = []
+    token = last
+    while len(guesses) < min(rule.n_max, room):
+        logits = draft.decode([token], n_past + len(guesses))[-1]
+        token = int(logits.argmax())
+        best = np.partition(logits, -_N_CANDIDATES)[-_N_CANDIDATES:]
+        if 1 / float(np.exp(best - logits[token]).sum()) < rule.p_min:
+            break
+        guesses.append(token)
+    return guesses
+
+
+class _Decoder(Owner):
+    """A model and its context, as llama.cpp's own programs keep them: one sequence."""
+
+    def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
+        load = native.load_resident if keeps_all else _load_mapped
+        self._model = load(path, 0, native.Stop())
+        self.vocabulary = native.GgufVocabulary(self._model, [])
+        params = lib.llama_context_default_params()
+        params.n_ctx = request.ctx_size
+        n_threads = native.useful_threads(path.stat().st_size, request.n_threads)
+        params.n_threads = params.n_threads_batch = n_threads
+        with log.captured():
+            self._context: Any = lib.llama_init_from_model(self._model.handle, params)
+        if not self._context:
+            self._model.close()
+            raise UsageError(f"llama.cpp refuses a context of {request.ctx_size} tokens")
+        self._most: int = lib.llama_n_batch(self._context)
+        self._batch = lib.llama_batch_init(self._most, 0, 1)
+
+    def is_end(self, token: int) -> bool:
+        return token in self.vocabulary.eog_tokens
+
+    def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
+        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], until the next call."""
+        for begin in range(0, len(tokens), self._most):
+            chunk = tokens[begin : begin + self._most]
+            self._decode(chunk, position + begin, last_only)
+        shape = (1 if last_only else len(chunk), self._model.n_vocab)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+
+    def _decode(self, tokens: Sequence[int], position: int, last_only: bool) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, position + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = not last_only or i == len(tokens) - 1
+        if code := lib.llama_decode(self._context, batch):
+            raise EdgespecError(f"llama.cpp failed to compute (code {code})")
+
+    def forget_from(self, position: int) -> None:
+        """Drop the KV of this position and of all after it."""
+        memory = lib.llama_get_memory(self._context)
+        if not lib.llama_memory_seq_rm(memory, 0, position, -1):
+            raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
+
+    def close(self) -> None:
+        if self._context:
+            lib.llama_batch_free(self._batch)
+            lib.llama_free(self._context)
+            self._context = None
+            self._model.close()
+
+
+def _load_mapped(path: Path, n_gpu_layers: int, stop: native.Stop) -> native.Model:
+    """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
+    lib.llama_backend_init()
+    params = lib.llama_model_default_params()
+    params.load_mode, params.use_extra_bufts = 1, False
+    params.n_gpu_layers = n_gpu_layers
+    with log.captured() as lines:
+        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            raise ModelError(f"{path} cannot be loaded: {lines[-1].strip() if lines else path}")
+        return native.Model(handle)

@@ -1,0 +1,69 @@
+"""Rows and reports of a bench that never ran, for the tests of what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, Machine, ModelFile
+from edgespec.bench.runs import Decoded
+from edgespec.bench.summary import Row, spread, summarise
+from edgespec.values import RoundCost
+
+MB = 10**6
+
+
+def round_cost(accepted: int = 0, **seconds: float) -> RoundCost:
+    """A round of one second that the pass fills, half of it a stall."""
+    cost = {"draft_s": 0.0, "pass_s": 1.0, "stall_s": 0.5, "wall_s": 1.0} | seconds
+    return RoundCost(n_tokens=accepted + 1, accepted=accepted, verified=4, passes=1, **cost)
+
+
+def row(
+    mode: str,
+    tokens_per_s: float,
+    prompt: str = "a",
+    repetition: int = 0,
+    tokens: Sequence[int] = (1, 2, 3, 4),
+    accepted: Sequence[int] = (0, 0, 0, 0),
+    pass_bytes: int = 100 * MB,
+) -> Row:
+    """A run with a round for each entry of `accepted`."""
+    rounds = tuple(round_cost(n) for n in accepted)
+    decoded = Decoded(
+        tokens=tuple(tokens),
+        text_sha256="",
+        n_prompt_tokens=5,
+        load_s=0.5,
+        prompt_s=0.25,
+        decode_s=len(tokens) / tokens_per_s,
+        rounds=rounds,
+        bytes_read=pass_bytes * len(rounds),
+        peak_bytes=90 << 20,
+        decoding_since=10.0,
+        notes=(),
+    )
+    return Row(mode, prompt, repetition, decoded, ((0.0, 40 << 20), (1.0, 90 << 20)), 0.6)
+
+
+def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    return BenchReport(
+        command="edgespec bench --modes <all>",
+        began="2026-01-02T03:04:05+00:00",
+        versions={"edgespec": "0.1.0"},
+        machine=Machine("a processor & more", 2, 4, 8 << 30, "Linux", "ext4 on /dev/sda"),
+        target=ModelFile("big.gguf", 1 << 30),
+        draft=ModelFile("small.gguf", 1 << 20),
+        limits=AppliedLimits("cgroup v1", 512 << 20, 300 * MB, 500 << 20),
+        n_tokens=4,
+        n_baseline_tokens=2,
+        n_repetitions=1,
+        prompts=list(dict.fromkeys(row.prompt for row in rows)),
+        raw_bytes_per_s=spread([raw_bytes_per_s]),
+        descriptions={mode: f"what {mode} is" for mode in modes},
+        modes=summarise(rows, modes, raw_bytes_per_s),
+        left_out=[LeftOut("resident", "it does not fit")],
+        failures=[],
+        notes=["a note"],
+        rows=rows,
+    )

@@ -1,0 +1,63 @@
+"""The report as a page and as lines: all modes, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from bench_rows import report, row
+from edgespec.bench.page import html_page
+from edgespec.bench.table import summary_table
+
+MODES = ("mmap", "llama-linear", "paged", "auto")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return html_page(
+        report([row(mode, 1.0 + n, accepted=(0, 1, 3)) for n, mode in enumerate(MODES)])
+    )
+
+
+def test_the_page_is_well_formed(page: str):
+    assert ElementTree.fromstring(page).tag == "html"
+
+
+def test_every_mode_is_in_every_plot_and_table(page: str):
+    sections = ElementTree.fromstring(page).findall(".//section")
+    titles = {section.findtext("h2"): "".join(section.itertext()) for section in sections}
+    assert len(titles) == 8
+    for title, text in titles.items():
+        if title != "Machine and command":
+            assert [mode for mode in MODES if mode not in text] == [], title
+
+
+def test_the_page_needs_nothing_from_elsewhere(page: str):
+    without_namespace = page.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", without_namespace)
+
+
+def test_the_page_has_colours_for_the_dark(page: str):
+    assert "prefers-color-scheme:dark" in page
+
+
+def test_what_was_given_is_escaped(page: str):
+    assert "--modes &#x27;&lt;" in page or "--modes &lt;all&gt;" in page
+    assert "a processor &amp; more" in page
+
+
+def test_a_bench_without_a_row_is_still_a_page():
+    assert ElementTree.fromstring(html_page(report([]))).tag == "html"
+
+
+def test_the_table_has_a_line_for_every_mode():
+    lines = summary_table(report([row(mode, 1.0) for mode in MODES]))
+    for mode in (*MODES, "raw"):
+        assert any(line.startswith(f"{mode} ") for line in lines)
+    assert "resident: left out, it does not fit" in lines
+
+
+def test_the_table_says_what_was_limited():
+    assert any("by cgroup v1" in line for line in summary_table(report([row("auto", 1.0)])))

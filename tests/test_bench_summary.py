@@ -1,0 +1,116 @@
+"""From rows to figures: medians, pairs, the bound of storage, agreement, histograms."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench_rows import MB, report, round_cost, row
+from edgespec.bench.summary import (
+    Agreement,
+    Spread,
+    agreement,
+    bound,
+    histogram,
+    round_share,
+    spread,
+    summarise,
+    thinned,
+)
+
+
+def test_a_spread_is_the_median_and_its_ends():
+    assert spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0)
+
+
+def test_ratios_are_of_pairs_that_ran_together():
+    """The second repetition was slow for both: a ratio of medians would not see the pairs."""
+    rows = [row("mmap", 1.0), row("auto", 4.0)]
+    rows += [row("mmap", 0.5, repetition=1), row("auto", 2.0, repetition=1)]
+    rows += [row("mmap", 2.0, repetition=2), row("auto", 6.0, repetition=2)]
+    auto = summarise(rows, ["mmap", "auto"], 1.0)[1]
+    assert auto.ratio == Spread(4.0, 3.0, 4.0)
+    assert auto.tokens_per_s == Spread(4.0, 2.0, 6.0)
+
+
+def test_a_run_without_its_pair_has_no_ratio():
+    rows = [row("mmap", 1.0, prompt="a"), row("auto", 4.0, prompt="b")]
+    assert summarise(rows, ["mmap", "auto"], 1.0)[1].ratio is None
+
+
+def test_the_first_mode_with_rows_is_the_reference():
+    rows = [row("paged", 2.0), row("auto", 4.0)]
+    paged, auto = summarise(rows, ["mmap", "paged", "auto"], 1.0)
+    assert paged.ratio == Spread(1.0, 1.0, 1.0)
+    assert auto.ratio == Spread(2.0, 2.0, 2.0)
+
+
+def test_the_bound_is_what_reads_at_the_raw_rate_would_give():
+    assert bound(300.0 * MB, 100.0 * MB, 2.0) == pytest.approx(6.0)
+
+
+def test_the_share_of_the_bound_is_the_share_of_the_raw_rate():
+    """6 tokens in 2 passes of 100 MB at 1.5 tokens/s read 50 MB/s, a sixth of 300."""
+    rows = [row("auto", 1.5, tokens=range(6), accepted=(2, 2))]
+    (auto,) = summarise(rows, ["auto"], 300.0 * MB)
+    assert auto.tokens_per_pass == 3.0
+    assert auto.bound_tokens_per_s == pytest.approx(9.0)
+    assert auto.share_of_bound == pytest.approx(1 / 6)
+    assert auto.disk_bytes_per_s.median == pytest.approx(50 * MB)
+
+
+def test_what_reads_nothing_has_no_bound():
+    (resident,) = summarise([row("resident", 9.0, pass_bytes=0)], ["resident"], 1.0)
+    assert resident.bound_tokens_per_s is None
+    assert resident.share_of_bound is None
+
+
+def test_agreement_ends_at_the_first_difference():
+    assert agreement([1, 2, 9, 4], [1, 2, 3, 4]) == Agreement(2, 4)
+
+
+def test_agreement_is_over_the_shorter_text():
+    assert agreement([1, 2, 3], [1, 2]) == Agreement(2, 2)
+
+
+def test_agreement_adds_up_over_prompts():
+    rows = [row("mmap", 1.0, prompt="a"), row("mmap", 1.0, prompt="b", tokens=(7, 8))]
+    rows += [row("auto", 1.0, prompt="a"), row("auto", 1.0, prompt="b", tokens=(7, 9, 9))]
+    assert summarise(rows, ["mmap", "auto"], 1.0)[1].agreement == Agreement(5, 6)
+
+
+def test_a_round_is_drafting_stall_computing_and_the_rest():
+    cost = round_cost(draft_s=0.25, pass_s=1.0, stall_s=0.25, wall_s=1.5)
+    share = round_share([cost])
+    assert (share.draft_s, share.stall_s, share.compute_s, share.other_s) == (
+        0.25,
+        0.25,
+        0.75,
+        0.25,
+    )
+    assert share.total_s == 1.5
+
+
+def test_a_histogram_counts_from_zero():
+    assert histogram([2, 0, 2]) == (1, 0, 2)
+    assert histogram([]) == ()
+
+
+def test_thinning_keeps_the_peak():
+    series = [(float(at), 5 if at == 333 else 1) for at in range(1000)]
+    thin = thinned(series, 100)
+    assert len(thin) == 100
+    assert (333.0, 5) in thin
+    assert thinned([]) == ()
+
+
+def test_each_prompt_has_its_own_figures():
+    rows = [row("auto", 1.0, prompt="a"), row("auto", 3.0, prompt="b")]
+    (auto,) = summarise(rows, ["auto"], 1.0)
+    assert [(p.prompt, p.tokens_per_s.median) for p in auto.prompts] == [("a", 1.0), ("b", 3.0)]
+
+
+def test_a_report_as_json_holds_every_run():
+    content = report([row("mmap", 1.0), row("auto", 2.0)]).as_dict()
+    assert content["reference"] == "mmap"
+    assert [run["mode"] for run in content["rows"]] == ["mmap", "auto"]
+    assert len(content["rows"][0]["decoded"]["rounds"]) == 4
