@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec_runtimes.gguf.enlarge import MARKER, enlarge
+from edgespec_runtimes.gguf.enlarge import enlarge
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.replication import SCALES, muted
 from edgespec_runtimes.gguf.shapes import validate
+from edgespec_runtimes.growing import MARKER
 from gguf_files import ARRAY, STRING, U32, Gguf, Tensor, tiny_llama
 
 MIB = 1 << 20

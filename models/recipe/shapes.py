@@ -26,8 +26,9 @@ def llama(*, hidden: int, layers: int, heads: int, intermediate: int) -> LlamaCo
     )
 
 
-TARGET = llama(hidden=256, layers=9, heads=4, intermediate=768)
-DRAFT = llama(hidden=128, layers=3, heads=4, intermediate=384)
+TARGET = llama(hidden=256, layers=6, heads=4, intermediate=640)
+# As wide as the target, so that it can begin as a part of it (see distill.py).
+DRAFT = llama(hidden=256, layers=2, heads=4, intermediate=640)
 
 
 def parameters(model: LlamaForCausalLM) -> int:

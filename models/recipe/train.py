@@ -1,10 +1,9 @@
-"""The recipe, one command: corpus, tokenizer, target, draft, GGUF files, manifest.
+"""The recipe, one command: corpus, tokenizer, target, draft, the files of both, their manifest.
 What a stage has left in the work folder is not made again; training resumes where it stopped."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +17,16 @@ from transformers import LlamaForCausalLM
 import corpus
 import evaluate
 import shapes
-from distill import PROMPT_TOKENS, distillation_loss, sample_text
+from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
-from to_gguf import LICENCE, convert
+from release import release
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
+# What the shipped pair was given, on two shared cores; see the model card.
+TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES = 65.0, 3.0, 18.0
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,6 @@ class Workplace:
     def checkpoint(self, name: str) -> Path:
         return self.work / name
 
-    def gguf(self, name: str) -> Path:
-        return self.out / f"{name}-q8_0.gguf"
-
 
 def prepare(place: Workplace) -> None:
     """Corpus manifest, tokenizer and the token streams of both splits."""
@@ -69,9 +67,9 @@ def prepare(place: Workplace) -> None:
 
 
 def mixed_lengths(streams: list[np.ndarray], seed: int) -> Iterator[torch.Tensor]:
-    """Batches of 2048 tokens: three of 512-token windows, then one of the full context."""
-    short = windows(streams, shapes.N_CONTEXT // 2, 4, seed)
-    full = windows(streams, shapes.N_CONTEXT, 2, seed + 1)
+    """Batches of 4096 tokens: three of 512-token windows, then one of the full context."""
+    short = windows(streams, shapes.N_CONTEXT // 2, 8, seed)
+    full = windows(streams, shapes.N_CONTEXT, 4, seed + 1)
     for source in cycle([short, short, short, full]):
         yield next(source)
 
@@ -97,7 +95,7 @@ def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
     prompts = windows([stream], PROMPT_TOKENS, 64, SEED)
     sample_text(target, prompts, place.samples, budget_s=sampling_s)
     torch.manual_seed(SEED)
-    draft = LlamaForCausalLM(shapes.DRAFT).to(device())
+    draft = best_part(target, shapes.DRAFT, next(windows([stream], 256, 16, SEED)))
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
     fit(
         draft,
@@ -105,6 +103,7 @@ def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
         distillation_loss(target),
         budget_s=budget_s,
         folder=place.checkpoint(DRAFT_NAME),
+        rate=0.5,  # it begins with trained weights
         held_out=lambda: {"agreement": round(evaluate.agreement(draft, target, rows), 4)},
     )
 
@@ -113,26 +112,6 @@ def load(place: Workplace, name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(place.checkpoint(name), dtype=torch.float32).to(
         device()
     )
-
-
-def write_manifest(place: Workplace) -> None:
-    """Describe the two GGUF files in `embedded.toml`."""
-    lines = [f'licence = "{LICENCE}"', f"vocabulary = {shapes.N_VOCAB}"]
-    for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME)):
-        file = place.gguf(name)
-        data = file.read_bytes()
-        lines += [
-            "",
-            f"[{role}]",
-            f'name = "{name}"',
-            f'file = "{file.name}"',
-            f'sha256 = "{hashlib.sha256(data).hexdigest()}"',
-            f"size_bytes = {len(data)}",
-            f"parameters = {shapes.parameters(load(place, name))}",
-            f"context_length = {shapes.N_CONTEXT}",
-            'quantization = "Q8_0"',
-        ]
-    (place.out / "embedded.toml").write_text("\n".join(lines) + "\n")
 
 
 def measure(place: Workplace) -> dict[str, float]:
@@ -151,9 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the shipped files")
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate files")
-    parser.add_argument("--target-minutes", type=float, default=53.0)
-    parser.add_argument("--sampling-minutes", type=float, default=4.0)
-    parser.add_argument("--draft-minutes", type=float, default=29.0)
+    parser.add_argument("--target-minutes", type=float, default=TARGET_MINUTES)
+    parser.add_argument("--sampling-minutes", type=float, default=SAMPLING_MINUTES)
+    parser.add_argument("--draft-minutes", type=float, default=DRAFT_MINUTES)
+    parser.add_argument(
+        "--export-python",
+        type=Path,
+        help="interpreter of an environment with the extra `export`; without it no ONNX is made",
+    )
     options = parser.parse_args()
     place = Workplace(options.out, options.work)
     for folder in (place.out, place.work):
@@ -161,9 +145,11 @@ def main() -> None:
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
     train_draft(place, 60.0 * options.sampling_minutes, 60.0 * options.draft_minutes)
-    for name in (TARGET_NAME, DRAFT_NAME):
-        convert(place.checkpoint(name), place.tokenizer, place.gguf(name), name=name, kind="Q8_0")
-    write_manifest(place)
+    checkpoints = {
+        role: place.checkpoint(name)
+        for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME))
+    }
+    release(checkpoints, place.tokenizer, place.out, place.work, options.export_python)
     print(json.dumps(measure(place), indent=2))
 
 

@@ -1,22 +1,23 @@
 """Writes a bigger GGUF model that computes the same function: the honest way to try paging without
 a download.
 
-Plans how many layers, chooses the factor and streams the file; how tensors grow, and why that is
-exact, is said in `replication`. Loads no model.
+Says what a plan of so many layers and copies writes, and streams it; how tensors grow, and why that
+is exact, is said in `replication`. Loads no model.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from edgespec.enlarging import EnlargeReport
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.layout import MAGIC, ValueType, padded
@@ -27,34 +28,13 @@ from edgespec_runtimes.gguf.replication import (
     model_roles,
     muted,
 )
-from edgespec_runtimes.gguf.shapes import MAX_LAYERS, validate
+from edgespec_runtimes.gguf.shapes import validate
+from edgespec_runtimes.growing import MARKER, Layer, check_room, choose, spread
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
 
-MARKER = "edgespec.enlarged_from"
-"""Metadata key that an enlarged model carries: the name of the model that it equals."""
-
-FACTORS = (16, 8, 4, 2, 1)
-"""Values of K."""
-FEWEST_LAYERS = 24
-COMFORTABLE_LAYERS = 96
-TOLERANCE = 0.02
-"""How far from the wanted size the result may be."""
-
 CHUNK_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class EnlargeReport:
-    """What was written."""
-
-    path: Path
-    size_bytes: int
-    factor: int
-    """K: how often every feature, query head and hidden unit is repeated."""
-    layers: int
-    parameters: int
 
 
 def enlarge(
@@ -69,7 +49,7 @@ def enlarge(
     header = read_header(source)
     validate(header)
     shape = _shape(header)
-    plan = _choose(header, shape, size_bytes)
+    plan = choose(header.path, partial(_plan, header, shape), shape.layers, size_bytes)
     out = Path(out)
     _check_place(header, out, plan.size_bytes)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
@@ -115,15 +95,9 @@ class _Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    source: int
-    silent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Plan:
     factor: int
-    layers: tuple[_Layer, ...]
+    layers: tuple[Layer, ...]
     tensors: tuple[_Growth, ...]
     head: bytes
     """Everything before the weights, padded."""
@@ -172,53 +146,15 @@ def _shape(header: GgufFile) -> LlamaShape:
     )
 
 
-def _choose(header: GgufFile, shape: LlamaShape, size_bytes: int) -> _Plan:
-    """The plan with the fewest layers among those of the right size."""
-    fewest = max(FEWEST_LAYERS, shape.layers)
-    nearest: _Plan | None = None
-    obstacle: ModelError | None = None
-    for most in (COMFORTABLE_LAYERS, MAX_LAYERS):
-        for factor in FACTORS:
-            try:
-                smallest = _plan(header, shape, factor, fewest)
-            except ModelError as error:  # a smaller factor may do
-                obstacle = error
-                continue
-            n_more = round((size_bytes - smallest.size_bytes) / smallest.layer_bytes)
-            n_layers = min(max(fewest + n_more, fewest), max(most, fewest))
-            plan = smallest if n_layers == fewest else _plan(header, shape, factor, n_layers)
-            miss = abs(plan.size_bytes - size_bytes)
-            if miss <= TOLERANCE * size_bytes:
-                return plan
-            if nearest is None or miss < abs(nearest.size_bytes - size_bytes):
-                nearest = plan
-    if obstacle is not None:
-        raise obstacle
-    assert nearest is not None
-    raise UsageError(
-        f"{header.path} cannot be enlarged to {_mib(size_bytes)}: the nearest size is "
-        f"{_mib(nearest.size_bytes)}, with {len(nearest.layers)} layers"
-    )
-
-
 def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _Plan:
-    layers = _spread(shape.layers, n_layers)
+    layers = spread(shape.layers, n_layers)
     tensors = tuple(_growths(header, shape, factor, layers))
     head = _head(header, shape, factor, tensors, n_layers)
     return _Plan(factor, layers, tensors, head, header.alignment)
 
 
-def _spread(n_real: int, n_layers: int) -> tuple[_Layer, ...]:
-    """The real layers in their order, evenly spread, each followed by its silent copies."""
-    sources = [index * n_real // n_layers for index in range(n_layers)]
-    return tuple(
-        _Layer(source, silent=index > 0 and sources[index - 1] == source)
-        for index, source in enumerate(sources)
-    )
-
-
 def _growths(
-    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[_Layer, ...]
+    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[Layer, ...]
 ) -> Iterator[_Growth]:
     """The result's tensors in file order: head and embedding first, then layer by layer."""
     by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(shape.layers)}
@@ -316,12 +252,7 @@ def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
         raise UsageError(f"{out} must be a file in a folder that exists")
     if any(out.exists() and path.samefile(out) for path in header.paths):
         raise UsageError(f"{out} is the source itself: write the enlarged model elsewhere")
-    free = shutil.disk_usage(out.parent).free
-    if free < size_bytes:
-        raise EdgespecError(
-            f"{out} needs {_mib(size_bytes)}, {_mib(free)} are free there: choose a smaller size "
-            "or another disk"
-        )
+    check_room(out, size_bytes)
 
 
 def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | None) -> None:
@@ -363,7 +294,3 @@ def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
     if len(raw) < n_bytes:
         raise ModelError(f"{file.name} became shorter while it was read")
     return raw
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 20):.1f} MiB"

@@ -41,6 +41,9 @@ SCALES: Mapping[str, slice] = MappingProxyType(
         "Q6_K": slice(208, 210),
         "IQ4_NL": slice(0, 2),
         "IQ4_XS": slice(0, 2),
+        "IQ3_S": slice(0, 2),
+        "TQ1_0": slice(52, 54),
+        "TQ2_0": slice(64, 66),
     }
 )
 """Where in a block the numbers stand that all its elements are multiples of."""

@@ -1,0 +1,69 @@
+"""The files of both models: what ships and its manifest, and what only checks need.
+Reads checkpoints; trains nothing. ONNX is exported by another interpreter (the extra `export`)."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+import shapes
+from to_gguf import LICENCE, convert
+
+EXPORTER = Path(__file__).with_name("to_onnx.py")
+
+
+def release(
+    checkpoints: Mapping[str, Path],
+    tokenizer: Path,
+    out: Path,
+    work: Path,
+    export_python: Path | None,
+) -> None:
+    """Write to `out` what ships (GGUF Q8_0, ONNX fp16, `embedded.toml`) and to `work` the forms
+    that compare.py checks (GGUF F16, ONNX fp32). `checkpoints` are by role: target and draft."""
+    for checkpoint in checkpoints.values():
+        name = checkpoint.name
+        for kind, folder in (("Q8_0", out), ("F16", work)):
+            file = folder / f"{name}-{kind.lower()}.gguf"
+            convert(checkpoint, tokenizer, file, name=name, kind=kind)
+        if export_python is not None:
+            for dtype, folder in (("fp16", out), ("fp32", work)):
+                command = [export_python, EXPORTER, checkpoint, folder / f"{name}-onnx-{dtype}"]
+                command += ["--dtype", dtype, "--tokenizer", tokenizer]
+                subprocess.run(command, check=True)
+    (out / "embedded.toml").write_text("\n".join(manifest(checkpoints, out)) + "\n")
+
+
+def manifest(checkpoints: Mapping[str, Path], out: Path) -> Iterator[str]:
+    """Lines of TOML: both models, each in all the forms that are in `out`."""
+    yield from (f'licence = "{LICENCE}"', f"vocabulary = {shapes.N_VOCAB}")
+    for role, checkpoint in checkpoints.items():
+        name = checkpoint.name
+        model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        yield from ("", f"[{role}]", f'name = "{name}"')
+        yield f"parameters = {shapes.parameters(model)}"
+        yield f"context_length = {shapes.N_CONTEXT}"
+        for file in sorted(out.glob(f"{name}-*.gguf")):
+            yield from entry(role, file, out, "gguf", file.stem.removeprefix(f"{name}-").upper())
+        for folder in sorted(out.glob(f"{name}-onnx-*")):
+            dtype = folder.name.removeprefix(f"{name}-onnx-")
+            for file in sorted(folder.iterdir()):
+                yield from entry(role, file, out, "onnx", dtype.replace("fp", "F"))
+
+
+def entry(role: str, file: Path, out: Path, format_name: str, quantization: str) -> Iterator[str]:
+    data = file.read_bytes()
+    yield from (
+        "",
+        f"[[{role}.files]]",
+        f'file = "{file.relative_to(out).as_posix()}"',
+        f'format = "{format_name}"',
+        f'quantization = "{quantization}"',
+        f'sha256 = "{hashlib.sha256(data).hexdigest()}"',
+        f"size_bytes = {len(data)}",
+    )

@@ -1,0 +1,5 @@
+"""ONNX models on onnxruntime."""
+
+from edgespec_runtimes.onnx.runtime import OnnxRuntime
+
+runtime = OnnxRuntime()

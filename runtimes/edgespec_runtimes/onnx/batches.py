@@ -1,0 +1,170 @@
+"""What is fed to the graph to evaluate tokens or tree nodes, and where what comes out belongs.
+
+Where the graph takes a mask of ours, a tree is one row that sees its branches through the mask.
+Elsewhere every branch is a row of its own: a leaf's path, behind the committed prefix and what of
+the branch was evaluated before, padded to the length of the others and split into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+from edgespec_runtimes.onnx.graph import MASK, POSITIONS
+from edgespec_runtimes.onnx.masks import causal
+from edgespec_runtimes.onnx.rewriting import PAST_LENGTH, PAST_ROWS, MaskForm
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One run of the graph: [rows, tokens] of ids, and what goes with them."""
+
+    ids: Ints
+    feeds: dict[str, np.ndarray]
+    n_past: int
+    """Slots of the cache that the graph reads."""
+    places: Ints
+    """Which of rows x tokens count, flat; the others are padding or repeated."""
+    slots: Ints
+    """Where in the cache the keys and values of `places` belong."""
+    results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows of the caller's logits, one for each of `places`; empty if none are wanted."""
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """All tokens count, and their slots follow the past: no copy is needed."""
+        n = self.ids.size
+        wanted = np.arange(self.n_past, self.n_past + n)
+        return self.ids.shape[0] == 1 and np.array_equal(self.slots, wanted)
+
+
+@dataclass(frozen=True)
+class Batcher:
+    """How batches are made for one model."""
+
+    masks: Sequence[MaskForm]
+    """Masks that the graph takes; without any every branch is a row."""
+    chunk: int
+    """Most tokens of a prompt in one batch."""
+    max_rows: int
+    """Most rows in one batch."""
+    alone: bool = False
+    """Every token by itself: the graph lets tokens of a batch influence each other."""
+
+    def prompt(self, tokens: Sequence[int], begin: int) -> Iterator[Batch]:
+        """Batches of a prompt whose first token stands at position `begin`."""
+        step = 1 if self.alone else self.chunk
+        for at in range(0, len(tokens), step):
+            ids = np.array([tokens[at : at + step]], np.int64)
+            n, first = ids.shape[1], begin + at
+            slots = np.arange(first, first + n)
+            feeds = self._feeds(causal(first, n), first, slots[None])
+            yield Batch(ids, feeds, first, np.arange(n), slots)
+
+    def tree(
+        self, tokens: Ints, depths: Ints, chains: Sequence[tuple[int, ...]], n_committed: int
+    ) -> Iterator[Batch]:
+        """Batches of nodes with these slots; chains run from the root to the node itself."""
+        if not self.masks:
+            yield from self._rows(tokens, depths, chains, n_committed)
+            return
+        first, n = chains[0][-1], len(tokens)
+        seen = np.zeros((n, first + n), np.bool_)
+        seen[:, :n_committed] = True
+        for i, chain in enumerate(chains):
+            seen[i, list(chain)] = True
+        positions = n_committed + depths
+        step = 1 if self.alone else n
+        for at in range(0, n, step):
+            mine = slice(at, at + step)
+            end = first + min(at + step, n)
+            feeds = self._feeds(seen[mine, :end], first + at, positions[None, mine])
+            numbers = np.arange(at, min(at + step, n))
+            ids = tokens[None, mine]
+            yield Batch(ids, feeds, first + at, numbers - at, first + numbers, numbers)
+
+    def _feeds(self, seen: np.ndarray, n_past: int, positions: Ints) -> dict[str, np.ndarray]:
+        """For one row: which tokens each new one sees, bool [new, past + new]."""
+        feeds = {
+            POSITIONS: positions,
+            PAST_LENGTH: np.array([n_past], np.int64),
+            PAST_ROWS: np.arange(n_past)[None],
+            MASK: np.ones((1, seen.shape[1]), np.int64),
+        }
+        for form in self.masks:
+            kind = helper.tensor_dtype_to_np_dtype(form.kind)
+            mask = np.where(seen, kind.type(form.seen), kind.type(form.unseen))
+            feeds[form.name] = mask[None, None]
+        return feeds
+
+    def _rows(
+        self, tokens: Ints, depths: Ints, chains: Sequence[tuple[int, ...]], n_committed: int
+    ) -> Iterator[Batch]:
+        first = chains[0][-1]
+        branches: list[tuple[tuple[int, ...], tuple[int, ...]]]
+        if self.alone:
+            branches = [(chain[:-1], (i,)) for i, chain in enumerate(chains)]
+        else:
+            parents = {slot for chain in chains for slot in chain[:-1]}
+            leaves = [chain for chain in chains if chain[-1] not in parents]
+            branches = [
+                (
+                    tuple(slot for slot in chain if slot < first),
+                    tuple(slot - first for slot in chain if slot >= first),
+                )
+                for chain in leaves
+            ]
+        step = 1 if self.alone else self.max_rows
+        done: set[int] = set()
+        for at in range(0, len(branches), step):
+            yield self._some_rows(
+                branches[at : at + step], tokens, depths, n_committed, first, done
+            )
+
+    def _some_rows(
+        self,
+        branches: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+        tokens: Ints,
+        depths: Ints,
+        n_committed: int,
+        first: int,
+        done: set[int],
+    ) -> Batch:
+        """One batch of (slots evaluated before, nodes to evaluate) behind the committed prefix.
+
+        The past is padded at its beginning, new tokens at their end: none sees the padding.
+        """
+        n_past = n_committed + max(len(before) for before, _ in branches)
+        n_new = max(len(nodes) for _, nodes in branches)
+        n_rows = len(branches)
+        ids, positions = np.zeros((2, n_rows, n_new), np.int64)
+        past = np.zeros((n_rows, n_past), np.int64)
+        mask = np.zeros((n_rows, n_past + n_new), np.int64)
+        places, numbers = [], []
+        for row, (before, nodes) in enumerate(branches):
+            there = n_past - len(before) - n_committed
+            past[row, there:] = [*range(n_committed), *before]
+            mask[row, there : n_past + len(nodes)] = 1
+            ids[row, : len(nodes)] = tokens[list(nodes)]
+            positions[row, : len(nodes)] = n_committed + depths[list(nodes)]
+            for column, node in enumerate(nodes):
+                if node not in done:
+                    done.add(node)
+                    places.append(row * n_new + column)
+                    numbers.append(node)
+        feeds = {
+            POSITIONS: positions,
+            PAST_LENGTH: np.array([n_past], np.int64),
+            PAST_ROWS: past,
+            MASK: mask,
+        }
+        nodes_here = np.array(numbers, np.int64)
+        n_read = max(n_committed, 1 + max((s for b, _ in branches for s in b), default=-1))
+        return Batch(ids, feeds, n_read, np.array(places, np.int64), first + nodes_here, nodes_here)

@@ -1,0 +1,119 @@
+"""The cache of keys and values, and the transaction that tree nodes are in it.
+
+Entries lie token by token, [layers, 2, tokens, heads, size]: the committed prefix first, then the
+provisional nodes in the order of their evaluation. A pass appends, committing moves a few entries.
+Knows trees and slots; what reads the entries is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.owning import Owner
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.onnx.graph import Roles
+from edgespec_runtimes.onnx.sessions import Bound
+
+KEY, VALUE = 0, 1
+
+
+class KeyValueCache(Owner):
+    """Room for `capacity` tokens; memory is resident only where it was written."""
+
+    def __init__(self, roles: Roles, capacity: int) -> None:
+        kind = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
+        shape = (roles.n_layers, 2, capacity, roles.kv_heads, roles.head_size)
+        self.entries: np.ndarray[Any, Any] = np.empty(shape, kind)
+        self._address = self.entries.ctypes.data
+        self.n_committed = 0
+        self._chains: dict[int, tuple[int, ...]] = {}
+        """Of each provisional node, by its key: the slots from the root down to its own."""
+
+    @property
+    def n_used(self) -> int:
+        """Slots in use: committed tokens and provisional nodes."""
+        return self.n_committed + len(self._chains)
+
+    def located(self, layer: int, kind: int, begin: int, n_tokens: int) -> Bound:
+        """The memory of some slots' keys or values, [tokens, heads, size]."""
+        part, token = self.entries.strides[1:3]
+        address = self._address + layer * self.entries.strides[0] + kind * part + begin * token
+        return Bound(self.entries.dtype.type, (n_tokens, *self.entries.shape[3:]), address)
+
+    def extend(self, n_tokens: int) -> None:
+        """The next `n_tokens` slots were filled and are committed."""
+        self.n_committed += n_tokens
+
+    def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Give `nodes`, parents first, the next slots; the chain of each, its own slot last.
+
+        Raises UsageError for a node whose parent was not evaluated, EdgespecError when full.
+        """
+        capacity = self.entries.shape[2]
+        if self.n_used + len(nodes) > capacity:
+            raise EdgespecError(
+                f"the KV cache of {capacity:,} tokens is full: raise --ctx-size or shorten the "
+                "prompt"
+            )
+        chains = []
+        for node in nodes:
+            above: tuple[int, ...] | None = ()
+            if node != ROOT:
+                above = self._chains.get(int(tree.key[tree.parent[node]]))
+            key = int(tree.key[node])
+            if above is None or key in self._chains:
+                raise UsageError("a node is evaluated twice, or before its parent")
+            self._chains[key] = (*above, self.n_used)
+            chains.append(self._chains[key])
+        return chains
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
+        """Make `path` part of the prefix; of the nodes below it those in `keep` stay."""
+        keys = [int(tree.key[node]) for node in path]
+        end_chain = self._chains.get(keys[-1]) if keys else None
+        if end_chain is None or [self._chains.get(key, ((),))[-1] for key in keys] != list(
+            end_chain
+        ):
+            raise UsageError("a path is committed that was not evaluated")
+        depth = len(end_chain)
+        wanted = {int(tree.key[node]) for node in keep}
+        below = {
+            key: chain
+            for key, chain in self._chains.items()
+            if key in wanted and len(chain) > depth and chain[:depth] == end_chain
+        }
+        kept_slots = {chain[-1] for chain in below.values()}
+        # a node stays only if all between it and the path stays
+        below = {k: c for k, c in below.items() if kept_slots.issuperset(c[depth:])}
+        sources = [*end_chain, *(chain[-1] for chain in below.values())]
+        begin = self.n_committed
+        self._move(sources, begin)
+        moved = {source: begin + i for i, source in enumerate(sources)}
+        self.n_committed += depth
+        self._chains = {
+            key: tuple(moved[slot] for slot in chain[depth:]) for key, chain in below.items()
+        }
+
+    def truncate(self, n_tokens: int) -> None:
+        """Shorten the prefix; nothing provisional stays."""
+        if n_tokens > self.n_committed:
+            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+        self._chains.clear()
+        self.n_committed = n_tokens
+
+    def close(self) -> None:
+        self._chains.clear()
+        self.entries = np.empty((0, 2, 0, 0, 0), self.entries.dtype)
+
+    def _move(self, sources: Sequence[int], begin: int) -> None:
+        """Copy slots to where they belong; those that lie there already stay."""
+        n = 0
+        while n < len(sources) and sources[n] == begin + n:
+            n += 1
+        if rest := list(sources[n:]):
+            self.entries[:, :, begin + n : begin + n + len(rest)] = self.entries[:, :, rest]

@@ -1,0 +1,162 @@
+"""The port on onnxruntime: one class for draft and target, weights resident or paged.
+
+Knows the transaction of nodes and prefix; batches, weights and sessions are elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from edgespec.errors import UsageError
+from edgespec.paging import paging_stats
+from edgespec.ports import Progress, Vocabulary
+from edgespec.tracing import OFF, Trace, Track
+from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec_runtimes.onnx.batches import Batch, Batcher
+from edgespec_runtimes.onnx.decoder import Decoder
+
+
+class OnnxModel:
+    """Implements `edgespec.ports.LanguageModel`; owns its decoder."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        batcher: Batcher,
+        info: ModelInfo,
+        vocabulary: Vocabulary,
+        tokens_per_pass: int,
+        trace: Trace = OFF,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.info = info
+        self.vocabulary = vocabulary
+        self.last_report = PassReport()
+        self._decoder: Decoder | None = decoder
+        self._cache = decoder.cache
+        self._weights = decoder.weights
+        self._batcher = batcher
+        self._tokens_per_pass = tokens_per_pass
+        self._trace = trace
+        self._clock = clock
+        self._state = threading.Lock()
+        self._is_running = False
+        self._n_passes = 0
+
+    @property
+    def n_committed(self) -> int:
+        return self._cache.n_committed
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        """Append `tokens` to the committed prefix, as many a pass as were planned."""
+        start = self.n_committed
+        if start + len(tokens) > self.info.n_ctx:
+            raise UsageError(
+                f"{start + len(tokens):,} tokens do not fit into the context of "
+                f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
+            )
+        with self._running(len(tokens), start) as decoder:
+            self._cache.truncate(start)
+            for begin in range(0, len(tokens), self._tokens_per_pass):
+                chunk = [int(token) for token in tokens[begin : begin + self._tokens_per_pass]]
+
+                def report(share: float, begin: int = begin, size: int = len(chunk)) -> None:
+                    if progress:
+                        progress("reading the prompt", (begin + share * size) / len(tokens))
+
+                batches = list(self._batcher.prompt(chunk, self.n_committed))
+                self._pass(decoder, batches, 0, report)
+                self._cache.extend(len(chunk))
+                report(1.0)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
+
+        Raises UsageError for more nodes than `info` allows.
+        """
+        if not 0 < len(nodes) <= self.info.max_nodes:
+            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
+        committed = self.n_committed
+        with self._running(len(nodes), committed) as decoder:
+            chains = self._cache.place(tree, nodes)
+            tokens = tree.token[list(nodes)].astype(np.int64)
+            depths = tree.depth[list(nodes)].astype(np.int64)
+            batches = list(self._batcher.tree(tokens, depths, chains, committed))
+            return self._pass(decoder, batches, len(nodes))
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        self._cache.commit(tree, path, keep)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._cache.truncate(n_tokens)
+
+    def paging(self) -> PagingStats:
+        weights = self._weights
+        if weights is None:
+            return PagingStats()
+        segments = [group.segment for group in weights.groups]
+        return paging_stats(segments, weights.pinned_bytes, weights.pager, weights.passes)
+
+    def cancel(self) -> None:
+        with self._state:
+            if self._is_running and self._decoder:
+                self._decoder.stop.set()
+                if self._weights:
+                    self._weights.cancel()
+
+    def close(self) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
+            self._decoder = None
+
+    def _pass(
+        self,
+        decoder: Decoder,
+        batches: Sequence[Batch],
+        n_logits: int,
+        on_piece: Callable[[float], None] | None = None,
+    ) -> np.ndarray:
+        self._n_passes += 1
+        n_tokens = sum(len(batch.slots) for batch in batches)
+        with self._trace.span(Track.TARGET, "pass").note(tokens=n_tokens):
+            return decoder.run(batches, n_logits, on_piece)
+
+    @contextmanager
+    def _running(self, n_tokens: int, committed: int) -> Iterator[Decoder]:
+        """Around a call that `cancel` may end; measures it, and undoes what it left unfinished."""
+        decoder = self._decoder
+        if decoder is None:
+            raise UsageError("the model was closed")
+        pager = self._weights.pager if self._weights else None
+        began = self._clock()
+        stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
+        self._n_passes = 0
+        with self._state:
+            decoder.stop.clear()
+            if self._weights:
+                self._weights.resume()
+            self._is_running = True
+        try:
+            yield decoder
+        except BaseException:
+            self._cache.truncate(committed)
+            raise
+        finally:
+            with self._state:
+                self._is_running = False
+                decoder.stop.clear()
+            if self._weights:
+                self._weights.passes += self._n_passes
+        self.last_report = PassReport(
+            wall_s=self._clock() - began,
+            stall_s=pager.stall_s - stall_s if pager else 0.0,
+            bytes_read=pager.bytes_read - bytes_read if pager else 0,
+            passes=self._n_passes,
+            n_tokens=n_tokens,
+        )

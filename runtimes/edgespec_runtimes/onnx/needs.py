@@ -1,0 +1,151 @@
+"""What a decoder needs besides its weights, and the sizes of batches that follow from a budget.
+
+Arithmetic on inferred shapes; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.onnx.cutting import Cut
+from edgespec_runtimes.onnx.graph import IDS, MASK, POSITIONS, Flow, Roles, find_stages
+from edgespec_runtimes.onnx.rewriting import (
+    LOGIT_ROWS,
+    PAST_LENGTH,
+    PAST_ROWS,
+    MaskForm,
+    past_name,
+)
+from edgespec_runtimes.onnx.shapes import peak_bytes
+from edgespec_runtimes.onnx.source import Source, Weight
+
+CHUNKS = (128, 64, 32, 16)
+BUFFER_SHARE = 0.05
+"""Of the budget; larger batches compute faster, and leave less for weights."""
+TOKENS_PER_PASS = 512
+"""Of a prompt. Batches share a pass, so a pass can be longer than a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """How large batches may be, and what the largest takes while it is computed."""
+
+    chunk: int
+    max_rows: int
+    tokens_per_pass: int
+    compute_bytes: int
+    """In one session that computes all."""
+    more_bytes: int
+    """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
+
+
+def choose_sizes(
+    model: onnx.ModelProto,
+    roles: Roles,
+    masks: Sequence[MaskForm],
+    made: Cut,
+    request: ModelRequest,
+    n_ctx: int,
+) -> BatchSizes:
+    """The largest batches whose intermediate values stay within their share of the budget."""
+    most = BUFFER_SHARE * (request.budget_bytes or 1 << 62)
+    flow = Flow(model)
+    stage_of = find_stages(flow, roles, request.path.name).stage_of
+
+    def peaks(n_rows: int, n_new: int) -> list[int]:
+        """Of each graph of the cut."""
+        by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
+        found = [0] * len(made.graphs)
+        for piece in made.pieces:
+            found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
+        return found
+
+    n_nodes = request.max_nodes
+    tree, max_rows = peaks(1, n_nodes), 1
+    if not masks:
+        for n_rows in (request.max_branches, 8, 4, 2):
+            if 1 < n_rows <= request.max_branches:
+                # the rows of a tree share its nodes: the deepest has few beside it
+                wider = peaks(n_rows, max(1, n_nodes - n_rows + 1))
+                if max(wider) <= most:
+                    tree, max_rows = wider, n_rows
+                    break
+    per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
+    chunk, prompt = 1, tree
+    for wanted in CHUNKS:
+        chunk = min(wanted, per_pass)
+        prompt = peaks(1, chunk)
+        if max(prompt) <= max(most, *tree):
+            break
+    largest = [max(pair) for pair in zip(tree, prompt, strict=True)]
+    return BatchSizes(
+        chunk,
+        max_rows,
+        per_pass,
+        max(largest) + _fed_bytes(roles, masks, per_pass, n_ctx),
+        sum(largest) - max(largest),
+    )
+
+
+def feed_shapes(
+    roles: Roles, masks: Sequence[MaskForm], n_rows: int, n_new: int, n_past: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of everything that is fed for a batch of rows behind `n_past` tokens."""
+    n_all = n_past + n_new
+    shapes: dict[str, tuple[int, ...]] = {
+        IDS: (n_rows, n_new),
+        POSITIONS: (n_rows, n_new),
+        MASK: (n_rows, n_all),
+        PAST_LENGTH: (1,),
+        PAST_ROWS: (n_rows, n_past),
+        LOGIT_ROWS: (1,),
+    }
+    shapes |= {mask.name: (1, 1, n_new, n_all) for mask in masks}
+    cache = (n_past, roles.kv_heads, roles.head_size)
+    for layer in range(roles.n_layers):
+        shapes |= {past_name(layer, what): cache for what in ("key", "value")}
+    return shapes
+
+
+def resident_bytes(weight: Weight) -> int:
+    """Of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
+    return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
+
+
+def loading_bytes(source: Source) -> int:
+    """What onnxruntime takes for a while when it packs weights, besides what it keeps.
+
+    Measured with matrices of one size: 1.5 copies, where half precision is converted 4.6.
+    """
+    return max(
+        (
+            resident_bytes(weight) * (6 if weight.kind == TensorProto.FLOAT16 else 2)
+            for weight in source.weights.values()
+        ),
+        default=0,
+    )
+
+
+def converted_bytes(made: Cut, source: Source) -> int:
+    """Most memory that single-precision copies of weights take, on CPUs.
+
+    Each session converts one weight at a time, in memory that it keeps.
+    """
+    largest = [0] * len(made.graphs)
+    for piece in made.pieces:
+        for _, name in piece.weights:
+            weight = source.weights[name]
+            if weight.kind == TensorProto.FLOAT16:
+                largest[piece.graph] = max(largest[piece.graph], 2 * weight.nbytes)
+    return sum(largest)
+
+
+def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
+    """What a prompt's batches keep from piece to piece: hidden states, angles and masks."""
+    wide = 4 * roles.kv_heads * roles.head_size
+    return n_tokens * (4 * 4 * wide + 4 * n_ctx * len(masks))

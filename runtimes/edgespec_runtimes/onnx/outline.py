@@ -1,0 +1,174 @@
+"""Reads an ONNX file without its weights: the protobuf's bytes, larger tensors left in the file.
+
+Walks the wire format, holding every length against the size of the file before it is believed.
+Knows the four messages on the way to a tensor's bytes and nothing of what a graph means.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.errors import ModelError
+from edgespec.owning import Owner
+
+INLINE_BYTES = 64
+"""Tensors up to this size stay in the outline: shapes, axes and scalars, which the graph is."""
+MOST_OUTLINE_BYTES = 128 << 20
+"""The graphs of the largest decoders take a few megabytes."""
+THIS_FILE = "\0self"
+"""Stands as the location of a tensor whose bytes lie in the model file; no path holds a zero."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
+_TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
+
+
+def read_outline(path: Path) -> bytes:
+    """A serialized ModelProto in which larger tensors are references into the file at `path`.
+
+    Raises ModelError for what is no regular file, is cut short, or is too large to be a graph.
+    """
+    with _Window(path) as window:
+        parts = []
+        for field in _fields(window, 0, window.size):
+            if field.number == _MODEL_GRAPH and field.kind == _BYTES:
+                parts.append(_message(field.number, _graph(window, field)))
+            else:
+                parts.append(window.copy(field))
+        return b"".join(parts)
+
+
+class _Field(NamedTuple):
+    number: int
+    kind: int
+    start: int
+    """First byte of the field's key."""
+    content: int
+    """First byte of what a length-delimited field holds."""
+    end: int
+
+
+class _Window(Owner):
+    """A file read through a buffer, which counts what was copied out of it."""
+
+    STEP = 1 << 20
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{path} is not a regular file")
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        self.size = status.st_size
+        self._data, self._base = b"", 0
+        self._copied = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def fail(self, message: str) -> ModelError:
+        return ModelError(f"{self._path} is no ONNX model, or is damaged: {message}")
+
+    def copy(self, field: _Field) -> bytes:
+        return self.take(field.start, field.end)
+
+    def take(self, start: int, end: int) -> bytes:
+        self._copied += end - start
+        if self._copied > MOST_OUTLINE_BYTES:
+            raise self.fail(f"its graph takes more than {MOST_OUTLINE_BYTES >> 20} MiB")
+        return self._read(start, end)
+
+    def varint(self, at: int) -> tuple[int, int]:
+        """The number at `at`, and where it ends."""
+        data = self._read(at, min(at + 10, self.size))
+        number = 0
+        for i, byte in enumerate(data):
+            number |= (byte & 0x7F) << (7 * i)
+            if byte < 0x80:
+                return number, at + i + 1
+        raise self.fail(f"a number at byte {at:,} does not end")
+
+    def _read(self, start: int, end: int) -> bytes:
+        first, last = start - self._base, end - self._base
+        if first < 0 or last > len(self._data):
+            self._base = start
+            try:
+                self._file.seek(start)
+                self._data = self._file.read(max(end - start, self.STEP)) or b""
+            except OSError as error:
+                raise ModelError(f"{self._path} cannot be read: {error.strerror}") from error
+            first, last = 0, end - start
+            if last > len(self._data):
+                raise self.fail("the file became shorter while it was read")
+        return self._data[first:last]
+
+
+def _fields(window: _Window, start: int, end: int) -> Iterator[_Field]:
+    """The fields of the message in these bytes, without what they hold."""
+    at = start
+    while at < end:
+        key, content = window.varint(at)
+        number, kind = key >> 3, key & 7
+        stop = content
+        if kind == _VARINT:
+            _, stop = window.varint(content)
+        elif kind == _BYTES:
+            length, content = window.varint(content)
+            stop = content + length
+        elif kind in {_FIXED64, _FIXED32}:
+            stop = content + (8 if kind == _FIXED64 else 4)
+        else:
+            raise window.fail(f"a field of unknown kind at byte {at:,}")
+        if stop > end or number == 0:
+            missing = f"{stop - window.size:,} bytes are missing" if stop > window.size else ""
+            raise window.fail(missing or f"the field at byte {at:,} ends outside its message")
+        yield _Field(number, kind, at, content, stop)
+        at = stop
+
+
+def _graph(window: _Window, graph: _Field) -> bytes:
+    parts = []
+    for field in _fields(window, graph.content, graph.end):
+        if field.number == _GRAPH_INITIALIZER and field.kind == _BYTES:
+            parts.append(_message(field.number, _tensor(window, field)))
+        else:
+            parts.append(window.copy(field))
+    return b"".join(parts)
+
+
+def _tensor(window: _Window, tensor: _Field) -> bytes:
+    parts = []
+    for field in _fields(window, tensor.content, tensor.end):
+        nbytes = field.end - field.content
+        if field.number == _TENSOR_RAW and field.kind == _BYTES and nbytes > INLINE_BYTES:
+            parts.append(_reference(field.content, nbytes))
+        else:
+            parts.append(window.copy(field))
+    return b"".join(parts)
+
+
+def _reference(offset: int, nbytes: int) -> bytes:
+    """The fields that make a TensorProto refer to a place in this file."""
+    entries = (("location", THIS_FILE), ("offset", str(offset)), ("length", str(nbytes)))
+    pairs = (_message(1, key.encode()) + _message(2, value.encode()) for key, value in entries)
+    external = b"".join(_message(_TENSOR_EXTERNAL, pair) for pair in pairs)
+    return external + _varint(_TENSOR_LOCATION << 3 | _VARINT) + _varint(1)
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | _BYTES) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

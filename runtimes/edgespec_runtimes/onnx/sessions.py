@@ -1,0 +1,174 @@
+"""Everything that touches onnxruntime: sessions, runs into given memory, and its errors translated.
+
+Knows names, shapes and addresses; what a graph computes and where weights come from is not its
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from edgespec.errors import Cancelled, EdgespecError, ModelError
+from edgespec.owning import Owner
+
+_ERRORS = (
+    # a run with bound memory, and a message that is not UTF-8, fail with Python's own errors
+    RuntimeError,
+    ValueError,
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NoModel,
+    state.NoSuchFile,
+    state.NotImplemented,
+    state.RuntimeException,
+)
+_SILENT = 4
+"""onnxruntime's level FATAL: what matters arrives as an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A tensor that lies at an address, for as long as whoever made this keeps it there."""
+
+    kind: type[np.generic]
+    shape: tuple[int, ...]
+    address: int
+
+
+class Stop:
+    """A flag that ends running and coming runs, and loading; onnxruntime's options carry it."""
+
+    def __init__(self) -> None:
+        self.options: Any = ort.RunOptions()
+        self.options.log_severity_level = _SILENT
+        self._loading: Any = None
+
+    def set(self) -> None:
+        self.options.terminate = True
+        if self._loading is not None:
+            self._loading.set_load_cancellation_flag(True)
+
+    def clear(self) -> None:
+        self.options.terminate = False
+
+    def while_loading(self, options: Any) -> None:
+        """Let a session that is made with these options be stopped, too."""
+        self._loading = options
+        options.set_load_cancellation_flag(self.is_set())
+
+    def is_set(self) -> bool:
+        return bool(self.options.terminate)
+
+
+class Session(Owner):
+    """One onnxruntime session and the binding that its runs share; for one thread at a time."""
+
+    def __init__(
+        self,
+        model: bytes,
+        what: str,
+        n_threads: int,
+        providers: Sequence[str],
+        weights_folder: Path | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """`what` names the model in errors; external weights are looked up in `weights_folder`.
+
+        Raises ModelError for a graph that onnxruntime cannot run, Cancelled once `stop` is set.
+        """
+        # what concerns providers goes to a logger of the process, and would be printed
+        ort.set_default_logger_severity(_SILENT)
+        options = ort.SessionOptions()
+        options.log_severity_level = _SILENT
+        options.intra_op_num_threads = n_threads
+        options.inter_op_num_threads = 1
+        # An arena keeps what the largest run took, so that no run waits for pages; a pattern would
+        # reserve that for every shape that was seen.
+        options.enable_mem_pattern = False
+        # Threads that spin while they wait take the cores from the other model.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if weights_folder is not None:
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, str(weights_folder))
+        if stop is not None:
+            stop.while_loading(options)
+        try:
+            self._session: Any = ort.InferenceSession(
+                model, options, providers=list(providers), enable_fallback=0
+            )
+        except _ERRORS as error:
+            if stop is not None and stop.is_set():
+                raise Cancelled("loading was cancelled") from error
+            raise ModelError(f"onnxruntime cannot run {what}: {_reason(error)}") from error
+        self._binding: Any = self._session.io_binding()
+        self.providers: tuple[str, ...] = tuple(self._session.get_providers())
+        self.inputs = tuple(value.name for value in self._session.get_inputs())
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+
+    def run(
+        self,
+        inputs: dict[str, Any],
+        outputs: dict[str, Bound | None],
+        stop: Stop,
+    ) -> dict[str, Any]:
+        """Run on OrtValues or Bound tensors; returns the outputs that are bound to None.
+
+        The others are written where they are bound. Raises Cancelled and EdgespecError.
+        """
+        binding = self._binding
+        with translated(stop):
+            for name, value in inputs.items():
+                if isinstance(value, Bound):
+                    binding.bind_input(name, "cpu", 0, value.kind, value.shape, value.address)
+                else:
+                    binding.bind_ortvalue_input(name, value)
+            for name, place in outputs.items():
+                if place is None:
+                    binding.bind_output(name, "cpu")
+                else:
+                    binding.bind_output(name, "cpu", 0, place.kind, place.shape, place.address)
+            try:
+                self._session.run_with_iobinding(binding, stop.options)
+                values = dict(zip(outputs, binding.get_outputs(), strict=True))
+            finally:
+                binding.clear_binding_inputs()
+                binding.clear_binding_outputs()
+        return {name: values[name] for name, place in outputs.items() if place is None}
+
+    def close(self) -> None:
+        self._binding = self._session = None
+
+
+def value(array: np.ndarray) -> Any:
+    """An OrtValue of an array, which it keeps alive."""
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+
+
+@contextmanager
+def translated(stop: Stop) -> Iterator[None]:
+    """onnxruntime's errors of a run as ours; Cancelled if it was asked to stop."""
+    try:
+        yield
+    except _ERRORS as error:
+        if stop.is_set():
+            raise Cancelled("the model was asked to stop") from error
+        raise EdgespecError(f"onnxruntime failed to compute: {_reason(error)}") from error
+    if stop.is_set():
+        raise Cancelled("the model was asked to stop")
+
+
+def _reason(error: BaseException) -> str:
+    """onnxruntime's message without its prefix of codes, on one line."""
+    text = " ".join(str(error).split())
+    return text.rpartition("[ONNXRuntimeError] : ")[2][:400]

@@ -1,0 +1,151 @@
+"""Tokens and text of an ONNX model, by its `tokenizer.json`.
+
+Byte-level BPE and sentencepiece-like vocabularies, told apart by the tokenizer's own decoder. A
+token is known by its text in the file, as in GGUF: so models of both kinds can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edgespec.errors import ModelError
+
+MOST_BYTES = 256 << 20
+
+
+class TokenizerVocabulary:
+    """Implements `edgespec.ports.Vocabulary`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, table: Sequence[bytes], pieces: Sequence[bytes], eog: set[int]
+    ) -> None:
+        self.n_vocab = len(table)
+        self.eog_tokens = frozenset(eog)
+        self._tokenizer = tokenizer
+        self._table = table
+        self._pieces = pieces
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._table[token]
+
+    @property
+    def table(self) -> Sequence[bytes]:
+        """What identifies each token, in the order of ids."""
+        return self._table
+
+
+def read_vocabulary(
+    folder: Path, n_vocab: int, configs: Iterable[Mapping[str, Any]]
+) -> TokenizerVocabulary:
+    """The vocabulary of a model with `n_vocab` logits; `configs` name the tokens that end a text.
+
+    Raises ModelError if it is missing, damaged, of an unknown kind or for another model.
+    """
+    path = folder / "tokenizer.json"
+    content = _read(path)
+    try:
+        tokenizer = Tokenizer.from_str(content)
+        description = json.loads(content)
+    except Exception as error:  # tokenizers raises no narrower type
+        raise ModelError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    names: dict[int, str] = {
+        token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()
+    }
+    largest = max(names, default=-1)
+    if largest >= n_vocab:
+        raise ModelError(
+            f"{path} does not match the model: it has a token {largest:,}, the model has "
+            f"{n_vocab:,}; copy the tokenizer.json that the model was exported with"
+        )
+    text_of = _decoder(description, path)
+    added = {int(token["id"]): token for token in description.get("added_tokens", ())}
+    table, pieces = [], []
+    for token in range(n_vocab):
+        name = names.get(token, f"[PAD{token}]")
+        table.append(name.encode())
+        if token in added:
+            pieces.append(b"" if added[token].get("special") else name.encode())
+        else:
+            pieces.append(text_of(name) if token in names else b"")
+    eog = {token for config in configs for token in _ids(config.get("eos_token_id"))}
+    if not eog:
+        raise ModelError(
+            f"{folder} does not say which token ends a text: put the model's "
+            "generation_config.json or config.json beside it"
+        )
+    if bad := [token for token in eog if token not in range(n_vocab)]:
+        raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
+    return TokenizerVocabulary(tokenizer, table, pieces, eog)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ModelError(f"{path} is too large for a tokenizer")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path} is missing: an ONNX model needs its tokenizer.json beside it"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _decoder(description: Mapping[str, Any], path: Path) -> Any:
+    """Turns a token's text in the file into the bytes that it stands for."""
+    decoder = description.get("decoder") or {}
+    kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))]
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds or "Metaspace" in kinds:
+        return _sentencepiece
+    found = ", ".join(str(kind) for kind in kinds)
+    raise ModelError(
+        f"{path} has a vocabulary of a kind that is not supported (decoder {found}): "
+        "byte-level BPE and sentencepiece are"
+    )
+
+
+def _byte_level(name: str) -> bytes:
+    table = _bytes_of_characters()
+    if all(character in table for character in name):
+        return bytes(table[character] for character in name)
+    return name.encode()
+
+
+def _sentencepiece(name: str) -> bytes:
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        try:
+            return bytes([int(name[3:5], 16)])
+        except ValueError:
+            pass
+    return name.replace("\u2581", " ").encode()
+
+
+@cache
+def _bytes_of_characters() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    return {chr(b): b for b in shown} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+def _ids(value: Any) -> list[int]:
+    """`eos_token_id` is a number, a list of them, or nothing."""
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if isinstance(token, int) and not isinstance(token, bool)]

@@ -1,0 +1,207 @@
+"""Where the weights of a cut decoder are while it runs: small ones resident, layers pinned or
+streamed, embeddings looked up row by row.
+
+Gives each piece of the graph the addresses of its weights. Knows pieces and segments; running them
+is `decoder.py`'s business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import helper
+
+from edgespec.errors import Cancelled, WeightReadError
+from edgespec.owning import Owner
+from edgespec.paging import PinnedSegments, WeightPager
+from edgespec.ports import Progress
+from edgespec.reading import DirectReader, Segment
+from edgespec.tracing import OFF, Trace, Track
+from edgespec_runtimes.onnx.cutting import Cut, Piece
+from edgespec_runtimes.onnx.sessions import Bound
+from edgespec_runtimes.onnx.source import Source, Weight
+
+SHARED_BYTES = 1 << 20
+"""A weight that several pieces read is not worth streaming several times up to this size."""
+
+
+@dataclass(frozen=True)
+class PieceWeights:
+    """The weights that one piece has for itself, read together."""
+
+    piece: int
+    segment: Segment
+    weights: tuple[Weight, ...]
+
+
+def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
+    """Segments in the order of their use: one for each piece that has weights of its own."""
+    shared = {weight.name for weight in shared_weights(cut, source)}
+    groups = []
+    for i, piece in enumerate(cut.pieces):
+        names = dict.fromkeys(name for _, name in piece.weights if name not in shared)
+        weights = tuple(source.weights[name] for name in names)
+        if weights:
+            segment = Segment(piece.name, [weight.extent for weight in weights])
+            groups.append(PieceWeights(i, segment, weights))
+    return groups
+
+
+def shared_weights(cut: Cut, source: Source) -> list[Weight]:
+    """Small weights that several pieces read; they stay in memory."""
+    users: dict[str, int] = {}
+    for piece in cut.pieces:
+        for name in {name for _, name in piece.weights}:
+            users[name] = users.get(name, 0) + 1
+    several = (source.weights[name] for name, n in users.items() if n > 1)
+    return [weight for weight in several if weight.nbytes <= SHARED_BYTES]
+
+
+class EmbeddingTable(Owner):
+    """Rows of an embedding table, read when their token comes up."""
+
+    def __init__(self, source: Source, weight: Weight) -> None:
+        self._path = source.files[weight.extent.file_index]
+        self._weight = weight
+        self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
+        self._row_bytes = weight.nbytes // weight.shape[0]
+        self._file = os.open(self._path, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            extent = weight.extent
+            os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
+
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        """Embeddings of ids [rows, tokens]: [rows, tokens, hidden]. Raises WeightReadError."""
+        distinct, places = np.unique(tokens, return_inverse=True)
+        table = np.empty((len(distinct), *self._weight.shape[1:]), self._kind)
+        for i, token in enumerate(distinct.tolist()):
+            offset = self._weight.extent.offset + token * self._row_bytes
+            try:
+                n = os.preadv(self._file, [memoryview(table[i]).cast("B")], offset)
+            except OSError as error:
+                raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
+            if n != self._row_bytes:
+                raise WeightReadError(f"{self._path} was cut short: embeddings end early")
+        rows: np.ndarray = table[places.reshape(tokens.shape)]
+        return rows
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class PagedWeights(Owner):
+    """All weights of a cut decoder. `fill` reads what stays in memory and starts streaming."""
+
+    def __init__(
+        self,
+        source: Source,
+        cut: Cut,
+        groups: Sequence[PieceWeights],
+        pinned: frozenset[int],
+        ring_bytes: int,
+        is_stopped: Callable[[], bool],
+        trace: Trace = OFF,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.pager: WeightPager | None = None
+        self.passes = 0
+        self._source = source
+        self._cut = cut
+        self._pinned_groups = pinned
+        self._ring_bytes = ring_bytes
+        self._is_stopped = is_stopped
+        self._reader = DirectReader(source.files)
+        self._memory = PinnedSegments(trace)
+        self._trace = trace
+        self._resident: dict[str, Bound] = {}
+        """Weights at addresses that last, by name."""
+        self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
+        self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+
+    def fill(self, progress: Progress | None) -> None:
+        """Raises WeightReadError and Cancelled."""
+        shared = tuple(shared_weights(self._cut, self._source))
+        small = Segment("small", [w.extent for w in shared]) if shared else None
+        chosen = [(small, shared)] if small else []
+        chosen += [
+            (self.groups[i].segment, self.groups[i].weights) for i in sorted(self._pinned_groups)
+        ]
+        total = sum(segment.nbytes for segment, _ in chosen) or 1
+        done = 0
+        for segment, weights in chosen:
+            if self._is_stopped():
+                raise Cancelled("loading was cancelled")
+            base = self._memory.load(segment, self._reader, self._is_stopped)
+            self._resident |= _located(segment, weights, base)
+            done += segment.nbytes
+            if progress:
+                progress("reading pinned weights", done / total)
+        if self._is_stopped():
+            raise Cancelled("loading was cancelled")
+        if self._streamed:
+            segments = [group.segment for group in self._streamed]
+            self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
+
+    @contextmanager
+    def held(self, index: int) -> Iterator[Mapping[str, Bound]]:
+        """The weights of a piece, by their names in its graph, while the block lasts.
+
+        Raises WeightReadError, and Cancelled when waiting for storage was ended.
+        """
+        piece = self._cut.pieces[index]
+        segment = self._segment_of.get(index)
+        if segment is None:
+            with self._trace.span(Track.TARGET, "compute pinned"):
+                yield _named(piece, self._resident)
+            return
+        assert self.pager is not None
+        base = self.pager.acquire(segment)
+        if base is None:
+            raise Cancelled("the model was asked to stop")
+        try:
+            group = self._streamed[segment]
+            with self._trace.span(Track.TARGET, "compute").note(segment=segment):
+                yield _named(piece, self._resident | _located(group.segment, group.weights, base))
+        finally:
+            self.pager.release(segment)
+
+    def resume(self) -> None:
+        if self.pager:
+            self.pager.resume()
+
+    def cancel(self) -> None:
+        if self.pager:
+            self.pager.cancel()
+
+    def close(self) -> None:
+        if self.pager:
+            self.pager.close()
+            self.pager = None
+        else:
+            self._reader.close()
+        self._memory.close()
+
+
+def _located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str, Bound]:
+    return {
+        weight.name: Bound(
+            helper.tensor_dtype_to_np_dtype(weight.kind).type,
+            weight.shape,
+            base + segment.locate(weight.extent.file_index, weight.extent.offset),
+        )
+        for weight in weights
+    }
+
+
+def _named(piece: Piece, bound: Mapping[str, Bound]) -> dict[str, Bound]:
+    return {short: bound[name] for short, name in piece.weights}
