@@ -139,7 +139,7 @@ def test_models_of_a_pair_have_the_same_fingerprint_and_others_have_not(
 
 def test_an_enlarged_model_says_what_it_equals(capsys, tmp_path: Path) -> None:
     out = tmp_path / "big.gguf"
-    assert cli.main(["models", "enlarge", "draft", str(out), "--size", "16MiB", "--quiet"]) == 0
+    assert cli.main(["models", "enlarge", "draft", str(out), "--size", "24MiB", "--quiet"]) == 0
     assert models(capsys, "show", out)["equals"] == manifest().draft.name
 
 

@@ -30,6 +30,7 @@ def best_part(
     choices = combinations(range(target.config.num_hidden_layers), config.num_hidden_layers)
     with torch.no_grad(), mixed_precision():
         found = min(choices, key=lambda layers: loss(_part(target, config, layers), tokens).item())
+    print(f"the draft begins with layers {found} of the target")
     return _part(target, config, found)
 
 
