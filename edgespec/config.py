@@ -98,7 +98,7 @@ class LoadSettings(Settings):
     """Which models, how they are loaded, and the memory that the whole process may take."""
 
     model: Path
-    """The target, a GGUF file; of a split one, the first part."""
+    """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Path | None = None
     """None: the target decodes alone."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"

@@ -177,7 +177,10 @@ def _demo(parser: _Parser) -> _Parser:
 def _model_flags(parser: _Parser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument(
-        "-m", "--model", metavar="FILE", help="target, a GGUF file (default: the embedded pair)"
+        "-m",
+        "--model",
+        metavar="FILE",
+        help="target, a GGUF file or an ONNX model's folder (default: the embedded pair)",
     )
     group.add_argument(
         "-md",

@@ -7,7 +7,7 @@ importing edgespec imports no model library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -119,29 +119,34 @@ def without_padding(tokens: Sequence[bytes]) -> list[bytes]:
     return used
 
 
-def installed() -> Iterator[Runtime]:
-    """The runtimes that are installed, imported one by one."""
+def installed() -> tuple[list[Runtime], list[str]]:
+    """The runtimes that can be imported, and how to install the others, in a sentence each."""
+    found, missing = [], []
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            yield entry.load()
+            found.append(entry.load())
         except ImportError as exc:
-            raise ModelError(
+            missing.append(
                 f"the runtime '{entry.name}' cannot be imported ({exc}): "
                 f'install it with: pip install "edgespec[{entry.name}]"'
-            ) from exc
+            )
+    return found, missing
 
 
 def find(path: Path) -> Runtime:
     """The runtime for a model. Raises ModelError with what was looked for."""
     if not path.exists():
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
-    names = []
-    for runtime in installed():
+    found, missing = installed()
+    for runtime in found:
         if runtime.recognises(path):
             return runtime
-        names.append(runtime.name)
-    known = ", ".join(names) or "none"
-    raise ModelError(f"{path} is no model that an installed runtime knows (installed: {known})")
+    known = ", ".join(runtime.name for runtime in found) or "none"
+    raise ModelError(
+        "; ".join(
+            [f"{path} is no model that an installed runtime knows (installed: {known})", *missing]
+        )
+    )
 
 
 def describe(path: Path) -> ModelDetails:

@@ -40,7 +40,7 @@ def write_llama(
     """A folder with model.onnx, its weights, config.json and tokenizer.json; returns the model.
 
     `tied`: the head reads the embedding table. `external`: weights in a file of their own.
-    `fused`: attention is one GroupQueryAttention node, as onnxruntime-genai builds it. `bits`: 4
+    `fused`: attention and norms are single nodes, as onnxruntime-genai builds them. `bits`: 4
     for matrices in MatMulNBits, 8 for int8 with activations quantised as they come.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,14 +156,15 @@ class _Llama:
             self.fused_prelude()
         else:
             self.prelude()
+        x: str | None = None
         for layer in range(self.layers):
-            h = self.layer(layer, h)
-        h = self.norm(h, "model.norm.weight")
+            h, x = self.layer(layer, h, x)
+        _, x = self.add_and_norm(h, x, "model.norm.weight")
         if self.tied:
             head = self.add("Transpose", embedding, perm=[1, 0])
         else:
             head = self.weight("onnx::MatMul_head", (self.hidden, self.vocab))
-        self.add("MatMul", h, head, output="logits")
+        self.add("MatMul", x, head, output="logits")
 
     def prelude(self) -> None:
         """Mask and rotary angles, which all layers share."""
@@ -205,8 +206,9 @@ class _Llama:
         self.cos = self.initializer("cos_cache", np.cos(angles).astype(self.dtype))
         self.sin = self.initializer("sin_cache", np.sin(angles).astype(self.dtype))
 
-    def layer(self, layer: int, h: str) -> str:
-        x = self.norm(h, f"model.layers.{layer}.input_layernorm.weight")
+    def layer(self, layer: int, h: str, x: str | None) -> tuple[str, str]:
+        """The residual stream, and what is to be added to it: of this layer from the one before."""
+        h, x = self.add_and_norm(h, x, f"model.layers.{layer}.input_layernorm.weight")
         q, k, v = (
             self.linear(x, f"onnx::MatMul_{layer}_{name}", (self.hidden, width))
             for name, width in (
@@ -218,15 +220,12 @@ class _Llama:
         attend = self.fused_attention if self.fused else self.attention
         x = attend(layer, q, k, v)
         x = self.linear(x, f"onnx::MatMul_{layer}_o", (self.hidden, self.hidden))
-        h = self.add("Add", h, x)
-        x = self.norm(h, f"model.layers.{layer}.post_attention_layernorm.weight")
+        h, x = self.add_and_norm(h, x, f"model.layers.{layer}.post_attention_layernorm.weight")
         gate = self.linear(x, f"onnx::MatMul_{layer}_gate", (self.hidden, self.ffn))
         gate = self.add("Mul", gate, self.add("Sigmoid", gate))
         up = self.linear(x, f"onnx::MatMul_{layer}_up", (self.hidden, self.ffn))
         x = self.add("Mul", gate, up)
-        return self.add(
-            "Add", h, self.linear(x, f"onnx::MatMul_{layer}_down", (self.ffn, self.hidden))
-        )
+        return h, self.linear(x, f"onnx::MatMul_{layer}_down", (self.ffn, self.hidden))
 
     def attention(self, layer: int, q: str, k: str, v: str) -> str:
         q = self.rotate(self.split(q, self.heads))
@@ -283,8 +282,29 @@ class _Llama:
         wide = self.add("Expand", wide, shape)
         return self.add("Reshape", wide, self.shape(batch, self.heads, length, self.head_size))
 
-    def norm(self, x: str, name: str) -> str:
+    def add_and_norm(self, h: str, x: str | None, name: str) -> tuple[str, str]:
+        """`h` plus `x`, and that normalised; onnxruntime-genai does both in one node."""
         weight = self.initializer(name, self.random.normal(1, 0.1, self.hidden).astype(self.dtype))
+        if not self.fused:
+            h = self.add("Add", h, x) if x else h
+            return h, self.norm(h, weight)
+        if x is None:
+            return h, self.add(
+                "SimplifiedLayerNormalization", h, weight, axis=-1, epsilon=1e-5, stash_type=1
+            )
+        total, normal = self.value(), self.value()
+        node = helper.make_node(
+            "SkipSimplifiedLayerNormalization",
+            [h, x, weight],
+            [normal, "", "", total],
+            domain="com.microsoft",
+            name=f"/SkipLayerNorm_{len(self.nodes)}",
+            epsilon=1e-5,
+        )
+        self.nodes.append(node)
+        return total, normal
+
+    def norm(self, x: str, weight: str) -> str:
         wide = self.add("Cast", x, to=TensorProto.FLOAT)
         square = self.add("Pow", wide, self.constant(np.array(2, np.float32)))
         mean = self.add("ReduceMean", square, axes=[-1])

@@ -16,6 +16,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
+from edgespec.memory import return_free_memory
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf import log
 from edgespec_runtimes.gguf.mapping import lazy_mapping
@@ -279,15 +280,7 @@ class Model:
             lib.llama_model_free(self.handle)
             self.handle = None
             log.give_back()
-            _return_free_memory()
-
-
-def _return_free_memory() -> None:
-    """Hand freed memory back to the system: glibc keeps buffers of this size otherwise."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(ctypes.c_size_t(0))
+            return_free_memory()
 
 
 def _load(path: Path, params: Any) -> Model:

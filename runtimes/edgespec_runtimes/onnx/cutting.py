@@ -13,7 +13,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.onnx.graph import Flow, Roles, find_stages, nested, reads
+from edgespec_runtimes.onnx.graph import Flow, nested, reads
+from edgespec_runtimes.onnx.layers import find_stages
+from edgespec_runtimes.onnx.roles import Roles
 from edgespec_runtimes.onnx.shapes import Described, infer
 
 ALWAYS = "edgespec.always"
@@ -51,7 +53,7 @@ def cut(
     stages = find_stages(flow, roles, where)
     known = infer(model)
     lookups = [flow.nodes[i] for i in flow.lookups()]
-    looked_up = {node.output[0]: node.input[0] for node in lookups}
+    looked_up = {node.output[0]: node.input[0] for node in lookups if node.op_type == "Gather"}
     cutter = _Cutter(flow, stages.stage_of, known, set(weights), set(looked_up), where)
     graphs: dict[bytes, int] = {}
     pieces = []

@@ -12,26 +12,27 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.memory import return_free_memory
 from edgespec.owning import Owner
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.cutting import ALWAYS, Cut, Piece
-from edgespec_runtimes.onnx.graph import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.rewriting import LOGIT_ROWS, new_name, past_name
+from edgespec_runtimes.onnx.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.sessions import Bound, Session, Stop, value
 from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights
 
 
 class Decoder(Owner):
-    """Sessions, weights and cache of one model. `sessions` are those of `cut.graphs`."""
+    """Weights and cache of one model: paged weights, or one session that has them in it."""
 
     def __init__(
         self,
         cut: Cut,
-        sessions: Sequence[Session],
         roles: Roles,
         cache: KeyValueCache,
         stop: Stop,
+        session: Session | None = None,
         weights: PagedWeights | None = None,
         embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
     ) -> None:
@@ -39,7 +40,7 @@ class Decoder(Owner):
         self.stop = stop
         self.weights = weights
         self._cut = cut
-        self._sessions = tuple(sessions)
+        self._session = session
         self._embeddings = tuple(embeddings)
         self._n_vocab = roles.n_vocab
         self._entries = {
@@ -67,9 +68,9 @@ class Decoder(Owner):
         for i, piece in enumerate(self._cut.pieces):
             if not n_logits and all(name == LOGITS for _, name in piece.outputs):
                 continue
-            with self._held(i) as held:
+            with self._held(i) as (session, weights):
                 for batch, values in zip(batches, known, strict=True):
-                    self._run_piece(piece, batch, values, held, logits)
+                    self._run_piece(session, piece, batch, values, weights, logits)
             for values in known:
                 for name in [n for n in values if self._read_last.get(n, -1) <= i]:
                     del values[name]
@@ -78,16 +79,20 @@ class Decoder(Owner):
         return logits
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.close()
+        if self._session:
+            self._session.close()
         for _, table in self._embeddings:
             table.close()
         if self.weights:
             self.weights.close()
         self.cache.close()
+        return_free_memory()
 
-    def _held(self, index: int) -> AbstractContextManager[Mapping[str, Bound]]:
-        return self.weights.held(index) if self.weights else nullcontext({})
+    def _held(self, index: int) -> AbstractContextManager[tuple[Session, Mapping[str, Bound]]]:
+        if self.weights:
+            return self.weights.held(index)
+        assert self._session is not None
+        return nullcontext((self._session, {}))
 
     def _fed(self, batch: Batch) -> dict[str, Any]:
         rows = batch.places if batch.results.size else np.empty(0, np.int64)
@@ -97,13 +102,14 @@ class Decoder(Owner):
 
     def _run_piece(
         self,
+        session: Session,
         piece: Piece,
         batch: Batch,
         values: dict[str, Any],
-        held: Mapping[str, Bound],
+        weights: Mapping[str, Bound],
         logits: np.ndarray,
     ) -> None:
-        inputs: dict[str, Any] = dict(held)
+        inputs: dict[str, Any] = dict(weights)
         for short, name in piece.inputs:
             if name in self._entries:
                 layer, kind = self._entries[name]
@@ -111,7 +117,7 @@ class Decoder(Owner):
             else:
                 inputs[short] = values[name]
         outputs = {short: self._place(name, batch) for short, name in piece.outputs}
-        made = self._sessions[piece.graph].run(inputs, outputs, self.stop)
+        made = session.run(inputs, outputs, self.stop)
         for short, name in piece.outputs:
             if short not in made:
                 continue

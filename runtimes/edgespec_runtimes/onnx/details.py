@@ -10,7 +10,8 @@ from onnx import TensorProto
 
 from edgespec.values import ModelDetails
 from edgespec_runtimes.growing import MARKER
-from edgespec_runtimes.onnx.graph import PACKED, Roles
+from edgespec_runtimes.onnx.graph import PACKED
+from edgespec_runtimes.onnx.roles import Roles
 from edgespec_runtimes.onnx.source import Source
 
 _NAMES: dict[int, str] = {

@@ -1,56 +1,27 @@
-"""A decoder's graph: which inputs play which role, what depends on what, and where layers begin.
+"""A decoder's graph, checked and simplified, and what depends on what in it.
 
-All of it is found from the structure: names only tell keys, values and token ids apart. Knows no
-weights' bytes and runs nothing.
+Knows no weights' bytes and runs nothing.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, defs, inliner
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.roles import IDS
 
-IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 FUSED_ATTENTION = "GroupQueryAttention"
 BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 """They take one scale for all tokens of a batch, so tokens influence each other."""
 PACKED = ("MatMulNBits",)
 """Fast only on weights that onnxruntime has packed for itself."""
 LOOKUPS = ("Gather", "GatherBlockQuantized")
-_SHAPES = ("Shape", "Size")
+SHAPES = ("Shape", "Size")
+"""What they make depends on no content."""
 _SOURCES = ("Constant", "RandomNormal", "RandomUniform")
-_CACHE = re.compile(r"(?:past|present)\D*?(\d+)\D*?(key|value)$")
-_FLIPPED = re.compile(r"(?:past|present)_(key|value)s?[._](\d+)$")
-_FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """What a decoder's inputs and outputs are for. Lists are ordered by layer: (key, value)."""
-
-    past: tuple[tuple[str, str], ...]
-    present: tuple[tuple[str, str], ...]
-    kv_kind: int
-    """Element type of keys and values, of TensorProto."""
-    kv_heads: int
-    head_size: int
-    n_vocab: int
-    has_positions: bool
-    has_mask: bool
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.past)
-
-    @property
-    def kv_token_bytes(self) -> int:
-        """Of one token in the cache, all layers."""
-        return 2 * self.n_layers * self.kv_heads * self.head_size * _FLOATS[self.kv_kind]
 
 
 def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
@@ -86,58 +57,6 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     return model
 
 
-def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
-    """Raises ModelError for what is no decoder with a past."""
-    inputs = {value.name: value for value in graph.input}
-    outputs = {value.name: value for value in graph.output}
-    if IDS not in inputs or LOGITS not in outputs:
-        raise ModelError(
-            f"{where} is not a decoder: it needs an input {IDS} and an output {LOGITS}, it has "
-            f"{_listed(inputs)} and {_listed(outputs)}"
-        )
-    past, present = _cache(inputs), _cache(outputs)
-    if not past or not present:
-        raise ModelError(
-            f"{where} was exported without a past: export it again as text-generation-with-past"
-        )
-    if past.keys() != present.keys() or set(past) != {
-        (layer, what) for layer in range(len(past) // 2) for what in ("key", "value")
-    }:
-        raise ModelError(f"{where}: keys and values of its past and present do not correspond")
-    known = {IDS, MASK, POSITIONS, *past.values()}
-    if unknown := sorted(inputs.keys() - known):
-        raise ModelError(
-            f"{where} wants inputs that a decoder has no use for: {_listed(unknown)}; "
-            "export the decoder alone, as text-generation-with-past"
-        )
-    n_layers = len(past) // 2
-    kinds, shapes = set(), set()
-    for name in past.values():
-        tensor = inputs[name].type.tensor_type
-        dims = [dim.dim_value for dim in tensor.shape.dim]
-        kinds.add(tensor.elem_type)
-        shapes.add((dims[1], dims[3]) if len(dims) == 4 else (0, 0))
-    kv_heads, head_size = next(iter(shapes))
-    if len(kinds) > 1 or len(shapes) > 1 or not (kv_heads and head_size):
-        raise ModelError(
-            f"{where}: its past must be [batch, heads, tokens, head size] with the same, fixed "
-            "numbers in every layer"
-        )
-    if not kinds <= _FLOATS.keys():
-        name = TensorProto.DataType.Name(next(iter(kinds)))
-        raise ModelError(f"{where} keeps keys and values as {name}: export it as fp32 or fp16")
-    return Roles(
-        past=tuple((past[i, "key"], past[i, "value"]) for i in range(n_layers)),
-        present=tuple((present[i, "key"], present[i, "value"]) for i in range(n_layers)),
-        kv_kind=next(iter(kinds)),
-        kv_heads=kv_heads,
-        head_size=head_size,
-        n_vocab=_n_vocab(outputs[LOGITS], where),
-        has_positions=POSITIONS in inputs,
-        has_mask=MASK in inputs,
-    )
-
-
 def reads(node: NodeProto) -> list[str]:
     """Values that a node reads, those that its nested graphs capture included."""
     return [name for name in (*node.input, *_captures(node)) if name]
@@ -167,7 +86,7 @@ class Flow:
         reached, found = set(values), set()
         for i, node in enumerate(self.nodes):
             if not reached.isdisjoint(self.reads[i]):
-                if node.op_type in _SHAPES and not through_shapes:
+                if node.op_type in SHAPES and not through_shapes:
                     continue
                 found.add(i)
                 reached.update(node.output)
@@ -193,126 +112,6 @@ class Flow:
             and self.nodes[i].input[0] in self.tensors
             and self.nodes[i].input[1] == IDS
         ]
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The graph divided at the layers: 0 is what precedes them, the last one is the head."""
-
-    stage_of: tuple[int | None, ...]
-    """Of each node; None for what depends on nothing that is fed: it goes where it is read."""
-    head_input: str
-    """The hidden state that the head reads, [batch, tokens, hidden]."""
-    head: int
-    """The last stage."""
-
-
-def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
-    """Divide a decoder at its layers.
-
-    The residual stream is what leads from the embeddings to the logits. Every path of it runs
-    through some nodes; a layer begins after the last of these before its past joins. Raises
-    ModelError if there is no such place.
-    """
-    lookups = flow.lookups()
-    if not lookups:
-        raise ModelError(f"{where} is not a decoder: it looks no embeddings up by {IDS}")
-    roots = [name for i in lookups for name in flow.nodes[i].output if name]
-    leading = set(flow.ancestors([LOGITS]))
-    stream = sorted((flow.descendants(roots) | set(lookups)) & leading)
-    narrow = _bottlenecks(flow, stream)
-    joins = []
-    for pair in roles.past:
-        joined = flow.descendants(pair)
-        joins.append(next((k for k, i in enumerate(stream) if i in joined), len(stream)))
-    cuts = [max((k for k in narrow if k < join), default=-1) for join in joins]
-    if cuts != sorted(set(cuts)) or cuts[0] < 0 or joins[-1] == len(stream):
-        raise ModelError(f"{where}: its layers cannot be told apart in the graph")
-    cuts.append(_head_cut(flow, stream, narrow, cuts, where))
-    stage_of: list[int | None] = [None] * len(flow.nodes)
-    for k, i in enumerate(stream):
-        stage_of[i] = sum(cut < k for cut in cuts)
-    _place_others(flow, stage_of)
-    return Stages(tuple(stage_of), _stream_value(flow, stream, cuts[-1], where), len(cuts))
-
-
-def _bottlenecks(flow: Flow, stream: Sequence[int]) -> list[int]:
-    """Places in `stream` whose nodes every path from its start to its end runs through."""
-    place = {i: k for k, i in enumerate(stream)}
-    narrow, reach = [], 0
-    for k, i in enumerate(stream):
-        if reach <= k:
-            narrow.append(k)
-        for name in flow.nodes[i].output:
-            for user in flow.consumers.get(name, ()):
-                if flow.nodes[user].op_type not in _SHAPES:
-                    reach = max(reach, place.get(user, 0))
-    return narrow
-
-
-def _head_cut(
-    flow: Flow, stream: Sequence[int], narrow: Sequence[int], cuts: Sequence[int], where: str
-) -> int:
-    """Where the last layer ends: as many bottlenecks after its beginning as in other layers."""
-    head = next(
-        (
-            k
-            for k in range(len(stream) - 1, -1, -1)
-            if any(_is_weight(flow, name) for name in flow.reads[stream[k]])
-        ),
-        0,
-    )
-    inside = [k for k in narrow if cuts[-1] < k < head]
-    if not inside:
-        raise ModelError(f"{where}: the output head cannot be told apart in the graph")
-    if len(cuts) > 1:
-        usual = sum(cuts[-2] < k <= cuts[-1] for k in narrow)
-        return inside[min(usual, len(inside)) - 1]
-    return inside[-1]
-
-
-def _is_weight(flow: Flow, name: str) -> bool:
-    """A tensor of the file, or something computed from one alone."""
-    while name in flow.producer:
-        node = flow.nodes[flow.producer[name]]
-        if node.op_type == "Constant" or not node.input:
-            return False
-        name = node.input[0]
-    return name in flow.tensors
-
-
-def _stream_value(flow: Flow, stream: Sequence[int], cut: int, where: str) -> str:
-    """The one value that crosses a cut of the residual stream."""
-    later = set(stream[cut + 1 :])
-    names: list[str] = [
-        name
-        for name in flow.nodes[stream[cut]].output
-        if not later.isdisjoint(flow.consumers.get(name, ()))
-    ]
-    if len(names) != 1:
-        raise ModelError(f"{where}: the output head reads more than the hidden state")
-    return names[0]
-
-
-def _place_others(flow: Flow, stage_of: list[int | None]) -> None:
-    """Stages of what is beside the stream: where it is read, or where it can be first."""
-    earliest: list[int | None] = []
-    for i, names in enumerate(flow.reads):
-        fixed = stage_of[i]
-        known = [0 for name in names if name in flow.inputs]
-        for name in names:
-            if name in flow.producer:
-                before = earliest[flow.producer[name]]
-                if before is not None:
-                    known.append(before)
-        earliest.append(fixed if fixed is not None else max(known, default=None))
-    for i in range(len(flow.nodes) - 1, -1, -1):
-        if stage_of[i] is not None or earliest[i] is None:
-            continue
-        users = {
-            stage_of[user] for name in flow.nodes[i].output for user in flow.consumers.get(name, ())
-        }
-        stage_of[i] = users.pop() if len(users) == 1 else earliest[i]
 
 
 def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
@@ -374,26 +173,3 @@ def _captures(node: NodeProto) -> list[str]:
             own.update(inner.output)
         found += [value.name for value in graph.output if value.name not in own]
     return found
-
-
-def _cache(values: Iterable[str]) -> dict[tuple[int, str], str]:
-    """Names of a past or present by layer and kind."""
-    found = {}
-    for name in values:
-        if match := _CACHE.match(name):
-            found[int(match[1]), match[2]] = name
-        elif match := _FLIPPED.match(name):
-            found[int(match[2]), match[1]] = name
-    return found
-
-
-def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
-    dims = logits.type.tensor_type.shape.dim
-    if len(dims) != 3 or dims[2].dim_value < 1:
-        raise ModelError(f"{where}: its logits must be [batch, tokens, vocabulary]")
-    return int(dims[2].dim_value)
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")

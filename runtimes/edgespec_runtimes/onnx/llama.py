@@ -15,8 +15,9 @@ import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.onnx.graph import LOGITS, Flow, Roles, find_roles, simplified
+from edgespec_runtimes.onnx.graph import Flow, simplified
 from edgespec_runtimes.onnx.masks import find_masks
+from edgespec_runtimes.onnx.roles import LOGITS, Roles, find_roles
 from edgespec_runtimes.onnx.shapes import infer
 from edgespec_runtimes.onnx.source import Source
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from edgespec_runtimes.onnx.graph import IDS, LOGITS, MASK, POSITIONS
+from edgespec_runtimes.onnx.roles import IDS, LOGITS, MASK, POSITIONS
 
 OPSET, IR_VERSION = 18, 8
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -13,16 +13,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgespec.errors import EdgespecError
-from edgespec_runtimes.onnx.graph import (
-    FUSED_ATTENTION,
-    IDS,
-    MASK,
-    POSITIONS,
-    Flow,
-    Roles,
-    find_stages,
-)
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.layers import find_stages
 from edgespec_runtimes.onnx.rewriting import BIAS, MaskForm
+from edgespec_runtimes.onnx.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.sessions import Session, Stop, value
 
 HIDDEN_SCORE: dict[int, float] = {TensorProto.FLOAT: -3.4e38, TensorProto.FLOAT16: -65504.0}

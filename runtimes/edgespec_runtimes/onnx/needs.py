@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.cutting import Cut
-from edgespec_runtimes.onnx.graph import IDS, MASK, POSITIONS, Flow, Roles, find_stages
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.layers import find_stages
 from edgespec_runtimes.onnx.rewriting import (
     LOGIT_ROWS,
     PAST_LENGTH,
@@ -21,6 +22,7 @@ from edgespec_runtimes.onnx.rewriting import (
     MaskForm,
     past_name,
 )
+from edgespec_runtimes.onnx.roles import IDS, MASK, POSITIONS, Roles
 from edgespec_runtimes.onnx.shapes import peak_bytes
 from edgespec_runtimes.onnx.source import Source, Weight
 
@@ -67,7 +69,7 @@ def choose_sizes(
 
     n_nodes = request.max_nodes
     tree, max_rows = peaks(1, n_nodes), 1
-    if not masks:
+    if not masks and _takes_padding(flow, roles):
         for n_rows in (request.max_branches, 8, 4, 2):
             if 1 < n_rows <= request.max_branches:
                 # the rows of a tree share its nodes: the deepest has few beside it
@@ -76,20 +78,24 @@ def choose_sizes(
                     tree, max_rows = wider, n_rows
                     break
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
-    chunk, prompt = 1, tree
+    chunk, largest = 1, tree
     for wanted in CHUNKS:
         chunk = min(wanted, per_pass)
         prompt = peaks(1, chunk)
-        if max(prompt) <= max(most, *tree):
+        largest = [max(pair) for pair in zip(tree, prompt, strict=True)]
+        if sum(largest) <= max(most, sum(tree)):
             break
-    largest = [max(pair) for pair in zip(tree, prompt, strict=True)]
-    return BatchSizes(
-        chunk,
-        max_rows,
-        per_pass,
-        max(largest) + _fed_bytes(roles, masks, per_pass, n_ctx),
-        sum(largest) - max(largest),
-    )
+    fed = _fed_bytes(roles, masks, per_pass, n_ctx)
+    return BatchSizes(chunk, max_rows, per_pass, max(largest) + fed, sum(largest) - max(largest))
+
+
+def _takes_padding(flow: Flow, roles: Roles) -> bool:
+    """Whether rows of different lengths can be padded at the beginning of their past.
+
+    Fused attention counts tokens from the first one on, and so does a graph without positions.
+    """
+    is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
+    return roles.has_mask and roles.has_positions and not is_fused
 
 
 def feed_shapes(
@@ -148,4 +154,5 @@ def converted_bytes(made: Cut, source: Source) -> int:
 def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
     """What a prompt's batches keep from piece to piece: hidden states, angles and masks."""
     wide = 4 * roles.kv_heads * roles.head_size
-    return n_tokens * (4 * 4 * wide + 4 * n_ctx * len(masks))
+    mask_bytes = sum(helper.tensor_dtype_to_np_dtype(mask.kind).itemsize for mask in masks)
+    return n_tokens * (4 * 4 * wide + n_ctx * mask_bytes)

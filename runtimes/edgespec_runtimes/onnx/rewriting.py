@@ -17,16 +17,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from edgespec_runtimes.onnx.graph import (
-    FUSED_ATTENTION,
-    IDS,
-    LOGITS,
-    MASK,
-    POSITIONS,
-    Flow,
-    Roles,
-    find_stages,
-)
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.layers import find_stages
+from edgespec_runtimes.onnx.roles import IDS, LOGITS, MASK, POSITIONS, Roles
 
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
 BIAS = "edgespec.attention_bias"

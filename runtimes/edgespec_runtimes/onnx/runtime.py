@@ -6,7 +6,6 @@ are bound to are made without them.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import onnx
 
 from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.errors import ModelError, UsageError
+from edgespec.memory import return_free_memory
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
@@ -27,17 +27,24 @@ from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.cutting import Cut, Piece, cut
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.details import context_length, details_of
-from edgespec_runtimes.onnx.graph import BATCH_SCALED, PACKED, find_roles, simplified
+from edgespec_runtimes.onnx.graph import BATCH_SCALED, PACKED, simplified
 from edgespec_runtimes.onnx.masks import find_masks
 from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.packing import PackedWeights
 from edgespec_runtimes.onnx.providers import choose
 from edgespec_runtimes.onnx.rewriting import rewritten
+from edgespec_runtimes.onnx.roles import find_roles
 from edgespec_runtimes.onnx.sessions import Session, Stop
-from edgespec_runtimes.onnx.source import Source, find_model, read_source
+from edgespec_runtimes.onnx.source import Source, find_model, read_source, refer
 from edgespec_runtimes.onnx.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights, own_weights
+from edgespec_runtimes.onnx.weights import (
+    EmbeddingTable,
+    PagedWeights,
+    own_weights,
+    small_weights,
+)
 
-CUT_VERSION = b"3 "
+CUT_VERSION = b"1 "
 """Changes when the same graph would be cut in another way."""
 SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
@@ -132,6 +139,8 @@ class PreparedOnnx:
                 for graph in self._cut.graphs
             ]
 
+        return_free_memory()  # what reading the graph took, before the process is measured
+
     @property
     def enforced(self) -> bool:
         return sys.platform != "win32"
@@ -159,13 +168,19 @@ class PreparedOnnx:
 
     def paged_rows(self) -> Sequence[MemoryRow]:
         converted = needs.converted_bytes(self._cut, self._source)
+        small = sum(weight.nbytes for weight in small_weights(self._cut, self._source))
+        largest = max((group.segment.nbytes for group in self._groups), default=0)
+        # one piece computes while the next is packed; the rest is what the allocator leaves
+        packed = 4 * largest if self._has(PACKED) else 0
         return (
+            MemoryRow("target", "packed weights of streamed layers", packed),
+            MemoryRow("target", "norms and other small tensors", small),
             MemoryRow("target", "compute buffers of further sessions", self._sizes.more_bytes),
             MemoryRow("target", "weights in single precision", converted),
         )
 
     def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
-        if self._has(PACKED) or not self._providers.is_cpu:
+        if not self._providers.is_cpu:
             return []
         segments = [group.segment for group in self._groups]
         return [[SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments]]
@@ -190,11 +205,6 @@ class PreparedOnnx:
             notes.append(
                 f"{self.info.name} scales activations over a batch: to keep its text, each token "
                 "is computed by itself, and a pass saves reading but no computing"
-            )
-        if self._has(PACKED) and self._request.owner == "target":
-            notes.append(
-                f"{self.info.name} has MatMulNBits weights, which onnxruntime computes fast only "
-                "from its own packed copy: they cannot be streamed; export as fp16 to page it"
             )
         return notes
 
@@ -250,14 +260,18 @@ class PreparedOnnx:
             outputs = tuple((name, name) for name in session.outputs)
             whole = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
-        return self._open(whole, [session], None, ())
+        return self._open(whole, session, None, ())
 
     def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
         trace = self._request.trace
         with self._phase("pinned weights"), ExitStack() as on_failure:
-            weights = PagedWeights(
+            # the weights own the sessions from here on
+            self._sessions.pop_all()
+            made = PackedWeights if self._has(PACKED) else PagedWeights
+            weights = made(
                 self._source,
                 self._cut,
+                self._pieces,
                 self._groups,
                 plan.pinned,
                 plan.ring_bytes,
@@ -271,13 +285,12 @@ class PreparedOnnx:
                 tables.append((name, EmbeddingTable(self._source, self._source.weights[table])))
                 on_failure.callback(tables[-1][1].close)
             on_failure.pop_all()
-        self._sessions.pop_all()
-        return self._open(self._cut, self._pieces, weights, tables)
+        return self._open(self._cut, None, weights, tables)
 
     def _open(
         self,
         pieces: Cut,
-        sessions: Sequence[Session],
+        session: Session | None,
         weights: PagedWeights | None,
         tables: Sequence[tuple[str, EmbeddingTable]],
     ) -> LanguageModel:
@@ -285,10 +298,10 @@ class PreparedOnnx:
         sizes = self._sizes
         decoder = Decoder(
             pieces,
-            sessions,
             self._roles,
             KeyValueCache(self._roles, self._capacity),
             self._stop,
+            session,
             weights,
             tables,
         )
@@ -312,22 +325,10 @@ class PreparedOnnx:
 
 def _with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:
     """The graph, referring to its weights below one folder, and this folder."""
-    files = [file.resolve() for file in source.files]
-    used = [files[weight.extent.file_index] for weight in source.weights.values()]
-    folder = Path(os.path.commonpath([file.parent for file in used or files]))
+    folder, places = source.references()
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     for tensor in whole.graph.initializer:
-        weight = source.weights.get(tensor.name)
-        if weight is None:
-            continue
-        extent = weight.extent
-        place = {
-            "location": files[extent.file_index].relative_to(folder).as_posix(),
-            "offset": str(extent.offset),
-            "length": str(extent.nbytes),
-        }
-        del tensor.external_data[:]
-        for key, text in place.items():
-            tensor.external_data.add(key=key, value=text)
+        if tensor.name in places:
+            refer(tensor, places[tensor.name])
     return whole, folder

@@ -6,7 +6,7 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,11 @@ class Session(Owner):
         providers: Sequence[str],
         weights_folder: Path | None = None,
         stop: Stop | None = None,
+        constants: Mapping[str, Any] | None = None,
+        keeps_memory: bool = True,
     ) -> None:
-        """`what` names the model in errors; external weights are looked up in `weights_folder`.
+        """`what` names the model in errors; external weights are looked up in `weights_folder`
+        or given as `constants`, OrtValues by name. `keeps_memory`: what runs take stays taken.
 
         Raises ModelError for a graph that onnxruntime cannot run, Cancelled once `stop` is set.
         """
@@ -95,6 +98,7 @@ class Session(Owner):
         options.inter_op_num_threads = 1
         # An arena keeps what the largest run took, so that no run waits for pages; a pattern would
         # reserve that for every shape that was seen.
+        options.enable_cpu_mem_arena = keeps_memory
         options.enable_mem_pattern = False
         # Threads that spin while they wait take the cores from the other model.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -103,6 +107,9 @@ class Session(Owner):
             options.add_session_config_entry(key, str(weights_folder))
         if stop is not None:
             stop.while_loading(options)
+        if constants:
+            options.add_external_initializers(list(constants), list(constants.values()))
+        self._made_with = (what, n_threads, tuple(providers))
         try:
             self._session: Any = ort.InferenceSession(
                 model, options, providers=list(providers), enable_fallback=0
@@ -145,6 +152,17 @@ class Session(Owner):
                 binding.clear_binding_inputs()
                 binding.clear_binding_outputs()
         return {name: values[name] for name, place in outputs.items() if place is None}
+
+    def like(
+        self,
+        model: bytes,
+        weights_folder: Path | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """A session of another graph, made like this one, that keeps nothing between runs."""
+        return Session(
+            model, *self._made_with, weights_folder, constants=constants, keeps_memory=False
+        )
 
     def close(self) -> None:
         self._binding = self._session = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,12 @@ class Weight:
     def nbytes(self) -> int:
         return self.extent.nbytes
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its elements begin where the processor can read them, wherever it is mapped."""
+        item_bytes = max(1, self.nbytes // max(1, math.prod(self.shape)))
+        return self.extent.offset % item_bytes == 0
+
 
 @dataclass(frozen=True)
 class Source:
@@ -60,6 +67,21 @@ class Source:
     @property
     def weight_bytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights.values())
+
+    def references(self) -> tuple[Path, dict[str, dict[str, str]]]:
+        """A folder, and for each weight what a tensor says that lies in a file below it."""
+        files = [file.resolve() for file in self.files]
+        used = {files[weight.extent.file_index] for weight in self.weights.values()}
+        folder = Path(os.path.commonpath([file.parent for file in used or files]))
+        places = {
+            weight.name: {
+                "location": files[weight.extent.file_index].relative_to(folder).as_posix(),
+                "offset": str(weight.extent.offset),
+                "length": str(weight.extent.nbytes),
+            }
+            for weight in self.weights.values()
+        }
+        return folder, places
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -115,6 +137,14 @@ def read_source(path: Path) -> Source:
         else:
             weights[tensor.name] = weight
     return Source(path, model, tuple(files), weights)
+
+
+def refer(tensor: TensorProto, place: Mapping[str, str]) -> None:
+    """Let a tensor lie in a file instead of the graph."""
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, text in place.items():
+        tensor.external_data.add(key=key, value=text)
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[object]:

@@ -23,6 +23,8 @@ from edgespec.reading import BLOCK_BYTES, Extent
 from edgespec_runtimes.onnx.cutting import Cut, Piece
 from edgespec_runtimes.onnx.source import Source, Weight
 
+SMALL_BYTES = 1 << 16
+"""Weights up to this size can be kept in memory wherever they lie in their file."""
 _COPY_BYTES = 4 << 20
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -43,12 +45,13 @@ def cached_cut(key: bytes, make: Callable[[], Cut]) -> Cut:
 
 
 def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
-    """The same model with every weight at an address that the processor can read from.
+    """The same model with every larger weight at an address that the processor can read from.
 
     What lies in a protobuf begins at any byte. Such a model's weights are copied once, to a file
     in the cache folder. Raises ModelError, and Cancelled.
     """
-    if all(_is_aligned(weight) for weight in source.weights.values()):
+    weights = source.weights.values()
+    if all(weight.is_aligned or weight.nbytes <= SMALL_BYTES for weight in weights):
         return source
     place, state = _identity(source)
     path = folder() / f"{place}-{state}.weights"
@@ -66,17 +69,6 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
                 f"failed: {error.strerror}"
             ) from error
     return Source(source.path, source.model, (path,), places)
-
-
-def _is_aligned(weight: Weight) -> bool:
-    return weight.extent.offset % min(16, _item_bytes(weight)) == 0
-
-
-def _item_bytes(weight: Weight) -> int:
-    n_elements = 1
-    for dim in weight.shape:
-        n_elements *= dim
-    return max(1, weight.nbytes // max(1, n_elements))
 
 
 def _identity(source: Source) -> tuple[str, str]:

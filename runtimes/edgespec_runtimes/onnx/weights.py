@@ -22,11 +22,9 @@ from edgespec.ports import Progress
 from edgespec.reading import DirectReader, Segment
 from edgespec.tracing import OFF, Trace, Track
 from edgespec_runtimes.onnx.cutting import Cut, Piece
-from edgespec_runtimes.onnx.sessions import Bound
+from edgespec_runtimes.onnx.sessions import Bound, Session
 from edgespec_runtimes.onnx.source import Source, Weight
-
-SHARED_BYTES = 1 << 20
-"""A weight that several pieces read is not worth streaming several times up to this size."""
+from edgespec_runtimes.onnx.store import SMALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class PieceWeights:
 
 def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
     """Segments in the order of their use: one for each piece that has weights of its own."""
-    shared = {weight.name for weight in shared_weights(cut, source)}
+    small = {weight.name for weight in small_weights(cut, source)}
     groups = []
     for i, piece in enumerate(cut.pieces):
-        names = dict.fromkeys(name for _, name in piece.weights if name not in shared)
+        names = dict.fromkeys(name for _, name in piece.weights if name not in small)
         weights = tuple(source.weights[name] for name in names)
         if weights:
             segment = Segment(piece.name, [weight.extent for weight in weights])
@@ -51,14 +49,18 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
     return groups
 
 
-def shared_weights(cut: Cut, source: Source) -> list[Weight]:
-    """Small weights that several pieces read; they stay in memory."""
+def small_weights(cut: Cut, source: Source) -> list[Weight]:
+    """What stays in memory: it is small, and several pieces read it or it lies unaligned."""
     users: dict[str, int] = {}
     for piece in cut.pieces:
         for name in {name for _, name in piece.weights}:
             users[name] = users.get(name, 0) + 1
-    several = (source.weights[name] for name, n in users.items() if n > 1)
-    return [weight for weight in several if weight.nbytes <= SHARED_BYTES]
+    return [
+        source.weights[name]
+        for name, n in users.items()
+        if source.weights[name].nbytes <= SMALL_BYTES
+        and (n > 1 or not source.weights[name].is_aligned)
+    ]
 
 
 class EmbeddingTable(Owner):
@@ -102,6 +104,7 @@ class PagedWeights(Owner):
         self,
         source: Source,
         cut: Cut,
+        sessions: Sequence[Session],
         groups: Sequence[PieceWeights],
         pinned: frozenset[int],
         ring_bytes: int,
@@ -113,12 +116,14 @@ class PagedWeights(Owner):
         self.passes = 0
         self._source = source
         self._cut = cut
+        self._sessions = tuple(sessions)
         self._pinned_groups = pinned
         self._ring_bytes = ring_bytes
         self._is_stopped = is_stopped
         self._reader = DirectReader(source.files)
         self._memory = PinnedSegments(trace)
         self._trace = trace
+        self._small: list[np.ndarray] = []
         self._resident: dict[str, Bound] = {}
         """Weights at addresses that last, by name."""
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
@@ -130,20 +135,19 @@ class PagedWeights(Owner):
 
     def fill(self, progress: Progress | None) -> None:
         """Raises WeightReadError and Cancelled."""
-        shared = tuple(shared_weights(self._cut, self._source))
-        small = Segment("small", [w.extent for w in shared]) if shared else None
-        chosen = [(small, shared)] if small else []
-        chosen += [
-            (self.groups[i].segment, self.groups[i].weights) for i in sorted(self._pinned_groups)
-        ]
-        total = sum(segment.nbytes for segment, _ in chosen) or 1
+        for weight in small_weights(self._cut, self._source):
+            array = _read(self._source, weight)
+            self._small.append(array)
+            kind = helper.tensor_dtype_to_np_dtype(weight.kind).type
+            self._resident[weight.name] = Bound(kind, weight.shape, array.ctypes.data)
+        pinned = sorted(self._pinned_groups)
+        total = sum(self.groups[i].segment.nbytes for i in pinned)
         done = 0
-        for segment, weights in chosen:
+        for i in pinned:
             if self._is_stopped():
                 raise Cancelled("loading was cancelled")
-            base = self._memory.load(segment, self._reader, self._is_stopped)
-            self._resident |= _located(segment, weights, base)
-            done += segment.nbytes
+            self._pin(i)
+            done += self.groups[i].segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
         if self._is_stopped():
@@ -153,8 +157,8 @@ class PagedWeights(Owner):
             self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
     @contextmanager
-    def held(self, index: int) -> Iterator[Mapping[str, Bound]]:
-        """The weights of a piece, by their names in its graph, while the block lasts.
+    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
+        """The session of a piece, and its weights by their names there, while the block lasts.
 
         Raises WeightReadError, and Cancelled when waiting for storage was ended.
         """
@@ -162,7 +166,7 @@ class PagedWeights(Owner):
         segment = self._segment_of.get(index)
         if segment is None:
             with self._trace.span(Track.TARGET, "compute pinned"):
-                yield _named(piece, self._resident)
+                yield self._sessions[piece.graph], named(piece, self._resident)
             return
         assert self.pager is not None
         base = self.pager.acquire(segment)
@@ -171,7 +175,8 @@ class PagedWeights(Owner):
         try:
             group = self._streamed[segment]
             with self._trace.span(Track.TARGET, "compute").note(segment=segment):
-                yield _named(piece, self._resident | _located(group.segment, group.weights, base))
+                bound = self._resident | located(group.segment, group.weights, base)
+                yield self._sessions[piece.graph], named(piece, bound)
         finally:
             self.pager.release(segment)
 
@@ -183,7 +188,15 @@ class PagedWeights(Owner):
         if self.pager:
             self.pager.cancel()
 
+    def _pin(self, index: int) -> None:
+        """Read a segment into memory of its own."""
+        group = self.groups[index]
+        base = self._memory.load(group.segment, self._reader, self._is_stopped)
+        self._resident |= located(group.segment, group.weights, base)
+
     def close(self) -> None:
+        for session in self._sessions:
+            session.close()
         if self.pager:
             self.pager.close()
             self.pager = None
@@ -192,7 +205,19 @@ class PagedWeights(Owner):
         self._memory.close()
 
 
-def _located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str, Bound]:
+def _read(source: Source, weight: Weight) -> np.ndarray:
+    """A weight's bytes in memory of their own. Raises WeightReadError."""
+    path = source.files[weight.extent.file_index]
+    try:
+        array = np.fromfile(path, np.uint8, weight.nbytes, offset=weight.extent.offset)
+    except OSError as error:
+        raise WeightReadError(f"reading {path} failed: {error.strerror}") from error
+    if array.nbytes != weight.nbytes:
+        raise WeightReadError(f"{path} was cut short: {weight.name} ends early")
+    return array
+
+
+def located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str, Bound]:
     return {
         weight.name: Bound(
             helper.tensor_dtype_to_np_dtype(weight.kind).type,
@@ -203,5 +228,5 @@ def _located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str
     }
 
 
-def _named(piece: Piece, bound: Mapping[str, Bound]) -> dict[str, Bound]:
+def named(piece: Piece, bound: Mapping[str, Bound]) -> dict[str, Bound]:
     return {short: bound[name] for short, name in piece.weights}

@@ -1,0 +1,119 @@
+"""What a decoder's inputs and outputs are for: ids, mask, positions, past, present and logits.
+
+Names tell them apart; shapes and types are held against what the runtime can serve.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from edgespec.errors import ModelError
+
+IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+_CACHE = re.compile(r"(?:past|present)\D*?(\d+)\D*?(key|value)$")
+_FLIPPED = re.compile(r"(?:past|present)_(key|value)s?[._](\d+)$")
+_FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a decoder's inputs and outputs are for. Lists are ordered by layer: (key, value)."""
+
+    past: tuple[tuple[str, str], ...]
+    present: tuple[tuple[str, str], ...]
+    kv_kind: int
+    """Element type of keys and values, of TensorProto."""
+    kv_heads: int
+    head_size: int
+    n_vocab: int
+    has_positions: bool
+    has_mask: bool
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.past)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Of one token in the cache, all layers."""
+        return 2 * self.n_layers * self.kv_heads * self.head_size * _FLOATS[self.kv_kind]
+
+
+def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
+    """Raises ModelError for what is no decoder with a past."""
+    inputs = {value.name: value for value in graph.input}
+    outputs = {value.name: value for value in graph.output}
+    if IDS not in inputs or LOGITS not in outputs:
+        raise ModelError(
+            f"{where} is not a decoder: it needs an input {IDS} and an output {LOGITS}, it has "
+            f"{_listed(inputs)} and {_listed(outputs)}"
+        )
+    past, present = _cache(inputs), _cache(outputs)
+    if not past or not present:
+        raise ModelError(
+            f"{where} was exported without a past: export it again as text-generation-with-past"
+        )
+    if past.keys() != present.keys() or set(past) != {
+        (layer, what) for layer in range(len(past) // 2) for what in ("key", "value")
+    }:
+        raise ModelError(f"{where}: keys and values of its past and present do not correspond")
+    known = {IDS, MASK, POSITIONS, *past.values()}
+    if unknown := sorted(inputs.keys() - known):
+        raise ModelError(
+            f"{where} wants inputs that a decoder has no use for: {_listed(unknown)}; "
+            "export the decoder alone, as text-generation-with-past"
+        )
+    n_layers = len(past) // 2
+    kinds, shapes = set(), set()
+    for name in past.values():
+        tensor = inputs[name].type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        kinds.add(tensor.elem_type)
+        shapes.add((dims[1], dims[3]) if len(dims) == 4 else (0, 0))
+    kv_heads, head_size = next(iter(shapes))
+    if len(kinds) > 1 or len(shapes) > 1 or not (kv_heads and head_size):
+        raise ModelError(
+            f"{where}: its past must be [batch, heads, tokens, head size] with the same, fixed "
+            "numbers in every layer"
+        )
+    if not kinds <= _FLOATS.keys():
+        name = TensorProto.DataType.Name(next(iter(kinds)))
+        raise ModelError(f"{where} keeps keys and values as {name}: export it as fp32 or fp16")
+    return Roles(
+        past=tuple((past[i, "key"], past[i, "value"]) for i in range(n_layers)),
+        present=tuple((present[i, "key"], present[i, "value"]) for i in range(n_layers)),
+        kv_kind=next(iter(kinds)),
+        kv_heads=kv_heads,
+        head_size=head_size,
+        n_vocab=_n_vocab(outputs[LOGITS], where),
+        has_positions=POSITIONS in inputs,
+        has_mask=MASK in inputs,
+    )
+
+
+def _cache(values: Iterable[str]) -> dict[tuple[int, str], str]:
+    """Names of a past or present by layer and kind."""
+    found = {}
+    for name in values:
+        if match := _CACHE.match(name):
+            found[int(match[1]), match[2]] = name
+        elif match := _FLIPPED.match(name):
+            found[int(match[2]), match[1]] = name
+    return found
+
+
+def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
+    dims = logits.type.tensor_type.shape.dim
+    if len(dims) != 3 or dims[2].dim_value < 1:
+        raise ModelError(f"{where}: its logits must be [batch, tokens, vocabulary]")
+    return int(dims[2].dim_value)
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")

@@ -1,0 +1,211 @@
+"""A paged ONNX model reads what the plan says, computes the same, and survives its storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec.budget import MIB, plan_memory
+from edgespec.errors import Cancelled, UsageError, WeightReadError
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.model import OnnxModel
+from onnx_files import DATA_FILE, write_llama
+from onnx_models import open_paged, open_resident, request
+from onnx_reference import WholeModel
+from port_contract import TEXT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers of some 160 KiB: whole blocks are then a small part."""
+    path = tmp_path_factory.mktemp("models") / "model"
+    write_llama(path, layers=6, ffn=128, vocab=512)
+    return path
+
+
+@pytest.fixture
+def paged(folder: Path) -> Iterator[OnnxModel]:
+    model = open_paged(folder)
+    yield model
+    model.close()
+
+
+def one_by_one(model: OnnxModel, tokens: Sequence[int]) -> np.ndarray:
+    rows = []
+    for token in tokens:
+        tree = TokenTree(token)
+        rows.append(model.evaluate(tree, [ROOT])[0])
+        model.commit(tree, [ROOT])
+    return np.stack(rows)
+
+
+def text(model: OnnxModel, n: int) -> list[int]:
+    return model.vocabulary.encode(2 * TEXT)[:n]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_paged_logits_equal_the_whole_models(kind: str, tmp_path: Path) -> None:
+    path = write_llama(tmp_path, dtype=kind)
+    model = open_paged(tmp_path, share=0.0)
+    tokens = text(model, 12)
+    whole = WholeModel(path)
+    expected = np.stack([whole.decode(token) for token in tokens])
+    atol = 1e-4 if kind == "float32" else 0.02
+    assert np.allclose(one_by_one(model, tokens), expected, atol=atol)
+    model.close()
+
+
+def test_a_pass_reads_what_is_not_pinned_and_no_more(folder: Path) -> None:
+    model = open_paged(folder, share=0.8)
+    one_by_one(model, text(model, 16))
+    stats = model.paging()
+    model.close()
+    assert stats.passes == 16
+    assert 0 < stats.pinned_bytes < stats.pinned_bytes + stats.streamed_bytes
+    per_pass = stats.bytes_read / stats.passes
+    # whole blocks instead of bytes, and what was read ahead for a pass that never came
+    assert stats.streamed_bytes <= per_pass <= 1.2 * stats.streamed_bytes
+
+
+def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
+    """The batches follow each other through a layer while its weights are there."""
+    tokens = text(paged, 40)
+    object.__setattr__(paged._batcher, "chunk", 16)
+    paged.prefill(tokens[:-1])
+    assert paged.last_report.passes == 1
+    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    paged.truncate(0)
+    assert np.allclose(logits, one_by_one(paged, tokens)[-1], atol=1e-3)
+
+
+def test_prompts_longer_than_a_pass_take_several(folder: Path) -> None:
+    model = open_paged(folder, batch_size=16)
+    model.prefill(text(model, 40))
+    assert model.last_report.passes == 3
+    model.close()
+
+
+def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(paged: OnnxModel) -> None:
+    tokens = text(paged, 4)
+    expected = one_by_one(paged, tokens)
+    paged.truncate(0)
+    assert paged._weights is not None
+    pager = paged._weights.pager
+    assert pager is not None
+    reader, good = pager._reader, pager._reader.read
+    failing = threading.Event()
+    failing.set()
+
+    def read(*arguments: object) -> int:
+        if failing.is_set():
+            raise WeightReadError("the cable was pulled")
+        return good(*arguments)  # type: ignore[arg-type]
+
+    reader.read = read  # type: ignore[method-assign, assignment]
+    with pytest.raises(WeightReadError, match="cable"):
+        one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
+    failing.clear()
+    paged.truncate(0)
+    assert np.array_equal(one_by_one(paged, tokens), expected)
+
+
+def test_cancelling_a_pass_that_waits_for_reads_ends_it(paged: OnnxModel) -> None:
+    assert paged._weights is not None
+    pager = paged._weights.pager
+    assert pager is not None
+    released = threading.Event()
+    good = pager._reader.read
+
+    def hang(*arguments: object) -> int:
+        released.wait(10)
+        return good(*arguments)  # type: ignore[arg-type]
+
+    pager._reader.read = hang  # type: ignore[method-assign, assignment]
+    timer = threading.Timer(0.2, paged.cancel)
+    timer.start()
+    with pytest.raises(Cancelled):
+        one_by_one(paged, text(paged, 24))
+    released.set()
+    assert paged.n_committed < 24
+
+
+def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
+    write_llama(tmp_path, layers=6, ffn=128, vocab=512)
+    model = open_paged(tmp_path, share=0.0)
+    tokens = text(model, 12)
+    data = tmp_path / DATA_FILE
+    with data.open("r+b") as file:
+        file.truncate(data.stat().st_size // 2)
+    with pytest.raises(WeightReadError, match="cut short"):
+        one_by_one(model, tokens)
+    model.close()
+
+
+def test_closing_leaves_no_thread(paged: OnnxModel) -> None:
+    paged.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+
+
+def test_a_closed_model_says_so(folder: Path) -> None:
+    model = open_resident(folder)
+    model.close()
+    with pytest.raises(UsageError, match="closed"):
+        model.prefill([1])
+
+
+def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
+    prepared = runtime.prepare(request(folder))
+    rows = [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
+    assert all(row.nbytes > 0 for row in rows)
+    plan = plan_memory(100 * MIB, rows, prepared.segmentations(), prepared.resident_rows())
+    assert not plan.paged
+    prepared.close()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 2.0])
+def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
+    share: float, tmp_path: Path
+) -> None:
+    path = write_llama(tmp_path, bits=4, layers=6)
+    model = open_paged(tmp_path, share)
+    tokens = text(model, 8)
+    whole = WholeModel(path)
+    expected = np.stack([whole.decode(token) for token in tokens])
+    assert np.allclose(one_by_one(model, tokens), expected, atol=0.01)
+    stats = model.paging()
+    assert (stats.streamed_bytes > 0) == (share < 1)
+    assert stats.bytes_read <= 1.5 * stats.passes * stats.streamed_bytes  # layers of few blocks
+    model.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+
+
+def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_here(
+    tmp_path: Path,
+) -> None:
+    """Why they are computed one by one: a further token moves the first one's logits."""
+    path = write_llama(tmp_path, bits=8)
+    model = open_resident(tmp_path)
+    tokens = text(model, 8)
+    whole = WholeModel(path)
+    alone = whole.decode(tokens[0])
+    together = whole.decode_batch(tokens)[0]
+    assert np.abs(together - alone).max() > 0.01 * alone.std()
+    tree = TokenTree(tokens[0])
+    for token in dict.fromkeys(tokens[1:]):
+        tree.add(ROOT, token, 0.1)
+    assert np.allclose(model.evaluate(tree, range(len(tree)))[0], alone, atol=1e-4)
+    model.close()

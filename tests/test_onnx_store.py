@@ -1,0 +1,120 @@
+"""What is kept in the cache folder is whole, or is made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec.errors import Cancelled
+from edgespec_runtimes.onnx import store
+from edgespec_runtimes.onnx.cutting import Cut, Piece
+from edgespec_runtimes.onnx.source import read_source
+from onnx_files import write_llama
+
+PIECE = Piece("layer 0", 1, 1, (("v0", "x"), ("v1", "mask")), (("v2", "w"),), (("v3", "y"),))
+CUT = Cut((b"one", b"\n{two}"), (PIECE, replace(PIECE, name="layer 1")), (("e", "table"),))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield store.folder()
+    assert not [file for file in store.folder().glob(".*") if file.is_file()]
+
+
+def never() -> Cut:
+    raise AssertionError("it was made again")
+
+
+def test_a_cut_is_made_once(folder: Path) -> None:
+    assert store.cached_cut(b"key", lambda: CUT) == CUT
+    assert store.cached_cut(b"key", never) == CUT
+
+
+def test_another_key_is_another_cut(folder: Path) -> None:
+    store.cached_cut(b"key", lambda: CUT)
+    other = replace(CUT, graphs=(b"other",))
+    assert store.cached_cut(b"other", lambda: other) == other
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 31, 32, 100, -1])
+def test_an_entry_that_was_cut_short_is_made_again(folder: Path, n_bytes: int) -> None:
+    store.cached_cut(b"key", lambda: CUT)
+    (entry,) = folder.iterdir()
+    entry.write_bytes(entry.read_bytes()[:n_bytes])
+    assert store.cached_cut(b"key", lambda: CUT) == CUT
+    assert store.cached_cut(b"key", never) == CUT
+
+
+def test_an_entry_with_a_damaged_byte_is_made_again(folder: Path) -> None:
+    store.cached_cut(b"key", lambda: CUT)
+    (entry,) = folder.iterdir()
+    data = bytearray(entry.read_bytes())
+    data[-2] ^= 1
+    entry.write_bytes(data)
+    assert store.cached_cut(b"key", lambda: CUT) == CUT
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert store.cached_cut(b"key", lambda: CUT) == CUT
+
+
+def test_writers_at_the_same_time_leave_one_whole_entry(folder: Path) -> None:
+    together = threading.Barrier(8)
+
+    def make() -> Cut:
+        together.wait(10)
+        return CUT
+
+    threads = [threading.Thread(target=store.cached_cut, args=(b"key", make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(folder.iterdir())) == 1
+    assert store.cached_cut(b"key", never) == CUT
+
+
+def test_weights_inside_a_graph_are_copied_once_to_aligned_places(
+    tmp_path: Path, folder: Path
+) -> None:
+    source = read_source(write_llama(tmp_path / "model", external=False))
+    made = store.aligned(source, lambda: False)
+    for name, weight in made.weights.items():
+        assert weight.extent.offset % 64 == 0
+        before = source.weights[name].extent
+        original = source.path.read_bytes()[before.offset : before.offset + before.nbytes]
+        begin = weight.extent.offset
+        assert made.files[0].read_bytes()[begin : begin + weight.nbytes] == original
+    written = made.files[0].stat().st_mtime_ns
+    assert store.aligned(source, lambda: False).files[0].stat().st_mtime_ns == written
+
+
+def test_a_changed_model_replaces_the_copy_of_the_old_one(tmp_path: Path, folder: Path) -> None:
+    for seed in range(3):
+        path = write_llama(tmp_path / "model", external=False, seed=seed)
+        store.aligned(read_source(path), lambda: False)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_aligned_weights_stay_where_they_are(tmp_path: Path, folder: Path) -> None:
+    source = read_source(write_llama(tmp_path / "model"))
+    assert store.aligned(source, lambda: False) is source
+    assert not folder.exists()
+
+
+def test_copying_can_be_cancelled_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+    source = read_source(write_llama(tmp_path / "model", external=False))
+    with pytest.raises(Cancelled):
+        store.aligned(source, lambda: True)
+    assert not list(folder.iterdir())

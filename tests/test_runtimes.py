@@ -1,0 +1,44 @@
+"""Which runtime a model gets, and what is said when none knows it."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from edgespec import runtimes
+from edgespec.errors import ModelError
+
+
+class Knowing:
+    name = "knowing"
+
+    def recognises(self, path: Path) -> bool:
+        return path.suffix == ".known"
+
+
+KNOWING = Knowing()
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; the runtimes are one that knows `.known` and one whose library is missing."""
+    entries = (
+        EntryPoint("knowing", f"{__name__}:KNOWING", runtimes.ENTRY_POINTS),
+        EntryPoint("absent", "no_such_library:runtime", runtimes.ENTRY_POINTS),
+    )
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    path = tmp_path / "model.known"
+    path.touch()
+    return path
+
+
+def test_a_model_is_found_where_another_runtime_is_not_installed(model: Path) -> None:
+    assert runtimes.find(model) is KNOWING
+
+
+def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -> None:
+    other = model.rename(model.with_suffix(".other"))
+    with pytest.raises(ModelError, match=r"installed: knowing.*edgespec\[absent\]"):
+        runtimes.find(other)
