@@ -146,7 +146,7 @@ class GenerateSettings(Settings):
     no_draft: bool = False
     pacer: PacerName = "best-first"
     fallback: FallbackName = "marginal"
-    draft_max: int = Field(default=24, ge=1)
+    draft_max: int = Field(default=48, ge=1)
     """Most drafted nodes that one pass verifies."""
     no_overlap: bool = False
     """Never draft beside a pass."""

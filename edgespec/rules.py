@@ -20,8 +20,9 @@ class EngineSettings:
     pacer: str = "best-first"
     fallback: str = "marginal"
     acceptance: str = "exact-replay"
-    draft_max: int = 24
-    """Most drafted nodes that one pass verifies."""
+    draft_max: int = 48
+    """Most drafted nodes that one pass verifies. From 64 rows on, llama.cpp's attention sums up in
+    another order on the CPU: below, a tree's logits are those of token by token, bit for bit."""
     max_depth: int = 16
     """Most drafted tokens in one branch that one pass verifies."""
     n_candidates: int = 8

@@ -7,7 +7,7 @@ importing edgespec imports no model library.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -119,34 +119,35 @@ def without_padding(tokens: Sequence[bytes]) -> list[bytes]:
     return used
 
 
-def installed() -> tuple[list[Runtime], list[str]]:
-    """The runtimes that can be imported, and how to install the others, in a sentence each."""
-    found, missing = [], []
+def installed() -> Iterator[Runtime | str]:
+    """The runtimes, imported one by one: one that is not wanted costs no memory. In the place of
+    one that cannot be imported, a sentence that says how to install it."""
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            found.append(entry.load())
+            runtime: Runtime = entry.load()
+            yield runtime
         except ImportError as exc:
-            missing.append(
+            yield (
                 f"the runtime '{entry.name}' cannot be imported ({exc}): "
                 f'install it with: pip install "edgespec[{entry.name}]"'
             )
-    return found, missing
 
 
 def find(path: Path) -> Runtime:
     """The runtime for a model. Raises ModelError with what was looked for."""
     if not path.exists():
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
-    found, missing = installed()
-    for runtime in found:
-        if runtime.recognises(path):
+    names, missing = [], []
+    for runtime in installed():
+        if isinstance(runtime, str):
+            missing.append(runtime)
+        elif runtime.recognises(path):
             return runtime
-    known = ", ".join(runtime.name for runtime in found) or "none"
-    raise ModelError(
-        "; ".join(
-            [f"{path} is no model that an installed runtime knows (installed: {known})", *missing]
-        )
-    )
+        else:
+            names.append(runtime.name)
+    known = ", ".join(names) or "none"
+    complaint = f"{path} is no model that an installed runtime knows (installed: {known})"
+    raise ModelError("; ".join([complaint, *missing]))
 
 
 def describe(path: Path) -> ModelDetails:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.budget import MIB, MemoryPlan, plan_memory
+from edgespec.engine import EngineSettings
 from edgespec.errors import Cancelled, UsageError, WeightReadError
 from edgespec.ports import LanguageModel
 from edgespec.resources import embedded_pair
@@ -149,6 +151,22 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
         rows += [logits[nodes.index(node)] for node in path]
         paged.commit(tree, path)
     assert np.array_equal(np.stack(rows), reference_logits(PAIR.target, tokens))
+
+
+def test_the_largest_tree_by_default_has_the_logits_of_token_by_token() -> None:
+    n_nodes = 1 + EngineSettings().draft_max
+    prepared = runtime.prepare(dataclasses.replace(request(PAIR.target), max_nodes=n_nodes))
+    model = prepared.load(None)
+    prepared.close()
+    tokens = model.vocabulary.encode(20 * TEXT)[:n_nodes]
+    tree = TokenTree(tokens[0])
+    nodes = [ROOT]
+    for token in tokens[1:]:
+        nodes.append(tree.add(nodes[-1], token, 0.9))
+    logits = model.evaluate(tree, nodes)
+    model.truncate(0)
+    assert np.array_equal(logits, decode_one_by_one(model, tokens))
+    model.close()
 
 
 def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -42,3 +43,14 @@ def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -
     other = model.rename(model.with_suffix(".other"))
     with pytest.raises(ModelError, match=r"installed: knowing.*edgespec\[absent\]"):
         runtimes.find(other)
+
+
+def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) -> None:
+    entries = (
+        EntryPoint("knowing", f"{__name__}:KNOWING", runtimes.ENTRY_POINTS),
+        EntryPoint("later", "colorsys:runtime", runtimes.ENTRY_POINTS),
+    )
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert runtimes.find(model) is KNOWING
+    assert "colorsys" not in sys.modules
