@@ -113,6 +113,7 @@ def plan_memory(
     resident: Sequence[MemoryRow] | None = None,
     paged: Sequence[MemoryRow] = (),
     enforced: bool = True,
+    spread_bytes: int = 0,
 ) -> MemoryPlan:
     """Plan the budget of one process.
 
@@ -120,18 +121,20 @@ def plan_memory(
     stay in memory (None: it cannot); `paged` is what paging needs besides pinned segments and ring.
     `segmentations` are ways to cut the target's weights, coarse first: the coarsest whose ring
     stays within RING_SHARE of the room wins, because fewer, larger reads and fewer stops of the
-    computation cost less. Raises BudgetError with the smallest budget that works.
+    computation cost less. Raises BudgetError with the smallest budget that works, by whose name a
+    process may take `spread_bytes` more than this one before it loads anything.
     """
     fixed_bytes = sum(row.nbytes for row in fixed)
     paged_bytes = fixed_bytes + sum(row.nbytes for row in paged)
     smallest = _smallest(fixed_bytes, paged_bytes, segmentations, resident)
+    named = smallest + spread_bytes
     if budget_bytes < smallest:
-        raise BudgetError(_refusal(budget_bytes, smallest, [*fixed, *paged]), smallest)
+        raise BudgetError(_refusal(budget_bytes, named, [*fixed, *paged]), named)
     if resident is not None:
         rows = (*fixed, *resident)
         if sum(row.nbytes for row in rows) <= budget_bytes:
             return MemoryPlan(
-                budget_bytes, rows, (), frozenset(), 0, False, smallest, enforced=enforced
+                budget_bytes, rows, (), frozenset(), 0, False, named, enforced=enforced
             )
     room = budget_bytes - paged_bytes
     segments = _choose_segmentation(segmentations, room)
@@ -143,7 +146,7 @@ def plan_memory(
         MemoryRow("target", "pinned segments", sum(segments[i].slot_bytes for i in pinned)),
     )
     return MemoryPlan(
-        budget_bytes, rows, tuple(segments), pinned, ring_bytes, True, smallest, enforced=enforced
+        budget_bytes, rows, tuple(segments), pinned, ring_bytes, True, named, enforced=enforced
     )
 
 

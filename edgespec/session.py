@@ -30,6 +30,9 @@ T = TypeVar("T")
 HEADROOM_BYTES = 16 * MIB
 HEADROOM_SHARE = 0.01
 """Of the other rows; both cover what no row names: graphs, threads, buffers of Python."""
+RSS_SPREAD = 0.03
+"""Of the process as it is before loading: runs of one command differ by that, with the libraries'
+pages that happen to be cached. A budget that is named must work in the next run."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 
@@ -272,7 +275,8 @@ class _Opening(Owner):
         target = self._prepared[0]
         resident, paged = target.resident_rows(), target.paged_rows()
         segmentations = target.segmentations()
-        rows = [MemoryRow("process", "interpreter and libraries", memory.process_rss_bytes())]
+        rss_bytes = memory.process_rss_bytes()
+        rows = [MemoryRow("process", "interpreter and libraries", rss_bytes)]
         for prepared in self._prepared[1:]:
             rows += [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
         rows += target.fixed_rows()
@@ -281,7 +285,13 @@ class _Opening(Owner):
         notes = [note for prepared in self._prepared for note in prepared.notes]
         try:
             planned = plan_memory(
-                self._budget_bytes, rows, segmentations, resident, paged, target.enforced
+                self._budget_bytes,
+                rows,
+                segmentations,
+                resident,
+                paged,
+                target.enforced,
+                int(RSS_SPREAD * rss_bytes),
             )
         except BudgetError as error:
             message = "; ".join([str(error), *target.notes])

@@ -65,6 +65,14 @@ def test_a_budget_below_the_minimum_is_refused_with_the_smallest_that_works() ->
     assert plan_memory(smallest, FIXED, [layers(20)]).planned_bytes <= smallest
 
 
+def test_the_smallest_budget_is_named_with_room_for_a_larger_process() -> None:
+    larger = [*FIXED, MemoryRow("process", "pages that happen to be cached", 7)]
+    with pytest.raises(BudgetError) as refusal:
+        plan_memory(100, FIXED, [layers(20)], spread_bytes=7)
+    assert refusal.value.smallest_bytes is not None
+    plan_memory(refusal.value.smallest_bytes, larger, [layers(20)])
+
+
 @given(
     sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
     room=st.integers(0, 40_000),
