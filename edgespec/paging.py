@@ -74,6 +74,12 @@ class WeightPager(Owner):
         self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
         self._thread.start()
 
+    @property
+    def ring_address(self) -> int:
+        """Memory that any segment would fit into and that is readable until `close`, whatever it
+        holds: for a computation that is to be thrown away."""
+        return self._ring.address
+
     def acquire(self, index: int) -> int | None:
         """Address of the slot that holds segment `index`; waits for it. None once cancelled."""
         with self._change:

@@ -209,6 +209,32 @@ def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> N
     assert np.allclose(logits, reference_logits(PAIR.target, tokens)[-1], atol=0.2)
 
 
+def test_a_pass_that_is_given_up_reads_no_mapping(
+    paged: GgufModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp computes a node before it looks whether to stop: of a file that had become shorter
+    it then read what was no longer there, and the process was killed."""
+    weights = paged._weights
+    assert weights is not None
+    assert weights.pager is not None
+    pointers: set[int] = set()
+    end_pass = weights.end_pass
+
+    def watched() -> None:
+        swaps = [swap for index in weights._parked for swap in weights._swaps[index]]
+        pointers.update(weight.pointer.value for weight, _ in swaps)
+        end_pass()
+
+    def gone(index: int) -> None:
+        raise WeightReadError("the file was cut short")
+
+    monkeypatch.setattr(weights, "end_pass", watched)
+    monkeypatch.setattr(weights.pager, "acquire", gone)
+    with pytest.raises(WeightReadError):
+        paged.evaluate(TokenTree(5), [ROOT])
+    assert pointers == {weights.pager.ring_address}
+
+
 def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(
     paged: GgufModel,
 ) -> None:

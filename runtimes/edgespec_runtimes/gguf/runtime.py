@@ -20,7 +20,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, native, weights
+from edgespec_runtimes.gguf import baselines, native, segments, weights
 from edgespec_runtimes.gguf.details import details_of
 from edgespec_runtimes.gguf.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.model import GgufModel
@@ -206,28 +206,28 @@ class PreparedGguf:
         return list(array.strings())
 
     @cached_property
-    def _traced(self) -> list[weights.Weight]:
+    def _traced(self) -> list[segments.Weight]:
         """The weights in order of use; maps the model, which stays mapped for `load`."""
         with self._phase("mapping"):
             path, n_gpu_layers = self._header.path, self._request.n_gpu_layers
             self._mapped, self._lazy = native.load_mapped(path, n_gpu_layers)
-            traced = weights.trace_weights(self._mapped, self._header, self._stop)
-        return [weight for weight in traced if weights.in_host_memory(weight)]
+            traced = segments.trace_weights(self._mapped, self._header, self._stop)
+        return [weight for weight in traced if segments.in_host_memory(weight)]
 
     @cached_property
-    def _cuts(self) -> list[list[weights.WeightGroup]]:
-        streamable = list(weights.streamable(self._traced))
-        layers = weights.cut(streamable)
+    def _cuts(self) -> list[list[segments.WeightGroup]]:
+        streamable = list(segments.streamable(self._traced))
+        layers = segments.cut(streamable)
         largest = max(group.segment.nbytes for group in layers)
         cuts = [layers]
         for parts in (2, 4, 1 << 30):
-            finer = weights.cut(streamable, largest // parts)
+            finer = segments.cut(streamable, largest // parts)
             if len(finer) > len(cuts[-1]):
                 cuts.append(finer)
         return cuts
 
     @property
-    def _unpaged(self) -> list[weights.Weight]:
+    def _unpaged(self) -> list[segments.Weight]:
         return [w for w in self._traced if not w.swappable and not w.looked_up]
 
     @property

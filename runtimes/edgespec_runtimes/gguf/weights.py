@@ -11,161 +11,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.errors import WeightReadError
 from edgespec.paging import PinnedSegments, WeightPager
 from edgespec.ports import Progress
-from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Memory, Segment
+from edgespec.reading import BLOCK_BYTES, DirectReader, Memory, Segment
 from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
 from edgespec_runtimes.gguf import native
 from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
-
-SMALL_BYTES = BLOCK_BYTES
-"""Matrices below this are not worth a swap: they stay in memory, like norms and biases."""
-TOKEN_EMBEDDINGS = "token_embd.weight"
-_MATMULS = ("MUL_MAT", "MUL_MAT_ID")
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor of the file that the graph reads, and where llama.cpp keeps it."""
-
-    entry: TensorEntry
-    address: int
-    """Of the ggml_tensor."""
-    swappable: bool
-    """Read by one matrix product, directly: its pointer may change between passes."""
-    looked_up: bool
-    """The token embeddings, of which GET_ROWS reads the rows of a batch's tokens."""
-
-    @property
-    def pointer(self) -> ctypes.c_uint64:
-        """The tensor's data pointer, to read and to write."""
-        return ctypes.c_uint64.from_address(self.address + native.DATA_OFFSET)
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One node of the graph that reads a weight."""
-
-    node: int
-    op: str
-    direct: bool
-    """As its first operand and through no view."""
-
-
-def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> list[Weight]:
-    """The weights that a pass reads, in the order of the products that read them. Computes nothing.
-
-    A table that is looked up at the start and is the output head too counts as the head.
-
-    llama.cpp asks about the whole graph before it computes a node; the abort flag is up, so that
-    the decode ends there.
-    """
-    entries = {tensor.name: tensor for tensor in header.tensors}
-    uses: dict[int, list[_Use]] = {}
-    n_nodes = 0
-
-    @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
-    def watch(node: int, ask: bool, _: Any) -> bool:
-        nonlocal n_nodes
-        n_nodes += 1
-        tensor = native.GgmlTensor.from_address(node)
-        for position, source in enumerate(tensor.src):
-            address, through_view = source, False
-            while address and (parent := native.GgmlTensor.from_address(address).view_src):
-                address, through_view = parent, True
-            if address and native.GgmlTensor.from_address(address).name.decode() in entries:
-                direct = position == 0 and not through_view
-                use = _Use(n_nodes, native.op_name(tensor.op), direct)
-                uses.setdefault(address, []).append(use)
-        return False
-
-    shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
-    stop.set()
-    context = native.new_context(model, shape, watch, stop)
-    try:
-        tokens = (ctypes.c_int32 * 1)(0)
-        lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
-    finally:
-        stop.clear()
-        lib.llama_free(context)
-    if not uses:
-        raise EdgespecError("llama.cpp did not show which weights its graph reads")
-    weights = []
-    for address, seen in sorted(uses.items(), key=lambda use: _first_product(use[1])):
-        name = native.GgmlTensor.from_address(address).name.decode()
-        products = [use for use in seen if use.op != "GET_ROWS"]
-        weights.append(
-            Weight(
-                entry=entries[name],
-                address=address,
-                swappable=len(products) == 1
-                and products[0].op in _MATMULS
-                and all(use.direct for use in seen)
-                and entries[name].nbytes >= SMALL_BYTES,
-                looked_up=name == TOKEN_EMBEDDINGS
-                and any(use.op == "GET_ROWS" and use.direct for use in seen),
-            )
-        )
-    return weights
-
-
-def _first_product(uses: Sequence[_Use]) -> int:
-    """The node that first reads a weight, other than to look up rows if there is one."""
-    return min((use.node for use in uses if use.op != "GET_ROWS"), default=uses[0].node)
-
-
-def in_host_memory(weight: Weight) -> bool:
-    """False for tensors that were copied to a GPU while loading."""
-    tensor = native.GgmlTensor.from_address(weight.address)
-    return native.buffer_is_host(tensor.buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class WeightGroup:
-    """The weights of one segment."""
-
-    segment: Segment
-    weights: tuple[Weight, ...]
-
-
-def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[WeightGroup]:
-    """Cut weights, in order of use, at layer boundaries and wherever a piece would exceed a size.
-
-    `largest_bytes` None: whole layers. A single tensor is never divided.
-    """
-    groups: list[list[Weight]] = []
-    for weight in weights:
-        layer = _layer(weight.entry.name)
-        if groups and layer is not None and _layer(groups[-1][-1].entry.name) == layer:
-            size = sum(w.entry.nbytes for w in groups[-1]) + weight.entry.nbytes
-            if largest_bytes is None or size <= largest_bytes:
-                groups[-1].append(weight)
-                continue
-        groups.append([weight])
-    return [WeightGroup(Segment(_group_name(g), [_extent(w) for w in g]), tuple(g)) for g in groups]
-
-
-def _layer(name: str) -> str | None:
-    parts = name.split(".")
-    return parts[1] if parts[0] == "blk" and len(parts) > 2 else None
-
-
-def _group_name(weights: Sequence[Weight]) -> str:
-    first, last = weights[0].entry.name, weights[-1].entry.name
-    return first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
-
-
-def _extent(weight: Weight) -> Extent:
-    return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
+from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
 
 class EmbeddingRows:
@@ -268,8 +128,10 @@ class PagedWeights:
         self._stop_after = self._boundaries()
         self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
+        self._parked: set[int] = set()
+        """Segments that could not be had: their weights point into the ring, and mean nothing."""
         self._lookup_op = native.op_number("GET_ROWS")
-        self._ops = frozenset((*map(native.op_number, _MATMULS), self._lookup_op))
+        self._ops = frozenset((*map(native.op_number, MATMULS), self._lookup_op))
 
     @property
     def pinned_bytes(self) -> int:
@@ -277,7 +139,7 @@ class PagedWeights:
 
     def fill(self, progress: Progress | None) -> None:
         """Read what stays in memory and start streaming. Raises WeightReadError."""
-        small = [_extent(weight) for weight in self._resident]
+        small = [extent_of(weight) for weight in self._resident]
         resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
         pinned = [self.groups[i] for i in sorted(self._pinned_groups)]
         chosen = ([resident] if small else []) + pinned
@@ -313,6 +175,9 @@ class PagedWeights:
         """Call after every llama_decode: puts back what an aborted pass left pointed."""
         for index in list(self._held):
             self._restore(index)
+        for index in self._parked:
+            self._point_to_mapping(index)
+        self._parked.clear()
         self._computing.end()
         if self._embedding:
             weight = self._embedding[0]
@@ -404,9 +269,14 @@ class PagedWeights:
     def _point(self, index: int) -> None:
         assert self.pager is not None
         self._computing.end()
-        base = self.pager.acquire(index)
+        try:
+            base = self.pager.acquire(index)
+        except BaseException:
+            self._park(index)
+            raise
         if base is None:
             self._stop.set()
+            self._park(index)
             return
         self._held.add(index)
         self._computing = self._trace.span(Track.TARGET, "compute").note(segment=index)
@@ -418,12 +288,24 @@ class PagedWeights:
     def _restore(self, index: int) -> None:
         if index not in self._held:
             return
-        for weight, _ in self._swaps[index]:
-            weight.pointer.value = self._mapped[weight.address]
+        self._point_to_mapping(index)
         self._held.discard(index)
         self._compute_pinned(index + 1)
         assert self.pager is not None
         self.pager.release(index)
+
+    def _park(self, index: int) -> None:
+        """Keep a pass that is being given up away from the file: llama.cpp computes a node before
+        it looks whether to stop, and reading a mapping past the end of a file that has become
+        shorter kills the process."""
+        assert self.pager is not None
+        self._parked.add(index)
+        for weight, _ in self._swaps[index]:
+            weight.pointer.value = self.pager.ring_address
+
+    def _point_to_mapping(self, index: int) -> None:
+        for weight, _ in self._swaps[index]:
+            weight.pointer.value = self._mapped[weight.address]
 
     def _compute_pinned(self, n_passed: int) -> None:
         """What is computed from now on, behind that many streamed segments, reads no slot."""
@@ -431,8 +313,3 @@ class PagedWeights:
         if n_pinned := self._n_pinned_before[n_passed]:
             self._computing = self._trace.span(Track.TARGET, "compute pinned")
             self._computing.note(segments=n_pinned)
-
-
-def streamable(weights: Sequence[Weight]) -> Iterator[Weight]:
-    """Those whose pointer may change from pass to pass, in order of use."""
-    return (weight for weight in weights if weight.swappable)
