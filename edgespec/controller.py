@@ -61,7 +61,7 @@ class Controller:
     shortest_wait: ClassVar[int] = 16
     longest_wait: ClassVar[int] = 4096
     margin: ClassVar[float] = 0.05
-    probe_rounds: ClassVar[dict[Way, int]] = {Way.TREE: 5, Way.LINE: 5, Way.NONE: 3}
+    probe_rounds: ClassVar[dict[Way, int]] = {Way.TREE: 4, Way.LINE: 4, Way.NONE: 3}
 
     trials: tuple[Trial, ...]
     """The preferred way first."""

@@ -7,7 +7,7 @@ see the tree, measured costs and what was accepted; they call no model and read 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -107,41 +107,58 @@ class FullTree(Fallback):
 class PassCost:
     """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
 
-    Computing is a line over the nodes: least squares, old passes fading.
+    Computing several nodes is a line over their number: least squares, old passes fading. A single
+    node lies far below that line where kernels for one row are faster than those for several.
     """
 
     stalled_share: ClassVar[float] = 0.05
     """A pass that waited for storage for less of its time was as long as its computing."""
-
     guessed_slope: ClassVar[float] = 0.25
     """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
     ridge: ClassVar[float] = 0.05
+    fade: ClassVar[float] = 0.9
 
     read_s: float = 0.0
     """What a pass takes at least, since its reads do."""
+    single_s: float = 0.0
+    """Computing one node; 0 before it was seen."""
     weight: float = 0.0
     nodes: float = 0.0
     compute_s: float = 0.0
     nodes_squared: float = 0.0
     nodes_compute_s: float = 0.0
+    """Fading sums over passes of several nodes."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.weight > 0 or self.single_s > 0
 
     def with_pass(self, n_nodes: int, wall_s: float, stall_s: float) -> PassCost:
-        keep = 0.9
         compute_s = wall_s - stall_s
         waited = stall_s > self.stalled_share * wall_s
-        return PassCost(
-            wall_s if waited else min(self.read_s, wall_s),
-            keep * self.weight + 1,
-            keep * self.nodes + n_nodes,
-            keep * self.compute_s + compute_s,
-            keep * self.nodes_squared + n_nodes * n_nodes,
-            keep * self.nodes_compute_s + n_nodes * compute_s,
+        after = replace(self, read_s=wall_s if waited else min(self.read_s, wall_s))
+        if n_nodes == 1:
+            before_s = self.single_s or compute_s
+            return replace(after, single_s=self.fade * before_s + (1 - self.fade) * compute_s)
+        return replace(
+            after,
+            weight=self.fade * self.weight + 1,
+            nodes=self.fade * self.nodes + n_nodes,
+            compute_s=self.fade * self.compute_s + compute_s,
+            nodes_squared=self.fade * self.nodes_squared + n_nodes * n_nodes,
+            nodes_compute_s=self.fade * self.nodes_compute_s + n_nodes * compute_s,
         )
 
-    def seconds(self, n_nodes: float) -> float:
+    def seconds(self, n_nodes: int) -> float:
         """What a pass over `n_nodes` takes; 0 before the first one was seen."""
+        if n_nodes == 1 and self.single_s:
+            return max(self.read_s, self.single_s)
+        return self.drafted_s(n_nodes)
+
+    def drafted_s(self, n_nodes: int) -> float:
+        """What a pass over `n_nodes` takes on the line of those that verify guesses."""
         if not self.weight:
-            return 0.0
+            return max(self.read_s, self.single_s + self.per_node_s * (n_nodes - 1))
         mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
         return max(self.read_s, mean_s + self.per_node_s * (n_nodes - mean_nodes))
 
@@ -150,10 +167,10 @@ class PassCost:
         """The line's slope, at most the share of a node. While passes are of one size it is a
         guess, and the more they differ the less the guess counts (ridge regression)."""
         if not self.weight:
-            return 0.0
+            return self.guessed_slope * self.single_s
         mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
         share = self.compute_s / self.nodes
-        guess = min(share, self.guessed_slope * mean_s)
+        guess = min(share, self.guessed_slope * (self.single_s or mean_s))
         variance = self.nodes_squared / self.weight - mean_nodes**2
         covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
         slope = (covariance + self.ridge * guess) / (variance + self.ridge)
@@ -185,25 +202,29 @@ class MarginalRate(Fallback):
         open_nodes = list(growing.open_nodes)
         if not open_nodes:
             return True
-        if not self.cost.weight:
+        if not self.cost.is_known:
             return False
-        n_nodes, tokens, round_s = self._best_pass(growing)
+        # on the line of several nodes: that one node alone is cheaper is said at the end
+        n_nodes, tokens, round_s = self._best_pass(growing, self.cost.drafted_s)
         step_s = growing.draft_s / growing.draft_steps if growing.draft_steps else self.step_s
-        added_s = step_s + self.cost.seconds(n_nodes + 1) - self.cost.seconds(n_nodes)
+        added_s = step_s + self.cost.drafted_s(n_nodes + 1) - self.cost.drafted_s(n_nodes)
         C = float(growing.tree.cumulative[open_nodes].max())
         return self.hits / self.tries * C * round_s < tokens * added_s
 
     def n_worth_verifying(self, growing: Growing) -> int:
-        return self._best_pass(growing)[0] if self.cost.weight else len(growing.tree)
+        if not self.cost.is_known:
+            return len(growing.tree)
+        return self._best_pass(growing, self.cost.seconds)[0]
 
-    def _best_pass(self, growing: Growing) -> tuple[int, float, float]:
+    def _best_pass(
+        self, growing: Growing, pass_s: Callable[[int], float]
+    ) -> tuple[int, float, float]:
         """The number of most probable nodes whose pass yields the most tokens a second, the tokens
         that it is expected to yield (one more than stand, as the root counts), and its round's
         seconds."""
         n_nodes = len(growing.tree)
         tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
-        pass_s = np.array([self.cost.seconds(n) for n in range(1, n_nodes + 1)])
-        round_s = growing.draft_s + pass_s
+        round_s = growing.draft_s + np.array([pass_s(n) for n in range(1, n_nodes + 1)])
         best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
         return best + 1, float(tokens[best]), float(round_s[best])
 

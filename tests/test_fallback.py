@@ -160,7 +160,7 @@ def passes(*measured: tuple[int, float, float]) -> PassCost:
 
 
 def test_the_cost_of_a_node_is_the_slope_over_passes_of_different_size() -> None:
-    cost = passes(*((n_nodes, 0.5 + 0.1 * n_nodes, 0.0) for n_nodes in (1, 5, 9, 17)))
+    cost = passes(*((n_nodes, 0.5 + 0.1 * n_nodes, 0.0) for n_nodes in (2, 5, 9, 17)))
     assert cost.per_node_s == pytest.approx(0.1, rel=0.01)
     assert cost.seconds(7) == pytest.approx(1.2, rel=0.01)
 
@@ -172,6 +172,25 @@ def test_a_node_costs_no_more_than_its_share_of_passes_of_one_size() -> None:
 def test_a_further_node_is_tried_where_only_single_ones_were_seen() -> None:
     """Taken to cost a whole pass, as its share would be, it never would."""
     assert passes((1, 2.0, 0.0), (1, 2.0, 0.0)).per_node_s == pytest.approx(0.5)
+
+
+def test_a_single_node_does_not_lie_on_the_line_of_several() -> None:
+    """Kernels for one row: 58 ms alone, 132 ms and 12 ms a node from two nodes on."""
+    cost = passes((1, 0.058, 0.0), *((n, 0.132 + 0.012 * n, 0.0) for n in (2, 4, 8)))
+    assert cost.seconds(1) == pytest.approx(0.058)
+    assert cost.seconds(12) == pytest.approx(0.276, rel=0.02)
+
+
+def test_a_tree_grows_past_the_sizes_that_do_not_pay() -> None:
+    """Two nodes cost more than their tokens are worth, eight do not."""
+    rule = MarginalRate(cost=passes((1, 0.058, 0.0), (2, 0.156, 0.0), (8, 0.228, 0.0)))
+    assert rule.n_worth_verifying(growing(0.9)) == 1
+    assert not rule.fires(growing(0.9))
+    tree = TokenTree(0)
+    end = ROOT
+    for token in range(7):
+        end = tree.add(end, token, 0.95)
+    assert rule.n_worth_verifying(Growing(tree, [end])) == 8
 
 
 def test_nodes_are_free_until_their_computing_takes_as_long_as_the_reads() -> None:
