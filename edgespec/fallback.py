@@ -7,11 +7,12 @@ see the tree, measured costs and what was accepted; they call no model and read 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.tally import RoundOutcome
 from edgespec.tree import TokenTree
@@ -149,18 +150,21 @@ class PassCost:
             nodes_compute_s=self.fade * self.nodes_compute_s + n_nodes * compute_s,
         )
 
-    def seconds(self, n_nodes: int) -> float:
-        """What a pass over `n_nodes` takes; 0 before the first one was seen."""
-        if n_nodes == 1 and self.single_s:
-            return max(self.read_s, self.single_s)
-        return self.drafted_s(n_nodes)
+    def seconds(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What passes over these numbers of nodes take; 0 before the first one was seen."""
+        several_s = self.drafted_s(n_nodes)
+        if not self.single_s:
+            return several_s
+        return np.where(n_nodes == 1, max(self.read_s, self.single_s), several_s)
 
-    def drafted_s(self, n_nodes: int) -> float:
-        """What a pass over `n_nodes` takes on the line of those that verify guesses."""
-        if not self.weight:
-            return max(self.read_s, self.single_s + self.per_node_s * (n_nodes - 1))
-        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
-        return max(self.read_s, mean_s + self.per_node_s * (n_nodes - mean_nodes))
+    def drafted_s(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What they take on the line of passes that verify guesses."""
+        if self.weight:
+            mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        else:
+            mean_nodes, mean_s = 1.0, self.single_s
+        line = mean_s + self.per_node_s * (n_nodes - mean_nodes)
+        return np.asarray(np.maximum(line, self.read_s), np.float64)
 
     @property
     def per_node_s(self) -> float:
@@ -205,28 +209,17 @@ class MarginalRate(Fallback):
         if not self.cost.is_known:
             return False
         # on the line of several nodes: that one node alone is cheaper is said at the end
-        n_nodes, tokens, round_s = self._best_pass(growing, self.cost.drafted_s)
+        pass_s = self.cost.drafted_s(np.arange(1, len(growing.tree) + 2))
+        n_nodes, tokens, round_s = _best_pass(growing, pass_s)
         step_s = growing.draft_s / growing.draft_steps if growing.draft_steps else self.step_s
-        added_s = step_s + self.cost.drafted_s(n_nodes + 1) - self.cost.drafted_s(n_nodes)
+        added_s = step_s + float(pass_s[n_nodes] - pass_s[n_nodes - 1])
         C = float(growing.tree.cumulative[open_nodes].max())
         return self.hits / self.tries * C * round_s < tokens * added_s
 
     def n_worth_verifying(self, growing: Growing) -> int:
         if not self.cost.is_known:
             return len(growing.tree)
-        return self._best_pass(growing, self.cost.seconds)[0]
-
-    def _best_pass(
-        self, growing: Growing, pass_s: Callable[[int], float]
-    ) -> tuple[int, float, float]:
-        """The number of most probable nodes whose pass yields the most tokens a second, the tokens
-        that it is expected to yield (one more than stand, as the root counts), and its round's
-        seconds."""
-        n_nodes = len(growing.tree)
-        tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
-        round_s = growing.draft_s + np.array([pass_s(n) for n in range(1, n_nodes + 1)])
-        best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
-        return best + 1, float(tokens[best]), float(round_s[best])
+        return _best_pass(growing, self.cost.seconds(np.arange(1, len(growing.tree) + 1)))[0]
 
     def observe(self, outcome: RoundOutcome) -> Self:
         fade = 0.95
@@ -238,6 +231,18 @@ class MarginalRate(Fallback):
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,
         )
+
+
+def _best_pass(growing: Growing, pass_s: NDArray[np.float64]) -> tuple[int, float, float]:
+    """The number of most probable nodes whose pass yields the most tokens a second, the tokens that
+    it is expected to yield (one more than stand, as the root counts), and its round's seconds.
+
+    `pass_s` are the seconds of passes over 1, 2, ... nodes."""
+    n_nodes = len(growing.tree)
+    tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
+    round_s = growing.draft_s + pass_s[:n_nodes]
+    best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
+    return best + 1, float(tokens[best]), float(round_s[best])
 
 
 FALLBACKS: dict[str, type[Fallback]] = {
