@@ -1,8 +1,21 @@
-"""Hypothesis draws the same examples everywhere, and no machine is too slow for them."""
+"""Hypothesis draws the same examples everywhere, and no machine is too slow for them. Tests that
+write to the cache folder have one of their own."""
+
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("engine_cases", "fake_model", "port_contract", "reference")
+pytest.register_assert_rewrite(
+    "engine_cases", "fake_model", "paging_contract", "port_contract", "reference"
+)
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An empty cache folder, for as long as the module's tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

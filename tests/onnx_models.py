@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.budget import plan_memory
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
+from paging_contract import load_paged
 
 N_CTX = 128
 
@@ -29,15 +29,6 @@ def open_resident(path: Path, **options: object) -> OnnxModel:
 
 def open_paged(path: Path, share: float = 0.5, **options: object) -> OnnxModel:
     """Paged, with room for a share of the weights; 0 is the smallest budget."""
-    prepared = runtime.prepare(request(path, **options))
-    try:
-        rows, paged, cuts = prepared.fixed_rows(), prepared.paged_rows(), prepared.segmentations()
-        taken = sum(row.nbytes for row in (*rows, *paged))
-        least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in cuts)
-        room = max(least, int(share * sum(s.slot_bytes for s in cuts[0])))
-        plan = plan_memory(taken + room, rows, cuts, None, paged)
-        model = prepared.load(plan)
-        assert isinstance(model, OnnxModel)
-        return model
-    finally:
-        prepared.close()
+    model = load_paged(runtime.prepare(request(path, **options)), share)
+    assert isinstance(model, OnnxModel)
+    return model

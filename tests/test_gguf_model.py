@@ -7,7 +7,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,13 +16,14 @@ import pytest
 
 from edgespec.budget import MIB, MemoryPlan, plan_memory
 from edgespec.engine import EngineSettings
-from edgespec.errors import Cancelled, UsageError, WeightReadError
+from edgespec.errors import UsageError, WeightReadError
 from edgespec.ports import LanguageModel
 from edgespec.resources import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import native, runtime
 from edgespec_runtimes.gguf.model import GgufModel
+from paging_contract import PagingContract, load_paged, one_by_one
 from port_contract import TEXT, PortContract
 
 PAIR = embedded_pair()
@@ -52,19 +52,9 @@ def open_resident(path: Path) -> LanguageModel:
 
 
 def open_paged(path: Path, share: float = 0.5) -> GgufModel:
-    """Paged, with room for a share of the streamable weights; 0 is the smallest budget."""
-    prepared = runtime.prepare(request(path))
-    try:
-        rows, paged, cuts = prepared.fixed_rows(), prepared.paged_rows(), prepared.segmentations()
-        taken = sum(row.nbytes for row in (*rows, *paged))
-        least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in cuts)
-        room = max(least, int(share * sum(s.slot_bytes for s in cuts[0])))
-        plan = plan_memory(taken + room, rows, cuts, None, paged)
-        model = prepared.load(plan)
-        assert isinstance(model, GgufModel)
-        return model
-    finally:
-        prepared.close()
+    model = load_paged(runtime.prepare(request(path)), share)
+    assert isinstance(model, GgufModel)
+    return model
 
 
 class TestResidentDraftKeepsTheContract(PortContract):
@@ -98,6 +88,10 @@ def paged() -> Iterator[GgufModel]:
     model.close()
 
 
+class TestPagedTargetKeepsThePagingContract(PagingContract):
+    """With the embedded target."""
+
+
 def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
     """llama.cpp's own logits after every token, fed one by one: float32 [tokens, n_vocab]."""
     model, _ = native.load_mapped(path)
@@ -117,18 +111,9 @@ def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def decode_one_by_one(model: GgufModel, tokens: Sequence[int]) -> np.ndarray:
-    rows = []
-    for token in tokens:
-        tree = TokenTree(token)
-        rows.append(model.evaluate(tree, [ROOT])[0])
-        model.commit(tree, [ROOT])
-    return np.stack(rows)
-
-
 def test_paged_logits_equal_llama_cpp_bit_for_bit(paged: GgufModel) -> None:
     tokens = paged.vocabulary.encode(TEXT)[:16]
-    assert np.array_equal(decode_one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+    assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
 def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
@@ -165,13 +150,13 @@ def test_the_largest_tree_by_default_has_the_logits_of_token_by_token() -> None:
         nodes.append(tree.add(nodes[-1], token, 0.9))
     logits = model.evaluate(tree, nodes)
     model.truncate(0)
-    assert np.array_equal(logits, decode_one_by_one(model, tokens))
+    assert np.array_equal(logits, one_by_one(model, tokens))
     model.close()
 
 
 def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:
     tokens = paged.vocabulary.encode(TEXT)[:16]
-    decode_one_by_one(paged, tokens)
+    one_by_one(paged, tokens)
     stats = paged.paging()
     assert stats.passes == 16
     assert stats.pinned_bytes > 0
@@ -181,7 +166,7 @@ def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:
 
 
 def test_after_a_pass_every_tensor_points_into_the_mapping_again(paged: GgufModel) -> None:
-    decode_one_by_one(paged, paged.vocabulary.encode(TEXT)[:2])
+    one_by_one(paged, paged.vocabulary.encode(TEXT)[:2])
     weights = paged._weights
     assert weights is not None
     for group, swaps in zip(weights._streamed, weights._swaps, strict=True):
@@ -198,7 +183,7 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
     weights._segment_of = {}
     weights._stop_after = frozenset()
     weights._last_of = {}
-    assert np.array_equal(decode_one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+    assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
 
 
 def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> None:
@@ -235,51 +220,6 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
     assert pointers == {weights.pager.ring_address}
 
 
-def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(
-    paged: GgufModel,
-) -> None:
-    tokens = paged.vocabulary.encode(TEXT)[:4]
-    expected = decode_one_by_one(paged, tokens)
-    paged.truncate(0)
-    pager = paged._weights.pager if paged._weights else None
-    assert pager is not None
-    reader, good = pager._reader, pager._reader.read
-    failing = threading.Event()
-    failing.set()
-
-    def read(*arguments: object) -> int:
-        if failing.is_set():
-            raise WeightReadError("the cable was pulled")
-        return good(*arguments)  # type: ignore[arg-type]
-
-    reader.read = read  # type: ignore[method-assign, assignment]
-    with pytest.raises(WeightReadError, match="cable"):
-        decode_one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
-    failing.clear()
-    paged.truncate(0)
-    assert np.array_equal(decode_one_by_one(paged, tokens), expected)
-
-
-def test_cancelling_a_pass_that_waits_for_reads_ends_it(paged: GgufModel) -> None:
-    tokens = paged.vocabulary.encode(TEXT)[:8]
-    pager = paged._weights.pager if paged._weights else None
-    assert pager is not None
-    released = threading.Event()
-    good = pager._reader.read
-
-    def hang(*arguments: object) -> int:
-        released.wait(10)
-        return good(*arguments)  # type: ignore[arg-type]
-
-    pager._reader.read = hang  # type: ignore[method-assign, assignment]
-    timer = threading.Timer(0.2, paged.cancel)
-    timer.start()
-    with pytest.raises(Cancelled):
-        decode_one_by_one(paged, 3 * tokens)
-    released.set()
-    assert paged.n_committed < 24
-
-
 def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
     with pytest.raises(UsageError, match="do not fit into the context of 256"):
         paged.prefill([1] * (N_CTX + 1))
@@ -289,11 +229,6 @@ def test_a_context_beyond_the_trained_one_is_refused() -> None:
     wanted = ModelRequest(PAIR.draft, "draft", 1 << 20, 1, 1, 1)
     with pytest.raises(UsageError, match="was trained on"):
         runtime.prepare(wanted)
-
-
-def test_closing_leaves_no_thread(paged: GgufModel) -> None:
-    paged.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
 
 
 def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from edgespec.resources import embedded_pair
 from edgespec_runtimes.gguf.header import read_header
+from paging_contract import one_by_one
 from reference import LlamaCpp
-from test_gguf_model import decode_one_by_one, open_paged
+from test_gguf_model import open_paged
 
 PAIR = embedded_pair()
 FTYPES = {
@@ -45,7 +46,7 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
     model = open_paged(path)
     try:
         assert model.paging().streamed_bytes > 0
-        assert np.array_equal(decode_one_by_one(model, tokens), expected)
+        assert np.array_equal(one_by_one(model, tokens), expected)
         assert model.paging().bytes_read > 0
     finally:
         model.close()

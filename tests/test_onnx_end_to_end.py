@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -14,19 +13,15 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from onnx_files import write_llama
 from test_end_to_end import MIB, Done, edgespec
 
-pytestmark = pytest.mark.skipif(
-    "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
-    reason="edgespec was installed before it had the ONNX runtime",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
+        reason="edgespec was installed before it had the ONNX runtime",
+    ),
+    pytest.mark.usefixtures("own_cache"),
+]
 
 PROMPT = "the other one " * 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

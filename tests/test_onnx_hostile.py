@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,14 +23,9 @@ from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.outline import read_outline
 from onnx_files import DATA_FILE, write_llama, write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 Change = Callable[[onnx.ModelProto], None]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture

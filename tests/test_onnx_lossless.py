@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from edgespec.session import Session
 from onnx_files import write_llama
 from onnx_reference import WholeModel
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 PROMPTS = [
     f"{word} the {other}" for word in ("then", "list", "so", "no", "tree") for other in "abcd"
 ]
@@ -23,13 +25,6 @@ N_TOKENS = 24
 SHAPE = {"layers": 3, "vocab": 320, "context": 128}
 ROUNDING = {"float32": 1e-4, "float16": 0.02}
 """How far logits of a batch were seen from those of single tokens, doubled."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

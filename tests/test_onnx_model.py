@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,10 @@ from onnx_files import write_llama
 from onnx_models import open_paged, open_resident
 from port_contract import PortContract
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 RUNTIME = sys.modules["edgespec_runtimes.onnx.runtime"]
 """The module: its package calls what it makes by the same name."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +35,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return made
 
 
-def fed_by_row(*_: object) -> tuple[()]:
-    """Stands for a graph that takes no mask of ours."""
-    return ()
+@pytest.fixture
+def fed_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are taken for such that take no mask of ours."""
+    monkeypatch.setattr(RUNTIME, "find_masks", lambda *_: ())
 
 
 class TestResidentKeepsTheContract(PortContract):
@@ -92,9 +88,8 @@ class TestBranchesAsRowsKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(
-        self, models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+        self, models: Callable[..., Path], fed_by_row: None
     ) -> Callable[[], LanguageModel]:
-        monkeypatch.setattr(RUNTIME, "find_masks", fed_by_row)
         return lambda: open_resident(models())
 
 
@@ -105,9 +100,8 @@ class TestFusedRowsKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(
-        self, models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+        self, models: Callable[..., Path], fed_by_row: None
     ) -> Callable[[], LanguageModel]:
-        monkeypatch.setattr(RUNTIME, "find_masks", fed_by_row)
         return lambda: open_paged(models(fused=True))
 
 
@@ -116,9 +110,8 @@ class TestPagedRowsKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(
-        self, models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+        self, models: Callable[..., Path], fed_by_row: None
     ) -> Callable[[], LanguageModel]:
-        monkeypatch.setattr(RUNTIME, "find_masks", fed_by_row)
         return lambda: open_paged(models(tied=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,17 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.budget import MIB, plan_memory
-from edgespec.errors import Cancelled, UsageError, WeightReadError
+from edgespec.errors import UsageError, WeightReadError
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident, request
 from onnx_reference import WholeModel
+from paging_contract import PagingContract, one_by_one
 from port_contract import TEXT
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +40,8 @@ def paged(folder: Path) -> Iterator[OnnxModel]:
     model.close()
 
 
-def one_by_one(model: OnnxModel, tokens: Sequence[int]) -> np.ndarray:
-    rows = []
-    for token in tokens:
-        tree = TokenTree(token)
-        rows.append(model.evaluate(tree, [ROOT])[0])
-        model.commit(tree, [ROOT])
-    return np.stack(rows)
+class TestPagedModelKeepsThePagingContract(PagingContract):
+    """With fp32 layers as Optimum exports them."""
 
 
 def text(model: OnnxModel, n: int) -> list[int]:
@@ -99,50 +90,6 @@ def test_prompts_longer_than_a_pass_take_several(folder: Path) -> None:
     model.close()
 
 
-def test_a_read_error_reaches_the_caller_and_the_model_works_afterwards(paged: OnnxModel) -> None:
-    tokens = text(paged, 4)
-    expected = one_by_one(paged, tokens)
-    paged.truncate(0)
-    assert paged._weights is not None
-    pager = paged._weights.pager
-    assert pager is not None
-    reader, good = pager._reader, pager._reader.read
-    failing = threading.Event()
-    failing.set()
-
-    def read(*arguments: object) -> int:
-        if failing.is_set():
-            raise WeightReadError("the cable was pulled")
-        return good(*arguments)  # type: ignore[arg-type]
-
-    reader.read = read  # type: ignore[method-assign, assignment]
-    with pytest.raises(WeightReadError, match="cable"):
-        one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
-    failing.clear()
-    paged.truncate(0)
-    assert np.array_equal(one_by_one(paged, tokens), expected)
-
-
-def test_cancelling_a_pass_that_waits_for_reads_ends_it(paged: OnnxModel) -> None:
-    assert paged._weights is not None
-    pager = paged._weights.pager
-    assert pager is not None
-    released = threading.Event()
-    good = pager._reader.read
-
-    def hang(*arguments: object) -> int:
-        released.wait(10)
-        return good(*arguments)  # type: ignore[arg-type]
-
-    pager._reader.read = hang  # type: ignore[method-assign, assignment]
-    timer = threading.Timer(0.2, paged.cancel)
-    timer.start()
-    with pytest.raises(Cancelled):
-        one_by_one(paged, text(paged, 24))
-    released.set()
-    assert paged.n_committed < 24
-
-
 def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
     write_llama(tmp_path, layers=6, ffn=128, vocab=512)
     model = open_paged(tmp_path, share=0.0)
@@ -153,11 +100,6 @@ def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WeightReadError, match="cut short"):
         one_by_one(model, tokens)
     model.close()
-
-
-def test_closing_leaves_no_thread(paged: OnnxModel) -> None:
-    paged.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
 
 
 def test_a_closed_model_says_so(folder: Path) -> None:
