@@ -69,8 +69,11 @@ class Controller:
     rounds_left: int = 0
     """Of the probe."""
     is_first_round: bool = True
-    """The first round of a way pays for the change (the draft reads what it missed) and is not
-    counted."""
+    """The first round of a way pays for the change (the draft reads what it missed): it says
+    nothing of the way's pace, but belongs to what a probe cost."""
+    probe_s: float = 0.0
+    probe_tokens: int = 0
+    """Of the probe so far."""
 
     @classmethod
     def for_paged_target(cls, *ways: Way) -> Controller:
@@ -106,7 +109,12 @@ class Controller:
             after = after._with(replace(self._trial(self.way), pace=pace))
         if self.probing is None:
             return after._wait()
-        after = replace(after, rounds_left=self.rounds_left - 1)
+        after = replace(
+            after,
+            rounds_left=self.rounds_left - 1,
+            probe_s=self.probe_s + seconds,
+            probe_tokens=self.probe_tokens + tokens,
+        )
         return after if after.rounds_left > 0 else after._judge(self.probing)
 
     def _trial(self, way: Way) -> Trial:
@@ -132,6 +140,8 @@ class Controller:
             probing=trial.way,
             rounds_left=self.probe_rounds[trial.way],
             is_first_round=True,
+            probe_s=0.0,
+            probe_tokens=0,
         )
 
     def _judge(self, probed: Way) -> Controller:
@@ -145,7 +155,7 @@ class Controller:
                 replace(other, wait=self.shortest_wait * n) for n, other in enumerate(others, 1)
             )
             return replace(after, trials=(trial, *waiting))
-        excess_s = trial.pace.seconds - trial.pace.tokens * usual
+        excess_s = self.probe_s - self.probe_tokens * usual
         round_s = preferred.pace.seconds / max(preferred.pace.rounds, 1e-9)
         wait = excess_s / self.probe_share / max(round_s, 1e-9)
         rounds = int(min(max(wait, self.shortest_wait), self.longest_wait))

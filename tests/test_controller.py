@@ -82,6 +82,16 @@ def test_the_first_round_after_a_change_is_not_counted() -> None:
     assert rule.preferred is Way.TREE
 
 
+def test_what_the_draft_reads_first_belongs_to_what_a_probe_costs() -> None:
+    rule, excess, before = STARTS[1], 0.0, Way.NONE
+    for n in range(5000):
+        way = rule.way
+        seconds = 1.0 if way is Way.NONE else 1.2 if way is before else 20.0
+        excess += seconds - 1.0 if n > 100 else 0.0
+        rule, before = rule.observe(seconds, 1), way
+    assert 0 < excess < 0.03 * 5000
+
+
 def test_a_round_whose_draft_cost_nothing_brings_no_probe_nearer() -> None:
     rule = STARTS[0]
     for _ in range(100):
