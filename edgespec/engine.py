@@ -38,6 +38,9 @@ __all__ = ["Engine", "EngineSettings"]
 
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
+SHORT_PASS_S = 0.01
+"""A shorter pass, by the last one, runs in the caller's thread: it keeps nobody's Ctrl-C waiting, and
+to wake another thread takes a tenth of a millisecond."""
 
 
 class Engine(Owner):
@@ -319,14 +322,15 @@ class Engine(Owner):
 
     def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: RoundInProgress) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
-        evaluate = partial(self._target.evaluate, tree, nodes)
-        with (
-            self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)),
-            self._worker.running(evaluate, self._target.cancel) as target_pass,
-        ):
-            if round_.drafter and self.settings.overlap and self._gate.is_open:
-                self._grow_beside(tree, round_.drafter, round_, target_pass)
-            return target_pass.result()
+        drafter = round_.drafter if self.settings.overlap and self._gate.is_open else None
+        with self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
+            if drafter is None and 0 < self._target.last_report.wall_s < SHORT_PASS_S:
+                return self._target.evaluate(tree, nodes)
+            evaluate = partial(self._target.evaluate, tree, nodes)
+            with self._worker.running(evaluate, self._target.cancel) as target_pass:
+                if drafter is not None:
+                    self._grow_beside(tree, drafter, round_, target_pass)
+                return target_pass.result()
 
     def _grow_beside(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 from edgespec.owning import Owner
@@ -59,7 +59,8 @@ class Running(Generic[T]):
     def result(self) -> T:
         """Wait for what the call returns; what it raises is raised here."""
         while not self._future.done():
-            wait([self._future], timeout=POLL_S)
+            with suppress(TimeoutError):
+                self._future.exception(timeout=POLL_S)
         return self._future.result()
 
 
