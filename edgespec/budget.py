@@ -15,8 +15,9 @@ MIB = 1 << 20
 RING_SLOTS = 3
 """One slot computed on, one read, one ready; two are the least that overlap reads and compute."""
 LEAST_RING_SLOTS = 2
-RING_SHARE = 0.2
-"""Of the room for weights; a larger ring means that segments should be cut smaller."""
+RING_SHARE = 0.1
+"""Of the room for weights; a larger ring means that segments should be cut smaller. With a fifth, a
+model of 1 GiB under half of that was 4 % slower at 300 MB/s, and no faster at 1.2 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ def test_a_far_larger_head_is_pinned_so_that_the_ring_stays_small() -> None:
 
 
 def test_a_tight_budget_takes_the_finer_cut() -> None:
-    coarse, fine = layers(10, 100), layers(50, 20)
-    assert len(plan_memory(150 + 900, FIXED, [coarse, fine]).segments) == 50
-    assert len(plan_memory(150 + 990, FIXED, [layers(10, 60), fine]).segments) == 10
+    coarse, fine = layers(40, 30), layers(60, 20)
+    assert len(plan_memory(150 + 890, FIXED, [coarse, fine]).segments) == 60
+    assert len(plan_memory(150 + 910, FIXED, [coarse, fine]).segments) == 40
 
 
 def test_two_slots_do_where_three_leave_no_room() -> None:
