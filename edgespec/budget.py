@@ -12,6 +12,8 @@ from typing import Any
 from edgespec.errors import BudgetError
 
 MIB = 1 << 20
+LOADING = "loading"
+"""What a row is called that is needed only until its model is loaded."""
 RING_SLOTS = 3
 """One slot computed on, one read, one ready; two are the least that overlap reads and compute."""
 LEAST_RING_SLOTS = 2
@@ -55,10 +57,18 @@ class MemoryPlan:
     enforced: bool = True
     """False where the platform offers no way to hold the budget."""
     notes: tuple[str, ...] = field(default=())
+    gpu_budget_bytes: int = 0
+    """Of a GPU's own memory, which `budget_bytes` says nothing about; 0 where none is planned."""
+    gpu_rows: tuple[MemoryRow, ...] = ()
+    """Who gets which bytes of it."""
 
     @property
     def planned_bytes(self) -> int:
         return sum(row.nbytes for row in self.rows)
+
+    @property
+    def gpu_planned_bytes(self) -> int:
+        return sum(row.nbytes for row in self.gpu_rows)
 
     @property
     def n_pinned(self) -> int:
@@ -103,8 +113,24 @@ class MemoryPlan:
             "ring_bytes": self.ring_bytes,
             "bytes_per_pass": self.bytes_per_pass,
             "rows": [asdict(row) for row in self.rows],
+            "gpu_budget_bytes": self.gpu_budget_bytes,
+            "gpu_planned_bytes": self.gpu_planned_bytes,
+            "gpu_rows": [asdict(row) for row in self.gpu_rows],
             "notes": list(self.notes),
         }
+
+
+def loaded_before(later_bytes: int, rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """Rows of a model that is loaded before others take at least `later_bytes`.
+
+    What only loading takes is free again by then, and counts as far as it is more.
+    """
+    more = (
+        MemoryRow(row.owner, LOADING, row.nbytes - later_bytes)
+        for row in rows
+        if row.what == LOADING and row.nbytes > later_bytes
+    )
+    return [*(row for row in rows if row.what != LOADING), *more]
 
 
 def plan_memory(
@@ -125,19 +151,20 @@ def plan_memory(
     computation cost less. Raises BudgetError with the smallest budget that works, by whose name a
     process may take `spread_bytes` more than this one before it loads anything.
     """
-    fixed_bytes = sum(row.nbytes for row in fixed)
-    paged_bytes = fixed_bytes + sum(row.nbytes for row in paged)
-    smallest = _smallest(fixed_bytes, paged_bytes, segmentations, resident)
+    smallest = least_bytes(fixed, segmentations, resident, paged)
     named = smallest + spread_bytes
     if budget_bytes < smallest:
-        raise BudgetError(_refusal(budget_bytes, named, [*fixed, *paged]), named)
+        # what cannot be paged has no ring
+        needed = [*fixed, *paged] if segmentations else [*fixed, *(resident or ())]
+        rest = "the ring" if segmentations else "smaller things"
+        raise BudgetError(_refusal(budget_bytes, named, needed, rest), named)
     if resident is not None:
         rows = (*fixed, *resident)
         if sum(row.nbytes for row in rows) <= budget_bytes:
             return MemoryPlan(
                 budget_bytes, rows, (), frozenset(), 0, False, named, enforced=enforced
             )
-    room = budget_bytes - paged_bytes
+    room = budget_bytes - _total(fixed) - _total(paged)
     segments = _choose_segmentation(segmentations, room)
     pinned, ring_bytes = _pin(segments, room)
     rows = (
@@ -151,19 +178,24 @@ def plan_memory(
     )
 
 
-def _smallest(
-    fixed_bytes: int,
-    paged_bytes: int,
+def least_bytes(
+    fixed: Sequence[MemoryRow],
     segmentations: Sequence[Sequence[SegmentSize]],
     resident: Sequence[MemoryRow] | None,
+    paged: Sequence[MemoryRow],
 ) -> int:
-    choices = [paged_bytes + _ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
+    """The least that a model takes, resident or paged through the smallest ring."""
+    choices = [_total(paged) + _ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
     if resident is not None:
-        choices.append(fixed_bytes + sum(row.nbytes for row in resident))
-    return min(choices)
+        choices.append(_total(resident))
+    return _total(fixed) + min(choices)
 
 
-def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow]) -> str:
+def _total(rows: Sequence[MemoryRow]) -> int:
+    return sum(row.nbytes for row in rows)
+
+
+def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], rest: str) -> str:
     parts = ", ".join(
         f"{row.owner} {row.what} {row.nbytes / MIB:.0f}"
         for row in sorted(rows, key=lambda row: -row.nbytes)
@@ -171,7 +203,7 @@ def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow]) -> str
     )
     return (
         f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
-        f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for the ring); "
+        f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for {rest}); "
         "raise --memory-budget or lower --ctx-size"
     )
 

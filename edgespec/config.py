@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -65,7 +66,7 @@ def parse_size(value: str | int, total_bytes: int | None = None) -> int:
     return int(size)
 
 
-def _budget(value: object) -> object:
+def _budget(value: object, info: ValidationInfo) -> object:
     """`auto` and percentages stay: what they mean depends on the machine and the moment."""
     if not isinstance(value, str | int):
         return value
@@ -75,7 +76,8 @@ def _budget(value: object) -> object:
     if text.endswith("%"):
         whole = 1 << 40
         if parse_size(text, whole) > whole:
-            raise UsageError(f"--memory-budget {value}: there is no more than 100% of the memory")
+            flag = spell(info.field_name or "memory_budget")
+            raise UsageError(f"{flag} {value}: there is no more than 100% of the memory")
         return text
     return parse_size(value)
 
@@ -114,11 +116,19 @@ class LoadSettings(Settings):
     flash_attn: Literal["auto", "on", "off"] = "auto"
     provider: Provider = "auto"
     """What computes ONNX models; GGUF models go to a GPU by `n_gpu_layers`."""
+    gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
+    """Of the GPU that computes ONNX models: bytes, a percentage of its memory, or `auto`, which is
+    what is free there now, less a margin. None is `auto` where there is such a GPU."""
     n_gpu_layers: int = Field(default=0, ge=0)
     n_gpu_layers_draft: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
+        if self.gpu_memory_budget is not None and self.provider in {"cpu", "coreml"}:
+            raise UsageError(
+                f"--gpu-memory-budget has no effect with --provider {self.provider}, which "
+                "computes in the process's memory: leave one of them out"
+            )
         if self.draft is None and self.n_gpu_layers_draft:
             raise UsageError("--n-gpu-layers-draft needs a draft: name one with --model-draft")
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:

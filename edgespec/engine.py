@@ -39,8 +39,8 @@ __all__ = ["Engine", "EngineSettings"]
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
 SHORT_PASS_S = 0.01
-"""A shorter pass, by the last one, runs in the caller's thread: it keeps nobody's Ctrl-C waiting, and
-to wake another thread takes a tenth of a millisecond."""
+"""A pass that is shorter, to go by the last one, runs in the caller's thread: it keeps nobody's
+Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond."""
 
 
 class Engine(Owner):

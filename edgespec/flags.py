@@ -231,7 +231,14 @@ def _memory_flags(parser: _Parser) -> None:
     group.add_argument(
         "--provider",
         metavar=_choices(get_args(Provider)),
-        help="what computes ONNX models (default: auto, the CPU)",
+        help="what computes ONNX models; CUDA and CoreML were never run on a real device yet "
+        "(default: auto, which is cuda where it can be used, else cpu)",
+    )
+    group.add_argument(
+        "--gpu-memory-budget",
+        metavar="SIZE",
+        help="memory of the GPU for ONNX models, the draft's first: 6GiB, 512M, 75%% or auto "
+        "(default: auto, what is free there now less a margin)",
     )
     for short, name, owner in (("-ngl", "", "target"), ("-ngld", "-draft", "draft")):
         group.add_argument(

@@ -14,6 +14,7 @@ import psutil
 
 from edgespec import cgroups
 from edgespec.config import parse_size
+from edgespec.errors import UsageError
 
 MIB = 1 << 20
 LEAST_MARGIN_BYTES = 256 * MIB
@@ -79,6 +80,19 @@ def resolve_budget(memory_budget: int | str) -> int:
     if memory_budget == "auto":
         return auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
     return parse_size(memory_budget, total_bytes())
+
+
+def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: int) -> int:
+    """Bytes of `LoadSettings.gpu_memory_budget` on a GPU. Raises UsageError if it has fewer."""
+    if gpu_memory_budget in (None, "auto"):
+        return max(0, free - margin_bytes(total))
+    budget = parse_size(gpu_memory_budget, total)
+    if budget > total:
+        raise UsageError(
+            f"--gpu-memory-budget asks for {budget / MIB:,.0f} MiB, and the GPU has "
+            f"{total / MIB:,.0f}: ask for less, or leave it out"
+        )
+    return budget
 
 
 def return_free_memory() -> None:

@@ -5,11 +5,11 @@ Values in, text and dictionaries out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.budget import MemoryPlan
+from edgespec.budget import MemoryPlan, MemoryRow
 from edgespec.values import GenerationResult
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -102,12 +102,8 @@ def plan_table(
     plan: MemoryPlan, disk_bytes_per_s: float | None = None, disk_source: str = ""
 ) -> list[str]:
     """Who gets which bytes, and what a pass costs."""
-    width = max(len(row.what) for row in plan.rows)
-    lines = [
-        f"{row.owner:<8} {row.what:<{width}}  {size(row.nbytes):>10}"
-        for row in plan.rows
-        if row.nbytes
-    ]
+    width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
+    lines = _row_lines(plan.rows, width)
     enforced = "" if plan.enforced else ", which is not enforced on this platform"
     lines += [
         f"{'planned':<{width + 9}}  {size(plan.planned_bytes):>10}",
@@ -115,7 +111,20 @@ def plan_table(
         f"{'smallest budget that works':<{width + 9}}  {size(plan.smallest_bytes):>10}",
         "",
     ]
+    if plan.gpu_budget_bytes:
+        lines += [
+            *_row_lines(plan.gpu_rows, width),
+            f"{'planned on the GPU':<{width + 9}}  {size(plan.gpu_planned_bytes):>10}",
+            f"{'budget there':<{width + 9}}  {size(plan.gpu_budget_bytes):>10}",
+            "",
+        ]
     return [*lines, *_pass_lines(plan, disk_bytes_per_s, disk_source), *plan.notes]
+
+
+def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
+    return [
+        f"{row.owner:<8} {row.what:<{width}}  {size(row.nbytes):>10}" for row in rows if row.nbytes
+    ]
 
 
 def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: str) -> list[str]:

@@ -22,6 +22,9 @@ from edgespec.values import ModelDetails, ModelInfo
 
 ENTRY_POINTS = "edgespec.runtimes"
 
+LEAST_BUDGET_BYTES = 1
+"""Of a request for the smallest batches that there are."""
+
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
 
@@ -52,6 +55,18 @@ class ModelRequest:
     """Where loading is recorded and, of a target, its passes and reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Memory of the GPU that computes a model; sizes in bytes."""
+
+    name: str
+    """The GPU's, for people."""
+    total_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    """What its libraries take besides what models are given."""
+
+
 class PreparedModel(Protocol):
     """A model whose needs are known and whose weights are not read."""
 
@@ -74,7 +89,8 @@ class PreparedModel(Protocol):
         """KV cache and buffers: needed whether weights are resident or paged."""
 
     def resident_rows(self) -> Sequence[MemoryRow] | None:
-        """Weights that stay in memory; None if this model must be paged."""
+        """Weights that stay in memory, and as LOADING what only loading takes; None if this model
+        must be paged."""
 
     def paged_rows(self) -> Sequence[MemoryRow]:
         """What paging needs besides pinned segments and the ring."""
@@ -89,6 +105,30 @@ class PreparedModel(Protocol):
         """From any thread: make a running `load` raise `Cancelled` soon."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class UsesGpu(Protocol):
+    """What a prepared model may offer besides: a GPU's memory is divided as the process's is."""
+
+    @property
+    def gpu_memory(self) -> GpuMemory | None:
+        """None if no GPU computes this model."""
+
+    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
+        """Put what fits into `gpu_bytes` on the GPU, and say what takes them.
+
+        Comes before all other rows, which are about the process's memory then. Without this, the
+        CPU computes the model.
+        """
+
+
+@runtime_checkable
+class Shrinks(Protocol):
+    """What a prepared model may offer besides: its needs follow from the budget of its request."""
+
+    def shrink(self) -> None:
+        """Need as little as for LEAST_BUDGET_BYTES from now on; rows are asked for again."""
 
 
 class Runtime(Protocol):

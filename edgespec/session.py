@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edgespec import memory, runtimes
-from edgespec.budget import MIB, MemoryPlan, MemoryRow, plan_memory
+from edgespec.budget import MIB, MemoryPlan, MemoryRow, least_bytes, loaded_before, plan_memory
 from edgespec.config import LoadSettings
 from edgespec.engine import Engine, EngineSettings
-from edgespec.errors import BudgetError, PairError
+from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.owning import Owner
 from edgespec.pipeline import Worker
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.runtimes import ModelRequest, PreparedModel, Shrinks, UsesGpu
 from edgespec.sampling import SamplingParams
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import GenerationResult, ModelInfo, TokenEvent
@@ -203,6 +203,7 @@ class _Opening(Owner):
                 prepared = self._prepared[1]
                 draft = self._run("draft", lambda: prepared.load(None, self._progress))
                 on_failure.callback(draft.close)
+                memory.return_free_memory()  # what loading took, before the target takes its own
             target = self._run(
                 "target",
                 lambda: self._prepared[0].load(memory_plan, self._progress),
@@ -212,6 +213,9 @@ class _Opening(Owner):
                 for phase, seconds in prepared.seconds.items():
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
+            # what a runtime found out only while it loaded is worth knowing, too
+            notes = dict.fromkeys((*memory_plan.notes, *self._notes()))
+            memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
             return LoadedModels(target, draft, memory_plan, self._report)
 
@@ -272,19 +276,40 @@ class _Opening(Owner):
 
     def _plan(self) -> MemoryPlan:
         self._prepare()
+        gpu_budget_bytes, gpu_rows = self._place_on_gpu()
+        try:
+            planned = self._divide()
+        except BudgetError:
+            # A larger budget has larger batches: the smallest that works has the smallest ones,
+            # and is refused with those that its share would allow.
+            for model in self._prepared:
+                if isinstance(model, Shrinks):
+                    model.shrink()
+            planned = self._divide()
+        return replace(
+            planned,
+            notes=(*planned.notes, *self._notes()),
+            gpu_budget_bytes=gpu_budget_bytes,
+            gpu_rows=gpu_rows,
+        )
+
+    def _divide(self) -> MemoryPlan:
+        """Who of the prepared models gets which bytes of the process's. Raises BudgetError."""
         target = self._prepared[0]
         resident, paged = target.resident_rows(), target.paged_rows()
         segmentations = target.segmentations()
         rss_bytes = memory.process_rss_bytes()
         rows = [MemoryRow("process", "interpreter and libraries", rss_bytes)]
+        fixed = target.fixed_rows()
+        later_bytes = least_bytes(fixed, segmentations, resident, paged)
         for prepared in self._prepared[1:]:
-            rows += [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
-        rows += target.fixed_rows()
+            rows += prepared.fixed_rows()
+            rows += loaded_before(later_bytes, prepared.resident_rows() or ())
+        rows += fixed
         headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
         rows.append(MemoryRow("process", "headroom", headroom))
-        notes = [note for prepared in self._prepared for note in prepared.notes]
         try:
-            planned = plan_memory(
+            return plan_memory(
                 self._budget_bytes,
                 rows,
                 segmentations,
@@ -296,7 +321,36 @@ class _Opening(Owner):
         except BudgetError as error:
             message = "; ".join([str(error), *target.notes])
             raise BudgetError(message, error.smallest_bytes) from error
-        return replace(planned, notes=(*planned.notes, *notes))
+
+    def _notes(self) -> tuple[str, ...]:
+        """Of both models; what is true of both is said once."""
+        return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes))
+
+    def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
+        """Divide a GPU's memory: its budget, and who gets which bytes of it.
+
+        The draft comes first, because it computes several times a round. Raises UsageError for a
+        budget that no model has a use for.
+        """
+        wanted = self._settings.gpu_memory_budget
+        there = [
+            (model, model.gpu_memory)
+            for model in reversed(self._prepared)
+            if isinstance(model, UsesGpu) and model.gpu_memory
+        ]
+        if not there:
+            if wanted is not None:
+                complaint = "--gpu-memory-budget: no GPU computes an ONNX model here, leave it out"
+                raise UsageError("; ".join([complaint, *self._notes()]))
+            return 0, ()
+        _, gpu = there[0]
+        budget_bytes = memory.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
+        rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
+        for model, _ in there:
+            rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
+        if len(rows) == 1:  # nothing fits
+            return budget_bytes, ()
+        return budget_bytes, tuple(rows)
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -6,6 +6,7 @@ session, one token a run, the past as the model returned it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class WholeModel:
         )
         self._inputs = {given.name: given for given in self._session.get_inputs()}
         self._outputs = [made.name for made in self._session.get_outputs()]
+        self._config = path.with_name("genai_config.json")
         self.start()
 
     def start(self) -> None:
@@ -34,7 +36,11 @@ class WholeModel:
         for name, given in self._inputs.items():
             if name.startswith("past"):
                 kind = np.float16 if given.type == "tensor(float16)" else np.float32
-                self._past[name] = np.zeros((1, given.shape[1], 0, given.shape[3]), kind)
+                head_size = given.shape[3]
+                if isinstance(head_size, str):  # left open by onnxruntime-genai's builder
+                    model = json.loads(self._config.read_text())["model"]
+                    head_size = model["decoder"]["head_size"]
+                self._past[name] = np.zeros((1, given.shape[1], 0, head_size), kind)
 
     def decode(self, token: int) -> np.ndarray:
         """Logits after one more token, float32 [n_vocab]."""

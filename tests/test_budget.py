@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.budget import MemoryRow, SegmentSize, plan_memory
+from edgespec.budget import LOADING, MemoryRow, SegmentSize, loaded_before, plan_memory
 from edgespec.errors import BudgetError
 
 FIXED = (MemoryRow("process", "all", 100), MemoryRow("draft", "weights", 50))
@@ -63,6 +63,20 @@ def test_a_budget_below_the_minimum_is_refused_with_the_smallest_that_works() ->
     smallest = refusal.value.smallest_bytes
     assert smallest == 170
     assert plan_memory(smallest, FIXED, [layers(20)]).planned_bytes <= smallest
+
+
+def test_what_cannot_be_paged_is_refused_with_what_its_weights_take() -> None:
+    weights = MemoryRow("target", "weights", 1 << 30)
+    with pytest.raises(BudgetError, match="target weights 1024") as refusal:
+        plan_memory(160, FIXED, [], [weights])
+    assert "ring" not in str(refusal.value)
+    assert refusal.value.smallest_bytes == 150 + weights.nbytes
+
+
+def test_what_only_loading_takes_counts_as_far_as_nothing_later_takes_as_much() -> None:
+    weights, loading = MemoryRow("draft", "weights", 50), MemoryRow("draft", LOADING, 30)
+    assert loaded_before(10, [weights, loading]) == [weights, MemoryRow("draft", LOADING, 20)]
+    assert loaded_before(30, [weights, loading]) == [weights]
 
 
 def test_the_smallest_budget_is_named_with_room_for_a_larger_process() -> None:

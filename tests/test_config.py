@@ -62,6 +62,7 @@ def test_a_percentage_needs_a_whole():
 )
 def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: Any):
     assert LoadSettings(model=Path("m"), memory_budget=given).memory_budget == kept
+    assert LoadSettings(model=Path("m"), gpu_memory_budget=given).gpu_memory_budget == kept
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,11 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ({"model": "m", "ctx_size": -1}, "--ctx-size -1: it must be greater than or equal to 0"),
         ({"model": "m", "threads": 0}, "--threads 0"),
         ({"model": "m", "memory_budget": "150%"}, "no more than 100%"),
+        ({"model": "m", "gpu_memory_budget": "150%"}, "--gpu-memory-budget 150%: there is no more"),
+        (
+            {"model": "m", "gpu_memory_budget": "1G", "provider": "cpu"},
+            "--gpu-memory-budget has no effect with --provider cpu",
+        ),
         ({"model": "m", "memory_budget": "much"}, "'much' is not a size"),
         ({"model": "m", "cache_type_k": "q9_0"}, "did you mean 'q8_0'?"),
         ({"model": "m", "n_gpu_layers_draft": 4}, "needs a draft"),

@@ -250,6 +250,21 @@ def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
     prepared.close()
 
 
+def test_shrunk_it_needs_what_it_needs_for_a_small_budget() -> None:
+    roomy = dataclasses.replace(request(PAIR.target), batch_size=None, budget_bytes=1 << 40)
+
+    def needed(wanted: ModelRequest, shrinks: bool) -> int:
+        prepared = runtime.prepare(wanted)
+        if shrinks:
+            prepared.shrink()
+        rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
+        prepared.close()
+        return sum(row.nbytes for row in rows)
+
+    small = needed(dataclasses.replace(roomy, budget_bytes=MIB), False)
+    assert needed(roomy, True) == small < needed(roomy, False)
+
+
 def test_closing_gives_the_memory_back() -> None:
     """glibc kept the freed KV buffers of every session, and the next plan found them in use.
 

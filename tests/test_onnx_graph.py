@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
+import numpy as np
 import onnx
 
 from edgespec.errors import ModelError
@@ -111,6 +112,31 @@ def test_a_causal_mask_is_found_and_can_be_fed(tmp_path: Path) -> None:
     (mask,) = find_masks(model, find_roles(model.graph, "it"), 100, "it")
     assert mask.seen == 0.0
     assert mask.unseen < -1e38
+
+
+def test_a_mask_that_is_made_without_a_past_only_is_found(tmp_path: Path) -> None:
+    """And repeated for every head: so onnxruntime-genai builds fp16 for CPUs."""
+    model = graph(tmp_path)
+    where = next(i for i, node in enumerate(model.graph.node) if node.op_type == "Where")
+    made = model.graph.node[where].output[0]
+    model.graph.node[where].output[0] = "one"
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value), name)
+        for name, value in (("four", [1, 4, 1, 1]), ("second", [1]))
+    )
+    nodes = [
+        onnx.helper.make_node("Shape", ["input_ids"], ["ids.shape"]),
+        onnx.helper.make_node("Gather", ["ids.shape", "second"], ["ids.n"]),
+        onnx.helper.make_node("Concat", ["ids.n", "ids.n"], ["square"], axis=0),
+        onnx.helper.make_node("ConstantOfShape", ["square"], ["zeros"]),
+        onnx.helper.make_node("Add", ["one", "zeros"], ["sum"]),  # of past + new columns and new
+        onnx.helper.make_node("Tile", ["sum", "four"], [made]),
+    ]
+    rest = [*model.graph.node][where + 1 :]
+    del model.graph.node[where + 1 :]
+    model.graph.node.extend([*nodes, *rest])
+    (mask,) = find_masks(model, find_roles(model.graph, "it"), 100, "it")
+    assert mask.name == made
 
 
 def test_fused_attention_takes_a_bias(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_a_provider_is_refused_for_gguf(gguf: Path) -> None:
         text(gguf, None, provider="cpu")
 
 
+def test_a_provider_for_an_onnx_target_does_not_disturb_a_gguf_draft(
+    gguf: Path, onnx: Path
+) -> None:
+    text(onnx, gguf, provider="cpu")
+
+
 def test_other_tokens_are_no_pair(gguf: Path, tmp_path: Path, onnx: Path) -> None:
     other = write_llama(tmp_path / "other", vocab=N_TOKENS - 5).parent
     with pytest.raises(PairError, match="different vocabularies"):

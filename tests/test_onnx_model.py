@@ -18,7 +18,7 @@ from port_contract import PortContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-RUNTIME = sys.modules["edgespec_runtimes.onnx.runtime"]
+FITTING = sys.modules["edgespec_runtimes.onnx.fitting"]
 """The module: its package calls what it makes by the same name."""
 
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def fed_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are taken for such that take no mask of ours."""
-    monkeypatch.setattr(RUNTIME, "find_masks", lambda *_: ())
+    monkeypatch.setattr(FITTING, "find_masks", lambda *_: ())
 
 
 class TestResidentKeepsTheContract(PortContract):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
+from edgespec import session
 from edgespec.budget import MIB, plan_memory
-from edgespec.errors import UsageError, WeightReadError
+from edgespec.config import LoadSettings
+from edgespec.errors import BudgetError, UsageError, WeightReadError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx import needs, runtime
 from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.source import read_source
+from edgespec_runtimes.onnx.weights import own_weights, small_weights
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident, request
 from onnx_reference import WholeModel
@@ -72,6 +78,22 @@ def test_a_pass_reads_what_is_not_pinned_and_no_more(folder: Path) -> None:
     assert stats.streamed_bytes <= per_pass <= 1.2 * stats.streamed_bytes
 
 
+def test_what_several_pieces_read_stays_in_memory(folder: Path) -> None:
+    """Streamed, it would be read for each of them, in every pass."""
+    source = read_source(folder / "model.onnx")
+    shared = max(source.weights.values(), key=lambda weight: weight.nbytes).name
+    model = open_paged(folder, share=0.0)
+    assert model._weights is not None
+    cut = model._weights._cut
+    pieces = [replace(piece, weights=(*piece.weights, ("s", shared))) for piece in cut.pieces]
+    everywhere = replace(cut, pieces=tuple(pieces))
+    model.close()
+    assert shared in {weight.name for weight in small_weights(everywhere, source)}
+    groups = own_weights(everywhere, source)
+    assert groups
+    assert not any(shared == weight.name for group in groups for weight in group.weights)
+
+
 def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     """The batches follow each other through a layer while its weights are there."""
     tokens = text(paged, 40)
@@ -118,6 +140,20 @@ def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
     prepared.close()
 
 
+def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "BUFFER_SHARE", 0.5)
+    path = write_llama(tmp_path, layers=2, ffn=16384)
+    settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
+    with pytest.raises(BudgetError) as refusal:
+        session.plan(settings)
+    smallest = refusal.value.smallest_bytes
+    assert smallest is not None
+    plan = session.plan(settings.model_copy(update={"memory_budget": smallest}))
+    assert plan.planned_bytes <= smallest
+
+
 @pytest.mark.parametrize("share", [0.0, 0.6, 2.0])
 def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     share: float, tmp_path: Path
@@ -150,4 +186,27 @@ def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_her
     for token in dict.fromkeys(tokens[1:]):
         tree.add(ROOT, token, 0.1)
     assert np.allclose(model.evaluate(tree, range(len(tree)))[0], alone, atol=1e-4)
+    model.close()
+
+
+def test_what_was_packed_for_a_pass_that_was_given_up_makes_room_for_the_next(
+    tmp_path: Path,
+) -> None:
+    write_llama(tmp_path, bits=4, layers=6)
+    model = open_paged(tmp_path, share=0.0)
+    weights: Any = model._weights
+    streamed = sorted(weights._segment_of)
+    packed = [i for i in streamed if weights._cut.pieces[i].graph in weights._constant]
+    as_they_are = [i for i in streamed if i not in packed]
+    assert as_they_are
+    late = threading.Timer(10, weights.cancel)
+    late.start()
+    for index in as_they_are:
+        with weights.held(packed[1]):
+            pass
+        assert weights._next is not None
+        with weights.held(index):
+            pass
+    assert late.is_alive()
+    late.cancel()
     model.close()

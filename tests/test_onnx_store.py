@@ -11,14 +11,25 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.errors import Cancelled
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from edgespec.errors import Cancelled, ModelError
+from edgespec.reading import Extent
 from edgespec_runtimes.onnx import store
 from edgespec_runtimes.onnx.cutting import Cut, Piece
-from edgespec_runtimes.onnx.source import read_source
+from edgespec_runtimes.onnx.source import Source, Weight, read_source
+from edgespec_runtimes.onnx.weights import EmbeddingTable
 from onnx_files import write_llama
 
 PIECE = Piece("layer 0", 1, 1, (("v0", "x"), ("v1", "mask")), (("v2", "w"),), (("v3", "y"),))
-CUT = Cut((b"one", b"\n{two}"), (PIECE, replace(PIECE, name="layer 1")), (("e", "table"),))
+CUT = Cut(
+    (b"one", b"\n{two}"),
+    (PIECE, replace(PIECE, name="layer 1")),
+    (("e", "table"),),
+    (("f", "columns"),),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +129,64 @@ def test_copying_can_be_cancelled_and_leaves_nothing(tmp_path: Path, folder: Pat
     with pytest.raises(Cancelled):
         store.aligned(source, lambda: True)
     assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> tuple[Source, np.ndarray]:
+    """A model of one table, [hidden, tokens], that begins somewhere in a file."""
+    values = np.random.default_rng(0).standard_normal((24, 1000)).astype(np.float16)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"12345" + values.tobytes())
+    weight = Weight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
+    return Source(path, onnx.ModelProto(), (path,), {"table": weight}), values
+
+
+@pytest.mark.parametrize("copy_bytes", [1, 1000, 1 << 20])
+def test_a_table_that_lies_by_column_is_looked_up_by_row(
+    copy_bytes: int,
+    table: tuple[Source, np.ndarray],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "_COPY_BYTES", copy_bytes)
+    source, values = table
+    shares: list[float] = []
+    made = store.by_row(source, "table", lambda: False, lambda _, share: shares.append(share))
+    ids = np.array([[0, 999, 7], [7, 500, 0]])
+    with EmbeddingTable(made, made.weights["table"]) as embeddings:
+        assert np.array_equal(embeddings.rows(ids), values.T[ids])
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_table_is_copied_once_and_again_when_the_model_changed(
+    table: tuple[Source, np.ndarray], folder: Path
+) -> None:
+    source, values = table
+
+    def copy() -> tuple[bytes, int]:
+        (file,) = store.by_row(source, "table", lambda: False).files
+        return file.read_bytes(), file.stat().st_mtime_ns
+
+    first, written = copy()
+    assert copy() == (first, written)
+    source.path.write_bytes(b"54321" + (values + 1).tobytes())
+    assert copy()[0] == np.ascontiguousarray((values + 1).T).tobytes() != first
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_copying_a_table_can_be_cancelled_and_leaves_nothing(
+    table: tuple[Source, np.ndarray], folder: Path
+) -> None:
+    with pytest.raises(Cancelled):
+        store.by_row(table[0], "table", lambda: True)
+    assert not list(folder.iterdir())
+
+
+def test_a_table_that_cannot_be_copied_is_an_error_with_a_next_step(
+    table: tuple[Source, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+        store.by_row(table[0], "table", lambda: False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgespec.budget import MemoryPlan, MemoryRow, SegmentSize
@@ -58,3 +60,16 @@ def test_the_summary_of_a_paged_run_names_what_was_read():
     assert "paging: 300 MiB read in 2 passes, 0.00 s waited for storage" in lines
     assert any("peak 390 MiB" in line and "not enforced here" in line for line in lines)
     assert not any(line.startswith("draft:") for line in lines)
+
+
+def test_a_gpus_memory_is_a_table_of_its_own():
+    rows = (MemoryRow("draft", "weights of the draft", 20 * MIB),)
+    plan = replace(PAGED, gpu_budget_bytes=50 * MIB, gpu_rows=rows)
+    assert plan.planned_bytes == PAGED.planned_bytes
+    lines = plan_table(plan)
+    at = lines.index("")
+    table = [" ".join(line.split()) for line in lines[at + 1 :]]
+    assert table[0] == "draft weights of the draft 20.0 MiB"
+    assert table[1:3] == ["planned on the GPU 20.0 MiB", "budget there 50.0 MiB"]
+    assert plan_report(plan, None)["gpu_planned_bytes"] == 20 * MIB
+    assert "GPU" not in "\n".join(plan_table(PAGED))

@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from edgespec.bench.baselines import BaselineRequest, BaselineRun
-from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, without_padding
+from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf import baselines, native, segments, weights
@@ -53,7 +54,8 @@ class GgufRuntime:
                 f"{request.n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
                 "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
             )
-        if request.provider != "auto":
+        if request.provider != "auto" and request.owner == "target":
+            # a draft may be beside an ONNX target, for which it is meant
             raise UsageError(
                 f"--provider {request.provider}: {request.path.name} is a GGUF model, which "
                 "-ngl and -ngld put on a GPU; leave --provider out"
@@ -77,7 +79,7 @@ class GgufRuntime:
 
 
 class PreparedGguf:
-    """Implements `edgespec.runtimes.PreparedModel`."""
+    """Implements `PreparedModel` and `Shrinks` of `edgespec.runtimes`."""
 
     notes: Sequence[str] = ()
 
@@ -116,7 +118,7 @@ class PreparedGguf:
         return (
             MemoryRow(self._request.owner, "weights", self._header.weight_bytes),
             # a tensor is read whole before it is repacked
-            MemoryRow(self._request.owner, "loading", min(largest, 64 * MIB)),
+            MemoryRow(self._request.owner, LOADING, min(largest, 64 * MIB)),
         )
 
     def paged_rows(self) -> Sequence[MemoryRow]:
@@ -138,6 +140,14 @@ class PreparedGguf:
         if not self.enforced:
             return self._load_mapped()
         return self._load_paged(plan, progress)
+
+    def shrink(self) -> None:
+        self._request = replace(self._request, budget_bytes=LEAST_BUDGET_BYTES)
+        sizes_only = native.load_sizes_only(self._header.path)
+        try:
+            self._shape, self._sizes = self._choose_shape(sizes_only)
+        finally:
+            sizes_only.close()
 
     def cancel(self) -> None:
         self._stop.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +37,8 @@ class Batch:
     """Where in the cache the keys and values of `places` belong."""
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the caller's logits, one for each of `places`; empty if none are wanted."""
-
-    @cached_property
-    def is_direct(self) -> bool:
-        """All tokens count, and their slots follow the past: no copy is needed."""
-        n = self.ids.size
-        wanted = np.arange(self.n_past, self.n_past + n)
-        return self.ids.shape[0] == 1 and np.array_equal(self.slots, wanted)
+    is_direct: bool = True
+    """One row, all of whose tokens count, in slots that follow the past: no copy is needed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class Batcher:
         seen = np.zeros((n, first + n), np.bool_)
         seen[:, :n_committed] = True
         for i, chain in enumerate(chains):
-            seen[i, list(chain)] = True
+            seen[i, chain] = True
         positions = n_committed + depths
         step = 1 if self.alone else n
         for at in range(0, n, step):
@@ -95,14 +91,22 @@ class Batcher:
         feeds = {
             POSITIONS: positions,
             PAST_LENGTH: np.array([n_past], np.int64),
-            PAST_ROWS: np.arange(n_past)[None],
             MASK: np.ones((1, seen.shape[1]), np.int64),
         }
-        for form in self.masks:
-            kind = helper.tensor_dtype_to_np_dtype(form.kind)
-            mask = np.where(seen, kind.type(form.seen), kind.type(form.unseen))
-            feeds[form.name] = mask[None, None]
+        if not self.masks:
+            feeds[PAST_ROWS] = np.arange(n_past)[None]
+        for name, shown, hidden in self._mask_values:
+            feeds[name] = np.where(seen, shown, hidden)[None, None]
         return feeds
+
+    @cached_property
+    def _mask_values(self) -> list[tuple[str, Any, Any]]:
+        """Of each mask: its name, and its two values."""
+        kinds = [helper.tensor_dtype_to_np_dtype(form.kind).type for form in self.masks]
+        return [
+            (form.name, kind(form.seen), kind(form.unseen))
+            for form, kind in zip(self.masks, kinds, strict=True)
+        ]
 
     def _rows(
         self, tokens: Ints, depths: Ints, chains: Sequence[tuple[int, ...]], n_committed: int
@@ -167,4 +171,7 @@ class Batcher:
         }
         nodes_here = np.array(numbers, np.int64)
         n_read = max(n_committed, 1 + max((s for b, _ in branches for s in b), default=-1))
-        return Batch(ids, feeds, n_read, np.array(places, np.int64), first + nodes_here, nodes_here)
+        slots = first + nodes_here
+        is_direct = n_rows == 1 and np.array_equal(slots, n_read + np.arange(n_new))
+        places_here = np.array(places, np.int64)
+        return Batch(ids, feeds, n_read, places_here, slots, nodes_here, is_direct)

@@ -29,7 +29,13 @@ class KeyValueCache(Owner):
         kind = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
         shape = (roles.n_layers, 2, capacity, roles.kv_heads, roles.head_size)
         self.entries: np.ndarray[Any, Any] = np.empty(shape, kind)
-        self._address = self.entries.ctypes.data
+        layer_bytes, part_bytes, self._token_bytes = self.entries.strides[:3]
+        start = self.entries.ctypes.data
+        self._starts = [
+            [start + layer * layer_bytes + part * part_bytes for part in (KEY, VALUE)]
+            for layer in range(roles.n_layers)
+        ]
+        self._kind, self._token_shape = self.entries.dtype.type, shape[3:]
         self.n_committed = 0
         self._chains: dict[int, tuple[int, ...]] = {}
         """Of each provisional node, by its key: the slots from the root down to its own."""
@@ -39,11 +45,12 @@ class KeyValueCache(Owner):
         """Slots in use: committed tokens and provisional nodes."""
         return self.n_committed + len(self._chains)
 
-    def located(self, layer: int, kind: int, begin: int, n_tokens: int) -> Bound:
-        """The memory of some slots' keys or values, [tokens, heads, size]."""
-        part, token = self.entries.strides[1:3]
-        address = self._address + layer * self.entries.strides[0] + kind * part + begin * token
-        return Bound(self.entries.dtype.type, (n_tokens, *self.entries.shape[3:]), address)
+    def located(
+        self, layer: int, kind: int, begin: int, n_tokens: int, outer: tuple[int, ...] = ()
+    ) -> Bound:
+        """The memory of some slots' keys or values, [*outer, tokens, heads, size]."""
+        address = self._starts[layer][kind] + begin * self._token_bytes
+        return Bound(self._kind, (*outer, n_tokens, *self._token_shape), address)
 
     def extend(self, n_tokens: int) -> None:
         """The next `n_tokens` slots were filled and are committed."""

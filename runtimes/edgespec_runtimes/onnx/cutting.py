@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.graph import Flow, nested, reads
 from edgespec_runtimes.onnx.layers import find_stages
+from edgespec_runtimes.onnx.lookups import is_by_row, made_of_columns, with_blocks_by_row
 from edgespec_runtimes.onnx.roles import Roles
 from edgespec_runtimes.onnx.shapes import Described, infer
 
@@ -43,25 +44,58 @@ class Cut:
     pieces: tuple[Piece, ...]
     embeddings: tuple[tuple[str, str], ...]
     """Values that are looked up by token instead of computed, and the tables they come from."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """The same of tables that lie by column, [hidden, tokens]."""
 
 
 def cut(
-    model: onnx.ModelProto, roles: Roles, weights: Mapping[str, tuple[int, ...]], where: str
+    model: onnx.ModelProto,
+    roles: Roles,
+    weights: Mapping[str, tuple[int, ...]],
+    where: str,
+    converts_halves: bool = True,
 ) -> Cut:
-    """Cut a rewritten decoder; `weights` are the shapes of what is bound instead of built in."""
+    """Cut a rewritten decoder; `weights` are the shapes of what is bound instead of built in.
+
+    `converts_halves`: what runs it computes half precision in single precision, as CPUs do.
+    """
+    model = with_blocks_by_row(model)
     flow = Flow(model)
     stages = find_stages(flow, roles, where)
     known = infer(model)
-    lookups = [flow.nodes[i] for i in flow.lookups()]
-    looked_up = {node.output[0]: node.input[0] for node in lookups if node.op_type == "Gather"}
-    cutter = _Cutter(flow, stages.stage_of, known, set(weights), set(looked_up), where)
+    looked_up, columns = _looked_up(flow, weights)
+    cutter = _Cutter(
+        flow,
+        stages.stage_of,
+        known,
+        set(weights),
+        {*looked_up, *columns},
+        where,
+        converts_halves,
+    )
     graphs: dict[bytes, int] = {}
     pieces = []
     for stage in range(stages.head + 1):
         outputs = cutter.outputs(stage)
         if outputs:
             pieces.append(cutter.piece(_piece_name(stage, stages.head), stage, outputs, graphs))
-    return Cut(tuple(graphs), tuple(pieces), tuple(looked_up.items()))
+    return Cut(tuple(graphs), tuple(pieces), tuple(looked_up.items()), tuple(columns.items()))
+
+
+def _looked_up(
+    flow: Flow, weights: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Embeddings and their tables: of those that lie by row, and of those that lie by column."""
+    by_row, by_column = {}, {}
+    for i in flow.lookups():
+        node = flow.nodes[i]
+        made, table = node.output[0], node.input[0]
+        users = [flow.nodes[user] for user in flow.consumers.get(made, ())]
+        if is_by_row(node):
+            by_row[made] = table
+        elif len(weights.get(table, ())) == 2 and (turned := made_of_columns(node, users)):
+            by_column[turned] = table
+    return by_row, by_column
 
 
 def _piece_name(stage: int, head: int) -> str:
@@ -77,8 +111,10 @@ class _Cutter:
         weights: set[str],
         looked_up: set[str],
         where: str,
+        converts_halves: bool,
     ) -> None:
         self._where = where
+        self._converts_halves = converts_halves
         self._flow, self._stage_of = flow, stage_of
         self._known, self._weights = known, weights
         self._given = flow.inputs | looked_up
@@ -103,7 +139,8 @@ class _Cutter:
     ) -> Piece:
         """The part of the graph that makes `outputs`, under names that tell nothing of where."""
         nodes, given = self._nodes(stage, outputs)
-        nodes = self._one_at_a_time(nodes, given)
+        if self._converts_halves:
+            nodes = self._one_at_a_time(nodes, given)
         names: dict[str, str] = {}
         inputs, weights, tensors = [], [], []
         for value in given:

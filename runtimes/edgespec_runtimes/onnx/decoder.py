@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,23 @@ from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.cutting import ALWAYS, Cut, Piece
 from edgespec_runtimes.onnx.rewriting import LOGIT_ROWS, new_name, past_name
 from edgespec_runtimes.onnx.roles import IDS, LOGITS, Roles
-from edgespec_runtimes.onnx.sessions import Bound, Session, Stop, value
+from edgespec_runtimes.onnx.sessions import Bound, Session, Stop
 from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """A piece's inputs and outputs by where they lie; sorted once, not in every step."""
+
+    past: tuple[tuple[str, int, int], ...]
+    """Inputs in the cache: the name, and which layer's keys or values."""
+    fed: tuple[tuple[str, str], ...]
+    """Inputs that are fed or that another piece made: the name there, and in the decoder."""
+    new: tuple[tuple[str, int, int], ...]
+    """Outputs that belong in the cache."""
+    passed: tuple[tuple[str, str], ...]
+    """Outputs for another piece."""
+    logits: str | None
 
 
 class Decoder(Owner):
@@ -39,19 +55,19 @@ class Decoder(Owner):
         self.cache = cache
         self.stop = stop
         self.weights = weights
-        self._cut = cut
         self._session = session
         self._embeddings = tuple(embeddings)
         self._n_vocab = roles.n_vocab
-        self._entries = {
+        entries = {
             name(layer, what): (layer, kind)
             for layer in range(roles.n_layers)
             for what, kind in (("key", KEY), ("value", VALUE))
             for name in (past_name, new_name)
         }
+        self._wiring = [_wired(piece, entries) for piece in cut.pieces]
         self._read_last: dict[str, int] = {}
-        for i, piece in enumerate(cut.pieces):
-            self._read_last |= {name: i for _, name in piece.inputs}
+        for i, wiring in enumerate(self._wiring):
+            self._read_last |= {name: i for _, name in wiring.fed}
 
     def run(
         self,
@@ -65,17 +81,17 @@ class Decoder(Owner):
         """
         logits = np.empty((n_logits, self._n_vocab), np.float32)
         known = [self._fed(batch) for batch in batches]
-        for i, piece in enumerate(self._cut.pieces):
-            if not n_logits and all(name == LOGITS for _, name in piece.outputs):
+        for i, wiring in enumerate(self._wiring):
+            if not n_logits and wiring.logits and not (wiring.new or wiring.passed):
                 continue
             with self._held(i) as (session, weights):
                 for batch, values in zip(batches, known, strict=True):
-                    self._run_piece(session, piece, batch, values, weights, logits)
+                    self._run_piece(session, wiring, batch, values, weights, logits)
             for values in known:
                 for name in [n for n in values if self._read_last.get(n, -1) <= i]:
                     del values[name]
             if on_piece:
-                on_piece((i + 1) / len(self._cut.pieces))
+                on_piece((i + 1) / len(self._wiring))
         return logits
 
     def close(self) -> None:
@@ -98,44 +114,53 @@ class Decoder(Owner):
         rows = batch.places if batch.results.size else np.empty(0, np.int64)
         feeds = batch.feeds | {IDS: batch.ids, LOGIT_ROWS: rows, ALWAYS: np.array(True)}
         feeds |= {name: table.rows(batch.ids) for name, table in self._embeddings}
-        return {name: value(array) for name, array in feeds.items() if name in self._read_last}
+        return {
+            name: np.ascontiguousarray(array)
+            for name, array in feeds.items()
+            if name in self._read_last
+        }
 
     def _run_piece(
         self,
         session: Session,
-        piece: Piece,
+        wiring: _Wiring,
         batch: Batch,
         values: dict[str, Any],
         weights: Mapping[str, Bound],
         logits: np.ndarray,
     ) -> None:
+        located, n_past, n_new = self.cache.located, batch.n_past, batch.ids.shape[1]
         inputs: dict[str, Any] = dict(weights)
-        for short, name in piece.inputs:
-            if name in self._entries:
-                layer, kind = self._entries[name]
-                inputs[short] = self.cache.located(layer, kind, 0, batch.n_past)
-            else:
-                inputs[short] = values[name]
-        outputs = {short: self._place(name, batch) for short, name in piece.outputs}
+        for short, layer, kind in wiring.past:
+            inputs[short] = located(layer, kind, 0, n_past)
+        for short, name in wiring.fed:
+            inputs[short] = values[name]
+        outputs: dict[str, Bound | None] = {short: None for short, _ in wiring.passed}
+        is_direct = batch.is_direct
+        for short, layer, kind in wiring.new:
+            outputs[short] = located(layer, kind, n_past, n_new, (1,)) if is_direct else None
+        if wiring.logits:
+            outputs[wiring.logits] = None
         made = session.run(inputs, outputs, self.stop)
-        for short, name in piece.outputs:
-            if short not in made:
-                continue
-            if name == LOGITS:
-                if batch.results.size:
-                    logits[batch.results] = made[short].numpy()[0]
-            elif name in self._entries:
-                layer, kind = self._entries[name]
+        for short, name in wiring.passed:
+            values[name] = made[short]
+        if not is_direct:
+            for short, layer, kind in wiring.new:
                 new = made[short].numpy()
                 flat = new.reshape(-1, *new.shape[2:])
                 self.cache.entries[layer, kind, batch.slots] = flat[batch.places]
-            else:
-                values[name] = made[short]
+        if wiring.logits and batch.results.size:
+            logits[batch.results] = made[wiring.logits].numpy()[0]
 
-    def _place(self, name: str, batch: Batch) -> Bound | None:
-        """Where an output can be written at once: keys and values that follow the past."""
-        if name not in self._entries or not batch.is_direct:
-            return None
-        layer, kind = self._entries[name]
-        place = self.cache.located(layer, kind, batch.n_past, batch.ids.shape[1])
-        return Bound(place.kind, (1, *place.shape), place.address)
+
+def _wired(piece: Piece, entries: Mapping[str, tuple[int, int]]) -> _Wiring:
+    """`entries`: what lies in the cache, by its name in the decoder."""
+    return _Wiring(
+        past=tuple((short, *entries[name]) for short, name in piece.inputs if name in entries),
+        fed=tuple((short, name) for short, name in piece.inputs if name not in entries),
+        new=tuple((short, *entries[name]) for short, name in piece.outputs if name in entries),
+        passed=tuple(
+            (short, name) for short, name in piece.outputs if name not in entries and name != LOGITS
+        ),
+        logits=next((short for short, name in piece.outputs if name == LOGITS), None),
+    )

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from edgespec.values import ModelDetails
 from edgespec_runtimes.growing import MARKER
-from edgespec_runtimes.onnx.graph import PACKED
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, PACKED, angle_switch
 from edgespec_runtimes.onnx.roles import Roles
 from edgespec_runtimes.onnx.source import Source
 
@@ -24,18 +24,15 @@ _NAMES: dict[int, str] = {
 
 def details_of(source: Source, roles: Roles) -> ModelDetails:
     """The details of a model whose graph was validated."""
-    four_bits = {node.input[1] for node in source.model.graph.node if node.op_type in PACKED}
+    bits, others = _blocks(source)
     elements = Counter[str]()
-    for tensor in source.model.graph.initializer:
-        weight = source.weights.get(tensor.name)
-        if weight is None:
-            continue
-        if tensor.name in four_bits:
-            elements["INT4"] += 2 * math.prod(weight.shape)
-        else:
+    for weight in source.weights.values():
+        if weight.name in bits:
+            elements[f"INT{bits[weight.name]}"] += 8 * weight.nbytes // bits[weight.name]
+        elif weight.name not in others:
             kind = weight.kind
             elements[_NAMES.get(kind, TensorProto.DataType.Name(kind))] += math.prod(weight.shape)
-    config = source.config or source.genai_config.get("decoder", {})
+    config = source.config or source.genai_decoder
     heads = _count(config, "num_attention_heads")
     props = {entry.key: entry.value for entry in source.model.metadata_props}
     return ModelDetails(
@@ -51,13 +48,31 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
     )
 
 
+def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
+    """Bits of the weights that are quantised in blocks, and tensors that are no weights: what
+    scales those, and tables of angles.
+    """
+    bits: dict[str, int] = {}
+    others: set[str] = set()
+    for node in source.model.graph.node:
+        if node.op_type in PACKED:
+            given = {attribute.name: attribute.i for attribute in node.attribute}
+            bits[node.input[1]] = given.get("bits", 4)
+            others.update(node.input[2:4])
+        elif node.op_type == FUSED_ATTENTION:
+            others.update(node.input[7:9])
+    return bits, others
+
+
 def context_length(source: Source) -> int | None:
-    """The tokens that the model was trained on, as its configuration says."""
-    return (
+    """The tokens that the model was trained on, as its configuration says, and its angles."""
+    configured = (
         _count(source.config, "max_position_embeddings")
         or _count(source.config, "n_positions")
         or _count(source.genai_config, "context_length")
     )
+    switch = angle_switch(source.model)
+    return min(configured, switch[1]) if configured and switch else configured
 
 
 def _count(config: Any, key: str) -> int | None:

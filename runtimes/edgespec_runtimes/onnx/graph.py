@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, defs, inliner
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.lookups import looks_up, with_columns_gathered
 from edgespec_runtimes.onnx.roles import IDS
 
 FUSED_ATTENTION = "GroupQueryAttention"
@@ -18,14 +19,18 @@ BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 """They take one scale for all tokens of a batch, so tokens influence each other."""
 PACKED = ("MatMulNBits",)
 """Fast only on weights that onnxruntime has packed for itself."""
-LOOKUPS = ("Gather", "GatherBlockQuantized")
 SHAPES = ("Shape", "Size")
 """What they make depends on no content."""
+_ANGLES = 7
+"""Of GroupQueryAttention."""
+_RING_CACHE = "sliding_window_cache"
 _SOURCES = ("Constant", "RandomNormal", "RandomUniform")
 
 
 def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Local functions inlined, initializers called by one name. Raises ModelError."""
+    """Local functions inlined, initializers called by one name, what only one way of running a
+    graph needs taken out of it. Raises ModelError.
+    """
     if model.functions:
         model = inliner.inline_local_functions(model)
     graph = model.graph
@@ -50,11 +55,46 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         graph.node.extend(kept)
     _check_order(graph, feeds | tensors, where)
     _check_operators(model, where)
+    with_columns_gathered(graph)
+    _keep_all_tokens(graph)
     # older exports list initializers among the inputs, too
     inputs = [value for value in graph.input if value.name in feeds]
     del graph.input[:]
     graph.input.extend(inputs)
     return model
+
+
+def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
+    """What chooses between two tables of angles by length, and the last length of the first.
+
+    The tables of LongRoPE: a text that grows beyond that would have to be computed anew.
+    """
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type != FUSED_ATTENTION or len(node.input) <= _ANGLES:
+            continue
+        choice = made.get(node.input[_ANGLES])
+        if choice is None or choice.op_type != "If":
+            return None
+        test = made.get(choice.input[0])
+        if test is None or test.op_type != "Greater" or test.input[1] not in made:
+            return None
+        length = _whole_number(made[test.input[1]])
+        return (test, length) if length else None
+    return None
+
+
+def _whole_number(constant: NodeProto) -> int | None:
+    """What a Constant says, if it is one integer."""
+    for attribute in constant.attribute:
+        tensor = attribute.t
+        if attribute.name == "value" and tensor.data_type == TensorProto.INT64:
+            if len(tensor.raw_data) == 8:
+                return int.from_bytes(tensor.raw_data, "little", signed=True)
+            if len(tensor.int64_data) == 1:
+                return int(tensor.int64_data[0])
+    return None
 
 
 def reads(node: NodeProto) -> list[str]:
@@ -105,13 +145,16 @@ class Flow:
 
     def lookups(self) -> list[int]:
         """Nodes that look the tokens' embeddings up."""
-        return [
-            i
-            for i in sorted(self.descendants([IDS]))
-            if self.nodes[i].op_type in LOOKUPS
-            and self.nodes[i].input[0] in self.tensors
-            and self.nodes[i].input[1] == IDS
-        ]
+        found = []
+        for i in sorted(self.descendants([IDS])):
+            if looks_up(self.nodes[i]):
+                name = self.nodes[i].input[0]
+                maker = self.nodes[self.producer[name]] if name in self.producer else None
+                if maker is not None and maker.op_type == "Reshape":
+                    name = maker.input[0]
+                if name in self.tensors:
+                    found.append(i)
+        return found
 
 
 def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
@@ -153,6 +196,19 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             and schema.min_output <= len(node.output) <= schema.max_output
         ):
             raise ModelError(f"{where} is damaged: {node.op_type} has the wrong number of inputs")
+
+
+def _keep_all_tokens(graph: onnx.GraphProto) -> None:
+    """Let windowed attention expect a past of all tokens, as our cache holds it.
+
+    Built for a ring of as many tokens as its window sees, it computes the same on either.
+    """
+    for node in graph.node:
+        if node.op_type == FUSED_ATTENTION:
+            kept = [item for item in node.attribute if item.name != _RING_CACHE]
+            if len(kept) < len(node.attribute):
+                del node.attribute[:]
+                node.attribute.extend(kept)
 
 
 def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:

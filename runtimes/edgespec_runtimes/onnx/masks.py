@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgespec.errors import EdgespecError
+from edgespec_runtimes.onnx.devices import CPU
 from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
 from edgespec_runtimes.onnx.layers import find_stages
 from edgespec_runtimes.onnx.rewriting import BIAS, MaskForm
@@ -45,12 +46,15 @@ def find_masks(
     ]
     if not names or not (roles.has_mask and roles.has_positions):
         return ()
-    try:
-        short, long = _computed(flow, roles, names, ((3, 4), (n_ctx - 2, 2)), where)
-    except EdgespecError:  # it needs weights, or more than we feed
-        return ()
-    forms = [_form(name, one, other) for name, one, other in zip(names, short, long, strict=True)]
-    return tuple(form for form in forms if form) if all(forms) else ()
+    # some exports make masks for several tokens only where there is no past
+    for examples in (((3, 4), (n_ctx - 2, 2)), ((0, 4), (n_ctx - 1, 1))):
+        try:
+            made = zip(*_computed(flow, roles, names, examples, where), strict=True)
+        except EdgespecError:  # it needs weights, or more than we feed
+            continue
+        forms = [_form(*masks, examples) for masks in zip(names, made, strict=True)]
+        return tuple(form for form in forms if form) if all(forms) else ()
+    return ()
 
 
 def causal(n_past: int, n_new: int) -> np.ndarray:
@@ -58,20 +62,22 @@ def causal(n_past: int, n_new: int) -> np.ndarray:
     return np.tri(n_new, n_past + n_new, n_past, dtype=np.bool_)
 
 
-def _form(name: str, short: np.ndarray, long: np.ndarray) -> MaskForm | None:
-    """The mask's two values, if both examples are causal masks of them."""
-    if short.ndim != 4:
+def _form(
+    name: str, masks: Sequence[np.ndarray], examples: Sequence[tuple[int, int]]
+) -> MaskForm | None:
+    """The mask's two values, if it is causal with them in all examples, (past, new) tokens."""
+    first = masks[0]
+    if any(mask.ndim != 4 for mask in masks):
         return None
-    seen, unseen = short[0, 0, 0, 0], short[0, 0, 0, -1]
-    for mask in (short, long):
-        n_new, n_all = mask.shape[2:]
-        wanted = np.where(causal(n_all - n_new, n_new), seen, unseen)
-        if mask.shape[:2] != (1, 1) or not np.array_equal(mask[0, 0], wanted):
+    seen, unseen = first[0, 0, 0, 0], first[0, 0, 0, -1]
+    for mask, (n_past, n_new) in zip(masks, examples, strict=True):
+        wanted = np.where(causal(n_past, n_new), seen, unseen)
+        # one for all heads, or the same for each
+        if mask.shape != (1, mask.shape[1], *wanted.shape) or not (mask == wanted).all():
             return None
-    if short.shape != (1, 1, 4, 7) or seen == unseen:
+    if seen == unseen:
         return None
-    kind = helper.np_dtype_to_tensor_dtype(short.dtype)
-    return MaskForm(name, kind, float(seen), float(unseen))
+    return MaskForm(name, helper.np_dtype_to_tensor_dtype(first.dtype), float(seen), float(unseen))
 
 
 def _bias(
@@ -114,7 +120,7 @@ def _computed(
     past = {name for pair in roles.past for name in pair}
     cache_type = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
     computed = []
-    with Session(part.SerializeToString(), where, 1, ("CPUExecutionProvider",)) as session:
+    with Session(part.SerializeToString(), where, 1, CPU.providers()) as session:
         for n_past, n_new in examples:
             feeds: dict[str, np.ndarray] = {
                 IDS: np.zeros((1, n_new), np.int64),

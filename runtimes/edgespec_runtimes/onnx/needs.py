@@ -13,7 +13,8 @@ from onnx import TensorProto, helper
 
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.cutting import Cut
-from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.devices import Device
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, PACKED, Flow
 from edgespec_runtimes.onnx.layers import find_stages
 from edgespec_runtimes.onnx.rewriting import (
     LOGIT_ROWS,
@@ -31,6 +32,10 @@ BUFFER_SHARE = 0.05
 """Of the budget; larger batches compute faster, and leave less for weights."""
 TOKENS_PER_PASS = 512
 """Of a prompt. Batches share a pass, so a pass can be longer than a batch."""
+ALIGNMENT = 256
+"""Of tensors in CUDA's memory."""
+ARENA_SHARE = 0.25
+"""More than all values together: what an arena may lose in gaps. No GPU has confirmed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,57 @@ def feed_shapes(
     for layer in range(roles.n_layers):
         shapes |= {past_name(layer, what): cache for what in ("key", "value")}
     return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSizes:
+    """What a decoder takes of the memory of a device that computes it."""
+
+    weight_bytes: int
+    whole_bytes: int
+    """Besides, where one session computes all of it."""
+    pieces_bytes: int
+    """Where each graph of the cut has a session, besides weights."""
+
+
+def device_sizes(
+    device: Device,
+    model: onnx.ModelProto,
+    made: Cut,
+    sizes: BatchSizes,
+    cache_bytes: int,
+    n_layers: int,
+    weights: Sequence[Weight],
+) -> DeviceSizes:
+    """Buffers, the part of the cache that a run reads, and what packed weights are unpacked to.
+
+    The cache is in the process's memory: what a session reads of it is copied for each run.
+    """
+    unpacked = max((_unpacked_bytes(node) for node in model.graph.node), default=0)
+    n = len(made.graphs)
+    a_layers_cache = -(-cache_bytes // n_layers)
+
+    def held(values_bytes: int, n_sessions: int) -> int:
+        return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
+
+    return DeviceSizes(
+        device_bytes(weights),
+        held(sizes.compute_bytes + cache_bytes + unpacked, 1),
+        held(sizes.compute_bytes + sizes.more_bytes + n * (a_layers_cache + unpacked), n),
+    )
+
+
+def device_bytes(weights: Sequence[Weight]) -> int:
+    """What tensors take of a device's memory, where each begins at a round address."""
+    return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
+
+
+def _unpacked_bytes(node: onnx.NodeProto) -> int:
+    """GPUs unpack the whole matrix for more than a few tokens, at most to single precision."""
+    if node.op_type not in PACKED:
+        return 0
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    return int(4 * attributes.get("K", 0) * attributes.get("N", 0))
 
 
 def resident_bytes(weight: Weight) -> int:

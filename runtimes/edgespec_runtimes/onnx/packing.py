@@ -6,15 +6,12 @@ pass, from the bytes in their slot. While one piece computes, a thread packs the
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 
 from edgespec.errors import Cancelled, EdgespecError
@@ -78,6 +75,8 @@ class PackedWeights(PagedWeights):
     def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
         piece = self._cut.pieces[index]
         if piece.graph not in self._constant:
+            if index in self._segment_of:
+                self._forget_next()  # of a pass that was given up: its slot would stay held
             with super().held(index) as usual:
                 yield usual
             return
@@ -117,7 +116,9 @@ class PackedWeights(PagedWeights):
     def _take(self, segment: int) -> _Ready:
         if self._next is not None and self._next_segment == segment:
             future, self._next = self._next, None
-            return future.result()
+            # two slots of different sizes may not fit beside each other; alone this one does
+            with suppress(EdgespecError):
+                return future.result()
         self._forget_next()
         return self._prepare(segment)
 
@@ -136,7 +137,7 @@ class PackedWeights(PagedWeights):
         try:
             piece = self._cut.pieces[group.piece]
             bound = self._resident | located(group.segment, group.weights, base)
-            constants = {short: value(_array(bound[name])) for short, name in piece.weights}
+            constants = {short: value(bound[name].array()) for short, name in piece.weights}
             graph = self._constant[piece.graph]
             session = self._sessions[piece.graph].like(graph, constants=constants)
             return _Ready(segment, session, constants)
@@ -156,11 +157,3 @@ class PackedWeights(PagedWeights):
         future, self._next = self._next, None
         with suppress(EdgespecError):  # whoever needs the segment again hears of it
             self._drop(future.result())
-
-
-def _array(place: Bound) -> np.ndarray[Any, Any]:
-    """The memory of a bound tensor as an array."""
-    n_bytes = math.prod(place.shape) * np.dtype(place.kind).itemsize
-    memory = (ctypes.c_ubyte * n_bytes).from_address(place.address)
-    array: np.ndarray[Any, Any] = np.ctypeslib.as_array(memory).view(place.kind)
-    return array.reshape(place.shape)

@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow
+from edgespec_runtimes.onnx.graph import FUSED_ATTENTION, Flow, angle_switch
 from edgespec_runtimes.onnx.layers import find_stages
 from edgespec_runtimes.onnx.roles import IDS, LOGITS, MASK, POSITIONS, Roles
 
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
 BIAS = "edgespec.attention_bias"
-_BIAS_INPUT, _POSITIONS_INPUT = 10, 9
+_BIAS_INPUT, _POSITIONS_INPUT, _TABLES = 10, 9, slice(7, 9)
 """Of GroupQueryAttention."""
 
 
@@ -69,7 +69,10 @@ def rewritten(
             nodes += _pick(stages.head_input, chosen)
     if BIAS in fed:
         _attach_bias(nodes)
-    before, after = _on_our_cache(roles, one_row=bool(masks))
+    if switch := angle_switch(result):
+        nodes[:0] = _switch_by_position(switch[0])
+    nodes = _with_fitted_tables(nodes)
+    before, after = _on_our_cache(flow, roles, one_row=bool(masks))
     logits = next(v.type.tensor_type.elem_type for v in graph.output if v.name == LOGITS)
     names = [(i, what) for i in range(roles.n_layers) for what in ("key", "value")]
     past = [roles.kv_heads, roles.head_size]
@@ -102,10 +105,11 @@ def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-_ZERO, _TWO, _END = "edgespec.zero", "edgespec.two", "edgespec.end"
+_ZERO, _ONE, _TWO = "edgespec.zero", "edgespec.one", "edgespec.two"
+_END = "edgespec.end"
 _CONSTANTS = tuple(
     numpy_helper.from_array(np.array([number], np.int64), name)
-    for name, number in ((_ZERO, 0), (_TWO, 2), (_END, np.iinfo(np.int64).max))
+    for name, number in ((_ZERO, 0), (_ONE, 1), (_TWO, 2), (_END, np.iinfo(np.int64).max))
 )
 
 
@@ -119,7 +123,9 @@ def _pick(hidden: str, chosen: str) -> list[NodeProto]:
     ]
 
 
-def _on_our_cache(roles: Roles, one_row: bool) -> tuple[list[NodeProto], list[NodeProto]]:
+def _on_our_cache(
+    flow: Flow, roles: Roles, one_row: bool
+) -> tuple[list[NodeProto], list[NodeProto]]:
     """What makes an export's past from our cache, and our new entries from its present."""
     before, after = [], []
     for i, (past, present) in enumerate(zip(roles.past, roles.present, strict=True)):
@@ -136,11 +142,24 @@ def _on_our_cache(roles: Roles, one_row: bool) -> tuple[list[NodeProto], list[No
                     helper.make_node("Gather", [cache, PAST_ROWS], [rows], axis=0),
                     helper.make_node("Transpose", [rows], [old], perm=[0, 2, 1, 3]),
                 ]
-            after += [
-                helper.make_node("Slice", [made, PAST_LENGTH, _END, _TWO], [f"{new}.heads"]),
-                helper.make_node("Transpose", [f"{new}.heads"], [new], perm=[0, 2, 1, 3]),
-            ]
+            heads = _appended(flow, old, made)
+            if heads is None:
+                heads = f"{new}.heads"
+                after.append(helper.make_node("Slice", [made, PAST_LENGTH, _END, _TWO], [heads]))
+            after.append(helper.make_node("Transpose", [heads], [new], perm=[0, 2, 1, 3]))
     return before, after
+
+
+def _appended(flow: Flow, past: str, present: str) -> str | None:
+    """What is appended to the past, [rows, heads, tokens, size], if the graph has it by itself."""
+    made_by = flow.producer.get(present)
+    if made_by is None:
+        return None
+    node = flow.nodes[made_by]
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    if node.op_type != "Concat" or axis not in {2, -2} or len(node.input) != 2:
+        return None
+    return node.input[1] if node.input[0] == past else None
 
 
 def _attach_bias(nodes: Iterable[NodeProto]) -> None:
@@ -152,6 +171,62 @@ def _attach_bias(nodes: Iterable[NodeProto]) -> None:
         node.input[_BIAS_INPUT] = BIAS
         if any(attribute.name == "do_rotary" and attribute.i for attribute in node.attribute):
             node.input[_POSITIONS_INPUT] = POSITIONS
+
+
+def _switch_by_position(test: NodeProto) -> list[NodeProto]:
+    """Let angles be chosen by where the last token stands in its text: the length of past and new
+    tokens together counts other branches, too.
+    """
+    last, length = "edgespec.last_position", "edgespec.text_length"
+    test.input[0] = length
+    return [
+        helper.make_node("ReduceMax", [POSITIONS], [last], keepdims=0),
+        helper.make_node("Add", [last, _ONE], [length]),
+    ]
+
+
+def _with_fitted_tables(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Let tables of angles have exactly one row for each token in use.
+
+    Fused attention wants no fewer, and a tree's nodes stand in the cache beyond the last position
+    of a context that is full; such rows are zeros that no token looks up. Once for all layers: they
+    share what is made here, which is small, instead of the tables, which are as long as the longest
+    context that the model knows.
+    """
+    fitted: dict[tuple[str, str], list[str]] = {}
+    result: list[NodeProto] = []
+    for node in nodes:
+        if node.op_type == FUSED_ATTENTION and len(node.input) > _TABLES.stop - 1:
+            cos, sin = node.input[_TABLES]
+            if cos and sin:
+                if (cos, sin) not in fitted:
+                    fitted[cos, sin] = [f"{name}.fitted" for name in (cos, sin)]
+                    result += _fit(cos, sin, fitted[cos, sin])
+                node.input[_TABLES] = fitted[cos, sin]
+        result.append(node)
+    return result
+
+
+def _fit(cos: str, sin: str, fitted: Sequence[str]) -> list[NodeProto]:
+    """Cut both tables, [rows, angles], to the number of past and new tokens, or pad them."""
+    shape, used, kept, rows, missing, pads = (
+        f"{fitted[0]}.{what}" for what in ("shape", "used", "kept", "rows", "missing", "pads")
+    )
+    nodes = [
+        helper.make_node("Shape", [MASK], [shape]),
+        helper.make_node("Gather", [shape, _ONE], [used]),
+    ]
+    for table, cut in zip((cos, sin), (kept, f"{fitted[1]}.kept"), strict=True):
+        nodes.append(helper.make_node("Slice", [table, _ZERO, used, _ZERO], [cut]))
+    nodes += [
+        helper.make_node("Shape", [kept], [f"{kept}.shape"]),
+        helper.make_node("Gather", [f"{kept}.shape", _ZERO], [rows]),
+        helper.make_node("Sub", [used, rows], [missing]),
+        helper.make_node("Concat", [_ZERO, _ZERO, missing, _ZERO], [pads], axis=0),
+        helper.make_node("Pad", [kept, pads], [fitted[0]]),
+        helper.make_node("Pad", [f"{fitted[1]}.kept", pads], [fitted[1]]),
+    ]
+    return nodes
 
 
 def _value(name: str, kind: int, shape: Sequence[int | None]) -> onnx.ValueInfoProto:

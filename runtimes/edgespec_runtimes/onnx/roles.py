@@ -15,6 +15,7 @@ from onnx import TensorProto
 from edgespec.errors import ModelError
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+_PAGES = "block_table"
 _CACHE = re.compile(r"(?:past|present)\D*?(\d+)\D*?(key|value)$")
 _FLIPPED = re.compile(r"(?:past|present)_(key|value)s?[._](\d+)$")
 _FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
@@ -63,6 +64,11 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
     }:
         raise ModelError(f"{where}: keys and values of its past and present do not correspond")
     known = {IDS, MASK, POSITIONS, *past.values()}
+    if _PAGES in inputs:
+        raise ModelError(
+            f"{where} was built to keep its cache in pages of onnxruntime-genai: build it again "
+            "without use_paged_attention"
+        )
     if unknown := sorted(inputs.keys() - known):
         raise ModelError(
             f"{where} wants inputs that a decoder has no use for: {_listed(unknown)}; "
@@ -76,6 +82,11 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
         kinds.add(tensor.elem_type)
         shapes.add((dims[1], dims[3]) if len(dims) == 4 else (0, 0))
     kv_heads, head_size = next(iter(shapes))
+    if kv_heads and not head_size:
+        raise ModelError(
+            f"{where} does not say how large its heads are: put the genai_config.json that it was "
+            "built with beside it"
+        )
     if len(kinds) > 1 or len(shapes) > 1 or not (kv_heads and head_size):
         raise ModelError(
             f"{where}: its past must be [batch, heads, tokens, head size] with the same, fixed "
@@ -96,6 +107,18 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
     )
 
 
+def set_head_size(graph: onnx.GraphProto, head_size: int) -> None:
+    """Complete the shape of a past whose last number the export left open, in place.
+
+    onnxruntime-genai's builder does: a past that is quantised would be narrower.
+    """
+    past = set(_cache(value.name for value in graph.input).values())
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name in past and len(dims) == 4 and not dims[3].dim_value:
+            dims[3].dim_value = head_size
+
+
 def _cache(values: Iterable[str]) -> dict[tuple[int, str], str]:
     """Names of a past or present by layer and kind."""
     found = {}
@@ -111,6 +134,11 @@ def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
     dims = logits.type.tensor_type.shape.dim
     if len(dims) != 3 or dims[2].dim_value < 1:
         raise ModelError(f"{where}: its logits must be [batch, tokens, vocabulary]")
+    if dims[1].dim_value == 1:
+        raise ModelError(
+            f"{where} returns logits of a text's last token only, a tree needs them of all: build "
+            "it again without prune_lm_head"
+        )
     return int(dims[2].dim_value)
 
 

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
 
+from edgespec.bench.baselines import BaselineRequest, BaselineRun
 from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.memory import return_free_memory
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, without_padding
+from edgespec.runtimes import LEAST_BUDGET_BYTES, GpuMemory, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.onnx import needs, store
+from edgespec_runtimes.onnx import baselines, needs, rows, store
+from edgespec_runtimes.onnx.angles import trimmed
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
-from edgespec_runtimes.onnx.cutting import Cut, Piece, cut
+from edgespec_runtimes.onnx.cutting import Cut, Piece
 from edgespec_runtimes.onnx.decoder import Decoder
+from edgespec_runtimes.onnx.deployment import Deployment
 from edgespec_runtimes.onnx.details import context_length, details_of
+from edgespec_runtimes.onnx.devices import Device
+from edgespec_runtimes.onnx.fitting import FittedDecoder
 from edgespec_runtimes.onnx.graph import BATCH_SCALED, PACKED, simplified
-from edgespec_runtimes.onnx.masks import find_masks
+from edgespec_runtimes.onnx.loading import watched
 from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.offloading import OffloadedWeights
 from edgespec_runtimes.onnx.packing import PackedWeights
+from edgespec_runtimes.onnx.placement import GpuNeeds
 from edgespec_runtimes.onnx.providers import choose
-from edgespec_runtimes.onnx.rewriting import rewritten
 from edgespec_runtimes.onnx.roles import find_roles
 from edgespec_runtimes.onnx.sessions import Session, Stop
 from edgespec_runtimes.onnx.source import Source, find_model, read_source, refer
 from edgespec_runtimes.onnx.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.weights import (
-    EmbeddingTable,
-    PagedWeights,
-    own_weights,
-    small_weights,
-)
+from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights, open_tables
 
-CUT_VERSION = b"1 "
-"""Changes when the same graph would be cut in another way."""
 SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
 TREES_OF_ROOM = 4
@@ -56,9 +57,14 @@ class OnnxRuntime:
     """The entry point `onnx`."""
 
     name = "onnx"
+    library = baselines.LIBRARY
+    baselines = baselines.BASELINES
 
     def recognises(self, path: Path) -> bool:
         return find_model(path) is not None
+
+    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
+        return baselines.run(name, replace(request, model=_named(request.model)))
 
     def describe(self, path: Path) -> ModelDetails:
         source = read_source(_named(path))
@@ -97,7 +103,10 @@ def _refuse_what_cannot_apply(request: ModelRequest) -> None:
 
 
 class PreparedOnnx:
-    """Implements `edgespec.runtimes.PreparedModel`. `read` comes before everything else."""
+    """Implements `PreparedModel`, `UsesGpu` and `Shrinks` of `edgespec.runtimes`.
+
+    `read` comes before everything else, `place` before anything is asked for rows.
+    """
 
     info: ModelInfo
 
@@ -105,41 +114,68 @@ class PreparedOnnx:
         self.seconds: dict[str, float] = {}
         self._request = request
         self._stop = Stop()
-        self._sessions = ExitStack()
-        self._providers = choose(request.provider)
+        self._choice = choose(request.provider)
+        self._opened: Deployment | None = None
 
     def read(self, path: Path) -> None:
         """Read and validate the graph and the vocabulary, and plan the batches."""
-        where, request = str(path), self._request
+        where = str(path)
         with self._phase("graph and vocabulary"):
             source = read_source(path)
-            model = simplified(source.model, where)
-            self._roles = find_roles(model.graph, where)
+            self._graph = simplified(source.model, where)
+            self._roles = find_roles(self._graph.graph, where)
             configs = (source.generation_config, source.config, source.genai_config)
             self._vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
             self.info = self._describe(source)
             self._capacity = self.info.n_ctx + TREES_OF_ROOM * self.info.max_nodes
-            self._masks = find_masks(model, self._roles, self._capacity, where)
-            self._model = rewritten(model, self._roles, self._masks, where)
         with self._phase("cutting"):
-            self._source = store.aligned(source, self._stop.is_set)
-            shapes = {weight.name: weight.shape for weight in source.weights.values()}
-            key = CUT_VERSION + onnx.__version__.encode() + self._model.SerializeToString()
-            self._cut = store.cached_cut(key, lambda: cut(self._model, self._roles, shapes, where))
-            self._sizes = needs.choose_sizes(
-                self._model, self._roles, self._masks, self._cut, request, self.info.n_ctx
-            )
-            self._groups = own_weights(self._cut, self._source)
+            source = store.aligned(source, self._stop.is_set)
+            self._source = trimmed(self._graph.graph, source, self._capacity)
+            self._opened = Deployment(self.info.name, self._n_threads, self._choice, self._fitted)
         with self._phase("sessions"):
-            # made before the plan: an operator that onnxruntime does not know is refused now
-            self._pieces = [
-                self._sessions.enter_context(
-                    Session(graph, where, self._n_threads, self._providers.providers)
-                )
-                for graph in self._cut.graphs
-            ]
-
+            # made before the plan: an operator that onnxruntime does not know is refused now, and
+            # what a GPU's libraries take of the process's memory is there when that is measured
+            self._opened.make_sessions()
         return_free_memory()  # what reading the graph took, before the process is measured
+
+    def _fitted(self, device: Device) -> FittedDecoder:
+        return FittedDecoder(
+            self._graph,
+            self._roles,
+            self._source,
+            device,
+            self._request,
+            self.info.n_ctx,
+            self._capacity,
+        )
+
+    @property
+    def _deployed(self) -> Deployment:
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def gpu_memory(self) -> GpuMemory | None:
+        device = self._deployed.device
+        if not device.has_memory:
+            return None
+        return GpuMemory(device.label, device.total_bytes, device.free_bytes, device.reserved_bytes)
+
+    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
+        """A draft goes there whole or not at all, a target part by part."""
+        sizes, wanted = self._gpu_needs()
+        self._deployed.place(gpu_bytes, sizes, wanted)
+        return rows.gpu_rows(self._request.owner, self._deployed, sizes)
+
+    def _gpu_needs(self) -> tuple[needs.DeviceSizes, GpuNeeds]:
+        can_be_cut = self._request.owner == "target" and not self._source.unbound
+        return self._deployed.gpu_needs(
+            self._source, self._cache_bytes, self._roles.n_layers, can_be_cut
+        )
+
+    @property
+    def _cache_bytes(self) -> int:
+        return self._capacity * self._roles.kv_token_bytes
 
     @property
     def enforced(self) -> bool:
@@ -149,58 +185,47 @@ class PreparedOnnx:
         return without_padding(self._vocabulary.table)
 
     def fixed_rows(self) -> Sequence[MemoryRow]:
-        owner, info = self._request.owner, self.info
-        cache_bytes = self._capacity * self._roles.kv_token_bytes
-        logits_bytes = 4 * info.max_nodes * info.n_vocab
-        return (
-            MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),
-            MemoryRow(owner, "compute buffers", self._sizes.compute_bytes),
-            # onnxruntime's output, and the copy that the engine works on
-            MemoryRow(owner, f"logits ({info.max_nodes} nodes)", 2 * logits_bytes),
-        )
+        return rows.fixed_rows(self._request.owner, self._deployed, self.info, self._cache_bytes)
 
     def resident_rows(self) -> Sequence[MemoryRow] | None:
-        resident = sum(needs.resident_bytes(weight) for weight in self._source.weights.values())
-        return (
-            MemoryRow(self._request.owner, "weights", resident),
-            MemoryRow(self._request.owner, "loading", needs.loading_bytes(self._source)),
-        )
+        return rows.resident_rows(self._request.owner, self._deployed, self._source)
 
     def paged_rows(self) -> Sequence[MemoryRow]:
-        converted = needs.converted_bytes(self._cut, self._source)
-        small = sum(weight.nbytes for weight in small_weights(self._cut, self._source))
-        largest = max((group.segment.nbytes for group in self._groups), default=0)
-        # one piece computes while the next is packed; the rest is what the allocator leaves
-        packed = 4 * largest if self._has(PACKED) else 0
-        return (
-            MemoryRow("target", "packed weights of streamed layers", packed),
-            MemoryRow("target", "norms and other small tensors", small),
-            MemoryRow("target", "compute buffers of further sessions", self._sizes.more_bytes),
-            MemoryRow("target", "weights in single precision", converted),
-        )
+        return rows.paged_rows(self._deployed, self._source)
 
     def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
-        if not self._providers.is_cpu:
-            return []
-        segments = [group.segment for group in self._groups]
-        return [[SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments]]
+        return rows.segmentations(self._deployed, self._source)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        if plan is None or not plan.paged:
+        there = self._deployed
+        if there.device.has_memory and not there.placement.uses_gpu:
+            there.leave_device(f"no memory of {there.device.label} was given to it")
+        if plan is not None and plan.paged:
+            return self._load_paged(plan, progress)
+        if there.device.is_cpu or there.device.has_memory:
             return self._load_resident(progress)
-        return self._load_paged(plan, progress)
+        return self._load_on_trial(progress)
+
+    def shrink(self) -> None:
+        self._request = replace(self._request, budget_bytes=LEAST_BUDGET_BYTES)
+        self._deployed.fitted.size(self._request)
+        return_free_memory()
 
     def cancel(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
-        self._sessions.close()
+        if self._opened:
+            self._opened.close()
 
     @property
     def notes(self) -> Sequence[str]:
-        used = [name for session in self._pieces for name in session.providers]
-        about_provider = self._providers.note(self.info.name, used)
-        notes = [about_provider] if about_provider else []
+        notes = self._deployed.notes
+        if self._source.unbound and self._request.owner == "target":
+            notes.append(
+                f"{self.info.name} has {' and '.join(self._source.unbound)} weights, which "
+                "onnxruntime takes from files only: it cannot be paged, and needs all in memory"
+            )
         if self._has(BATCH_SCALED):
             notes.append(
                 f"{self.info.name} scales activations over a batch: to keep its text, each token "
@@ -209,7 +234,7 @@ class PreparedOnnx:
         return notes
 
     def _has(self, operators: Sequence[str]) -> bool:
-        return any(node.op_type in operators for node in self._model.graph.node)
+        return self._deployed.fitted.has(operators)
 
     @property
     def _n_threads(self) -> int:
@@ -241,38 +266,57 @@ class PreparedOnnx:
         """The graph whole, its weights read and packed by onnxruntime as it likes them best."""
         self.close()
         with self._phase("weights"), ExitStack() as on_failure:
-            if progress:
-                progress("reading weights", 0.0)
-            model, folder = _with_weights(self._model, self._source)
-            session = on_failure.enter_context(
-                Session(
-                    model.SerializeToString(),
-                    str(self._source.path),
-                    self._n_threads,
-                    self._providers.providers,
-                    folder,
-                    self._stop,
-                )
+            model, folder = _with_weights(self._deployed.fitted.model, self._source)
+            make = partial(
+                Session,
+                model.SerializeToString(),
+                str(self._source.path),
+                self._n_threads,
+                self._deployed.device.providers(self._deployed.most_bytes),
+                folder,
+                self._stop,
             )
-            if progress:
-                progress("reading weights", 1.0)
+            session = on_failure.enter_context(
+                watched(make, self.cancel, "reading weights", self._resident_bytes, progress)
+            )
+            self._deployed.hear_from(session)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
             whole = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
         return self._open(whole, session, None, ())
 
+    @property
+    def _resident_bytes(self) -> int:
+        return sum(needs.resident_bytes(weight) for weight in self._source.weights.values())
+
+    def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
+        """CoreML takes graphs that it then cannot run, such as those with an empty past."""
+        model = self._load_resident(progress)
+        try:
+            model.prefill([0])
+            model.truncate(0)
+            return model
+        except EdgespecError as error:
+            model.close()
+            self._deployed.leave_device(f"{self._deployed.device.label} failed ({error})")
+            return self._load_resident(progress)
+
     def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
         trace = self._request.trace
         with self._phase("pinned weights"), ExitStack() as on_failure:
+            fitted = self._deployed.fitted
+            tables = []
+            for name, table in open_tables(fitted.cut, self._source, self._stop.is_set, progress):
+                on_failure.callback(table.close)
+                tables.append((name, table))
             # the weights own the sessions from here on
-            self._sessions.pop_all()
-            made = PackedWeights if self._has(PACKED) else PagedWeights
-            weights = made(
+            sessions, fitted.sessions = fitted.sessions, []
+            weights = self._weights_class(
                 self._source,
-                self._cut,
-                self._pieces,
-                self._groups,
+                fitted.cut,
+                sessions,
+                self._deployed.in_memory,
                 plan.pinned,
                 plan.ring_bytes,
                 self._stop.is_set,
@@ -280,12 +324,15 @@ class PreparedOnnx:
             )
             on_failure.callback(weights.close)
             weights.fill(progress)
-            tables = []
-            for name, table in self._cut.embeddings:
-                tables.append((name, EmbeddingTable(self._source, self._source.weights[table])))
-                on_failure.callback(tables[-1][1].close)
             on_failure.pop_all()
-        return self._open(self._cut, None, weights, tables)
+        return self._open(fitted.cut, None, weights, tables)
+
+    @property
+    def _weights_class(self) -> Callable[..., PagedWeights]:
+        there = self._deployed
+        if there.placement.uses_gpu:
+            return partial(OffloadedWeights, device=there.device, kept=there.on_gpu)
+        return PackedWeights if self._has(PACKED) else PagedWeights
 
     def _open(
         self,
@@ -295,7 +342,8 @@ class PreparedOnnx:
         tables: Sequence[tuple[str, EmbeddingTable]],
     ) -> LanguageModel:
         """The model behind the port, which owns all of these."""
-        sizes = self._sizes
+        fitted = self._deployed.fitted
+        sizes = fitted.sizes
         decoder = Decoder(
             pieces,
             self._roles,
@@ -307,7 +355,7 @@ class PreparedOnnx:
         )
         return OnnxModel(
             decoder,
-            Batcher(self._masks, sizes.chunk, sizes.max_rows, self._has(BATCH_SCALED)),
+            Batcher(fitted.masks, sizes.chunk, sizes.max_rows, self._has(BATCH_SCALED)),
             self.info,
             self._vocabulary,
             sizes.tokens_per_pass,

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, defs, helper, shape_inference
+from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.graph import Flow
@@ -107,9 +108,15 @@ def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:
             continue
         if node.op_type == "MatMulNBits":
             stand_in = f"{name}.weights"
-            shape = [attributes["K"], attributes["N"]]
+            shape = [attributes.get("K"), attributes.get("N")]
             graph.input.append(helper.make_tensor_value_info(stand_in, TensorProto.FLOAT, shape))
             yield helper.make_node("MatMul", [node.input[0], stand_in], [name])
+        elif node.op_type == "GatherBlockQuantized" and len(node.input) > 2:
+            scales, repeats = f"{name}.scales", f"{name}.repeats"
+            counts = np.array([1, 1, attributes.get("block_size", 128)])  # weights for each scale
+            graph.initializer.append(numpy_helper.from_array(counts, repeats))
+            yield helper.make_node("Gather", [node.input[2], node.input[1]], [scales], axis=0)
+            yield helper.make_node("Tile", [scales, repeats], [name])
         elif node.op_type == "GroupQueryAttention" and place in {1, 2}:
             yield helper.make_node("Identity", [node.input[2 + place]], [name])
         else:

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 from edgespec.errors import ModelError
 from edgespec.reading import Extent
 from edgespec_runtimes.onnx.outline import INLINE_BYTES, THIS_FILE, read_outline
+from edgespec_runtimes.onnx.roles import set_head_size
 
 MODEL_FILE = "model.onnx"
 GENAI_CONFIG = "genai_config.json"
@@ -49,6 +50,11 @@ class Weight:
         item_bytes = max(1, self.nbytes // max(1, math.prod(self.shape)))
         return self.extent.offset % item_bytes == 0
 
+    @property
+    def can_be_bound(self) -> bool:
+        """Whether onnxruntime takes it from memory of ours: of numpy's own types it does."""
+        return helper.tensor_dtype_to_np_dtype(self.kind).isbuiltin == 1
+
 
 @dataclass(frozen=True)
 class Source:
@@ -67,6 +73,12 @@ class Source:
     @property
     def weight_bytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights.values())
+
+    @property
+    def unbound(self) -> tuple[str, ...]:
+        """Names of the types of weights that cannot be bound: such a model cannot be paged."""
+        kinds = {weight.kind for weight in self.weights.values() if not weight.can_be_bound}
+        return tuple(TensorProto.DataType.Name(kind) for kind in sorted(kinds))
 
     def references(self) -> tuple[Path, dict[str, dict[str, str]]]:
         """A folder, and for each weight what a tensor says that lies in a file below it."""
@@ -95,6 +107,12 @@ class Source:
     def genai_config(self) -> dict[str, Any]:
         """The part about the model of onnxruntime-genai's configuration."""
         inside = _read_json(self.folder / GENAI_CONFIG).get("model")
+        return inside if isinstance(inside, dict) else {}
+
+    @property
+    def genai_decoder(self) -> dict[str, Any]:
+        """Its part about the decoder."""
+        inside = self.genai_config.get("decoder")
         return inside if isinstance(inside, dict) else {}
 
 
@@ -136,7 +154,11 @@ def read_source(path: Path) -> Source:
             _put_inline(tensor, weight, list(files))
         else:
             weights[tensor.name] = weight
-    return Source(path, model, tuple(files), weights)
+    source = Source(path, model, tuple(files), weights)
+    head_size = source.genai_decoder.get("head_size")
+    if isinstance(head_size, int) and head_size > 0:
+        set_head_size(model.graph, head_size)
+    return source
 
 
 def refer(tensor: TensorProto, place: Mapping[str, str]) -> None:
@@ -178,6 +200,8 @@ def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> Weight:
             f"{claimed:,} are given at offset {offset:,}"
         )
     location = where.get("location", "")
+    if not isinstance(location, str):  # protobuf gives a string that is not UTF-8 as bytes
+        raise ModelError(f"{path} is damaged: {tensor.name} has no valid place")
     file = path if location == THIS_FILE else _data_file(path, tensor.name, location)
     size = file.stat().st_size
     if offset + nbytes > size:

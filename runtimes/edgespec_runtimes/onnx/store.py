@@ -1,8 +1,9 @@
-"""Keeps what was made from a model's graph in the cache folder, under a hash of what it is made of.
+"""Keeps what was made of a model in the cache folder: cuts of graphs under a hash of what they are
+made of, and weights in another order, under the place and the state of the model's files.
 
 Entries are written beside their place and moved there whole, so that several processes may write
-the same one; an entry that is damaged is made again. A folder that cannot
-be written costs time only.
+the same one; an entry that is damaged is made again. Where the folder cannot be written, graphs are
+cut anew in every run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from edgespec import cache
 from edgespec.errors import Cancelled, ModelError
+from edgespec.ports import Progress
 from edgespec.reading import BLOCK_BYTES, Extent
 from edgespec_runtimes.onnx.cutting import Cut, Piece
 from edgespec_runtimes.onnx.source import Source, Weight
@@ -53,22 +57,59 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
     weights = source.weights.values()
     if all(weight.is_aligned or weight.nbytes <= SMALL_BYTES for weight in weights):
         return source
-    place, state = _identity(source)
-    path = folder() / f"{place}-{state}.weights"
     places, end = _laid_out(source)
-    if not (path.is_file() and path.stat().st_size == end):
-        for outdated in folder().glob(f"{place}-*.weights"):
+    path = _copied(
+        source,
+        "weights",
+        end,
+        lambda out: _copy_weights(source, places, out, end, is_stopped),
+        "the weights must be copied to be streamed",
+    )
+    return Source(source.path, source.model, (path,), places)
+
+
+def by_row(
+    source: Source, table: str, is_stopped: Callable[[], bool], progress: Progress | None = None
+) -> Source:
+    """A table that lies by column, [hidden, tokens], as [tokens, hidden] in a file of its own.
+
+    The columns of a few tokens are spread over all of a file, their rows are not. The table is
+    copied once, to a file in the cache folder. Raises ModelError, and Cancelled.
+    """
+    weight = source.weights[table]
+    path = _copied(
+        source,
+        f"{_short_hash(table)}.rows",
+        weight.nbytes,
+        lambda out: _copy_by_row(source, weight, out, is_stopped, progress),
+        "the embeddings must be copied to be looked up by row",
+    )
+    turned = Weight(table, weight.kind, weight.shape[::-1], Extent(0, 0, weight.nbytes))
+    return Source(source.path, source.model, (path,), {table: turned})
+
+
+def _copied(
+    source: Source, kind: str, nbytes: int, write: Callable[[BinaryIO], None], why: str
+) -> Path:
+    """A file that `write` makes of a model's weights, once for as long as the model stays the same.
+
+    It takes the place of the one that was made of the model as it was before.
+    """
+    place, state = _identity(source)
+    path = folder() / f"{place}-{state}.{kind}"
+    if not (path.is_file() and path.stat().st_size == nbytes):
+        for outdated in folder().glob(f"{place}-*.{kind}"):
             with suppress(OSError):
                 outdated.unlink()
         try:
             with _replacing(path) as out:
-                _copy_weights(source, places, out, end, is_stopped)
+                write(out)
         except OSError as error:
             raise ModelError(
-                f"the weights of {source.path} must be copied to {path} to be streamed, which "
-                f"failed: {error.strerror}"
+                f"{source.path}: {why}, and writing {path} failed: {error.strerror}; free some "
+                "space there, or let XDG_CACHE_HOME name a folder that has it"
             ) from error
-    return Source(source.path, source.model, (path,), places)
+    return path
 
 
 def _identity(source: Source) -> tuple[str, str]:
@@ -118,6 +159,32 @@ def _copy_weights(
                 left -= len(data)
 
 
+def _copy_by_row(
+    source: Source,
+    weight: Weight,
+    out: BinaryIO,
+    is_stopped: Callable[[], bool],
+    progress: Progress | None,
+) -> None:
+    """Some columns at a time: the table may be larger than the memory that there is."""
+    n_rows, n_columns = weight.shape
+    item = np.dtype(f"u{weight.nbytes // (n_rows * n_columns)}")
+    step = max(1, _COPY_BYTES // (n_rows * item.itemsize))
+    row_bytes = n_columns * item.itemsize
+    with source.files[weight.extent.file_index].open("rb", buffering=0) as file:
+        for begin in range(0, n_columns, step):
+            some = np.empty((n_rows, min(step, n_columns - begin)), item)
+            for row in range(n_rows):
+                if is_stopped():
+                    raise Cancelled("loading was cancelled")
+                file.seek(weight.extent.offset + row * row_bytes + begin * item.itemsize)
+                if file.readinto(memoryview(some[row])) != some[row].nbytes:
+                    raise ModelError(f"{source.path} became shorter while it was read")
+            out.write(some.T.tobytes())
+            if progress:
+                progress("copying embeddings, once", min(1.0, (begin + step) / n_columns))
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when it is complete, and is gone otherwise."""
@@ -139,6 +206,7 @@ def _packed(made: Cut) -> bytes:
         "sizes": [len(graph) for graph in made.graphs],
         "pieces": [asdict(piece) for piece in made.pieces],
         "embeddings": made.embeddings,
+        "columns": made.columns,
     }
     rest = json.dumps(description).encode() + b"\n" + b"".join(made.graphs)
     return hashlib.sha256(rest).digest() + rest
@@ -165,7 +233,8 @@ def _unpacked(data: bytes) -> Cut:
         )
         for piece in description["pieces"]
     ]
-    return Cut(tuple(parts), tuple(pieces), _pairs(description["embeddings"]))
+    embeddings, columns = _pairs(description["embeddings"]), _pairs(description["columns"])
+    return Cut(tuple(parts), tuple(pieces), embeddings, columns)
 
 
 def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:

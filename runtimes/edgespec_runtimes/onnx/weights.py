@@ -24,7 +24,10 @@ from edgespec.tracing import OFF, Trace, Track
 from edgespec_runtimes.onnx.cutting import Cut, Piece
 from edgespec_runtimes.onnx.sessions import Bound, Session
 from edgespec_runtimes.onnx.source import Source, Weight
-from edgespec_runtimes.onnx.store import SMALL_BYTES
+from edgespec_runtimes.onnx.store import SMALL_BYTES, by_row
+
+SHARED_BYTES = 4 << 20
+"""Weights up to this size that several pieces read stay in memory; each would stream them again."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,18 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
 
 
 def small_weights(cut: Cut, source: Source) -> list[Weight]:
-    """What stays in memory: it is small, and several pieces read it or it lies unaligned."""
+    """What stays in memory: several pieces read it, or it is too small to be aligned."""
     users: dict[str, int] = {}
     for piece in cut.pieces:
         for name in {name for _, name in piece.weights}:
             users[name] = users.get(name, 0) + 1
-    return [
-        source.weights[name]
-        for name, n in users.items()
-        if source.weights[name].nbytes <= SMALL_BYTES
-        and (n > 1 or not source.weights[name].is_aligned)
-    ]
+    found = []
+    for name, n in users.items():
+        weight = source.weights[name]
+        most = SHARED_BYTES if n > 1 else 0 if weight.is_aligned else SMALL_BYTES
+        if weight.nbytes <= most:
+            found.append(weight)
+    return found
 
 
 class EmbeddingTable(Owner):
@@ -95,6 +99,20 @@ class EmbeddingTable(Owner):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def open_tables(
+    cut: Cut, source: Source, is_stopped: Callable[[], bool], progress: Progress | None
+) -> Iterator[tuple[str, EmbeddingTable]]:
+    """What is looked up by token, with its table; one that lies by column is copied by row first.
+
+    Raises ModelError and Cancelled.
+    """
+    for value, table in cut.embeddings:
+        yield value, EmbeddingTable(source, source.weights[table])
+    for value, table in cut.columns:
+        rows = by_row(source, table, is_stopped, progress)
+        yield value, EmbeddingTable(rows, rows.weights[table])
 
 
 class PagedWeights(Owner):
@@ -164,21 +182,11 @@ class PagedWeights(Owner):
         """
         piece = self._cut.pieces[index]
         segment = self._segment_of.get(index)
-        if segment is None:
-            with self._trace.span(Track.TARGET, "compute pinned"):
-                yield self._sessions[piece.graph], named(piece, self._resident)
-            return
-        assert self.pager is not None
-        base = self.pager.acquire(segment)
-        if base is None:
-            raise Cancelled("the model was asked to stop")
-        try:
-            group = self._streamed[segment]
-            with self._trace.span(Track.TARGET, "compute").note(segment=segment):
-                bound = self._resident | located(group.segment, group.weights, base)
-                yield self._sessions[piece.graph], named(piece, bound)
-        finally:
-            self.pager.release(segment)
+        what = "compute pinned" if segment is None else "compute"
+        with self._in_memory(index) as bound, self._trace.span(Track.TARGET, what) as span:
+            if segment is not None:
+                span.note(segment=segment)
+            yield self._sessions[piece.graph], named(piece, bound)
 
     def resume(self) -> None:
         if self.pager:
@@ -187,6 +195,23 @@ class PagedWeights(Owner):
     def cancel(self) -> None:
         if self.pager:
             self.pager.cancel()
+
+    @contextmanager
+    def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
+        """Where in memory the weights of a piece are, by name, while the block lasts."""
+        segment = self._segment_of.get(index)
+        if segment is None:
+            yield self._resident
+            return
+        assert self.pager is not None
+        base = self.pager.acquire(segment)
+        if base is None:
+            raise Cancelled("the model was asked to stop")
+        try:
+            group = self._streamed[segment]
+            yield self._resident | located(group.segment, group.weights, base)
+        finally:
+            self.pager.release(segment)
 
     def _pin(self, index: int) -> None:
         """Read a segment into memory of its own."""

@@ -1,0 +1,192 @@
+"""Finds what onnxruntime can compute on here besides the CPU, and how much memory it has.
+
+That a build of onnxruntime lists a provider says nothing about the machine: the driver is asked,
+then onnxruntime, to multiply two numbers. Knows no models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+MIB = 1 << 20
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+COREML_PROVIDER = "CoreMLExecutionProvider"
+_FATAL = 4
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What computes, by the names that onnxruntime has for it."""
+
+    provider: str
+    label: str
+    """For people."""
+    memory: str = "cpu"
+    """What OrtValues and bindings call the memory that it computes in."""
+    total_bytes: int = 0
+    """Of memory of its own; 0 where it computes in the process's."""
+    free_bytes: int = 0
+    """When it was found, with the driver's context already made."""
+    reserved_bytes: int = 0
+    """Kept for handles and workspaces of its libraries, which no allocation of ours shows."""
+    slack_bytes: int = 0
+    """Kept in every session besides what its values take: arenas have gaps."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.provider == CPU_PROVIDER and not self.has_memory
+
+    @property
+    def has_memory(self) -> bool:
+        return self.total_bytes > 0
+
+    def providers(self, most_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
+        """As a session takes them; it may allocate `most_bytes` on the device, 0 for no limit."""
+        options: dict[str, str] = {}
+        if self.provider == CUDA_PROVIDER:
+            # the other strategy doubles what it takes each time, and nobody planned for that
+            options = {"device_id": "0", "arena_extend_strategy": "kSameAsRequested"}
+            # what is searched for besides are algorithms of convolutions, with large workspaces
+            options["cudnn_conv_algo_search"] = "HEURISTIC"
+            if most_bytes:
+                options["gpu_mem_limit"] = str(most_bytes)
+        elif self.provider == COREML_PROVIDER:
+            # the older form computes everything in half precision
+            options = {"ModelFormat": "MLProgram"}
+        chosen = ((self.provider, options),)
+        return chosen if self.provider == CPU_PROVIDER else (*chosen, (CPU_PROVIDER, {}))
+
+
+CPU = Device(CPU_PROVIDER, "the CPU")
+
+
+def is_listed(provider: str) -> bool:
+    """Whether this build of onnxruntime has the provider."""
+    return provider in ort.get_available_providers()
+
+
+def find_cuda() -> Device | str:
+    """The first CUDA device that the process may use, or why there is none.
+
+    `CUDA_VISIBLE_DEVICES` says which one is the first.
+    """
+    if not is_listed(CUDA_PROVIDER):
+        return "this onnxruntime was built without it; pip install onnxruntime-gpu"
+    found = _first_cuda_device()
+    if isinstance(found, str):
+        return found
+    if reason := _why_cuda_is_unusable():
+        return reason
+    found = _first_cuda_device()  # now that the libraries have what they keep
+    if isinstance(found, str):
+        return found
+    name, total_bytes, free_bytes = found
+    # 256 and 32 MiB are guesses: no GPU has confirmed them yet
+    return Device(
+        CUDA_PROVIDER, f"{name} (CUDA)", "cuda", total_bytes, free_bytes, 256 * MIB, 32 * MIB
+    )
+
+
+def find_coreml() -> Device | str:
+    """Apple's CoreML, whose devices share the process's memory, or why there is none."""
+    if sys.platform != "darwin":
+        return "only macOS has CoreML"
+    if not is_listed(COREML_PROVIDER):
+        return "this onnxruntime was built without it; pip install onnxruntime"
+    return Device(COREML_PROVIDER, "CoreML")
+
+
+def _first_cuda_device() -> tuple[str, int, int] | str:
+    """Name, memory and free memory of the driver's first device, or why there is none.
+
+    The driver alone is asked: it is there wherever a GPU works, whichever CUDA is installed. Free
+    memory needs a context; the one made here is the process's primary one, which onnxruntime uses.
+    """
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return f"there is no NVIDIA driver ({_DRIVER})"
+    try:
+        return _ask(driver)
+    except AttributeError as error:
+        return f"the NVIDIA driver is too old ({error})"
+
+
+def _ask(driver: ctypes.CDLL) -> tuple[str, int, int] | str:
+    n_devices, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(256)
+    steps: tuple[Callable[[], int], ...] = (
+        lambda: driver.cuInit(0),
+        lambda: driver.cuDeviceGetCount(ctypes.byref(n_devices)),
+        lambda: driver.cuDeviceGet(ctypes.byref(device), 0),
+        lambda: driver.cuDeviceGetName(name, len(name), device),
+        # never released: onnxruntime computes in it until the process ends
+        lambda: driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        lambda: driver.cuCtxPushCurrent_v2(context),
+        lambda: driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),
+        lambda: driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
+    )
+    for step in steps:
+        if code := step():
+            return f"the NVIDIA driver finds no usable device (error {code})"
+    return name.value.decode(errors="replace"), total.value, free.value
+
+
+@cache
+def _why_cuda_is_unusable() -> str | None:
+    """Why onnxruntime cannot compute with CUDA although there is a device; None if it can.
+
+    It needs CUDA's libraries, which may lie in Python packages, where no loader looks for them.
+    Where they are missing, a session falls back to the CPU and says so in its log only.
+    """
+    said = io.StringIO()
+    with redirect_stdout(said):  # it prints what it does not find
+        ort.preload_dlls()
+    if _computes_with_cuda():
+        return None
+    missing = next((line for line in said.getvalue().splitlines() if "Failed" in line), "")
+    return (
+        f"onnxruntime {ort.__version__} cannot use it: CUDA {ort.cuda_version} and cuDNN 9 are "
+        f"needed{f' ({missing})' if missing else ''}; pip install 'onnxruntime-gpu[cuda,cudnn]'"
+    )
+
+
+def _computes_with_cuda() -> bool:
+    """Whether a session that wants CUDA gets it, and multiplies with it.
+
+    The product makes CUDA's libraries load what they keep, before memory is measured.
+    """
+    ort.set_default_logger_severity(_FATAL)
+    a, b, c = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "abc")
+    node = helper.make_node("MatMul", ["a", "b"], ["c"])
+    model = helper.make_model(
+        helper.make_graph([node], "product", [a, b], [c]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=onnx.IR_VERSION_2021_7_30,
+    )
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    wanted = [CUDA_PROVIDER, CPU_PROVIDER]
+    two = np.full((1, 1), 2, np.float32)
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=wanted, enable_fallback=0
+        )
+        (product,) = session.run(None, {"a": two, "b": two})
+    except Exception:  # noqa: BLE001 - whatever it is, CUDA cannot be used
+        return False
+    return CUDA_PROVIDER in session.get_providers() and float(product[0, 0]) == 4
