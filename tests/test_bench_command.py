@@ -14,7 +14,7 @@ from edgespec import cli, flags
 from edgespec.bench import command, limits
 from edgespec.bench.baselines import Baseline
 from edgespec.bench.command import applicable, chosen_prompts, request_from
-from edgespec.bench.model_files import largest_of, size_of
+from edgespec.bench.model_files import copies, files_of, largest_of, size_of
 from edgespec.bench.modes import ENGINE_MODES, known_modes
 from edgespec.bench.settings import BenchSettings
 from edgespec.errors import UsageError
@@ -94,13 +94,19 @@ def test_the_report_says_the_command():
 
 
 def test_modes_that_draft_need_a_draft():
-    modes, left_out = applicable(KNOWN, None, 100, 1000)
+    modes, left_out = applicable(KNOWN, None, False, 100, 1000)
     assert [mode.name for mode in modes] == ["mmap", "resident", "paged"]
     assert all("no draft" in gone.reason for gone in left_out)
 
 
+def test_a_library_cannot_draft_with_a_model_of_another_runtime():
+    modes, (gone,) = applicable(KNOWN, Path("d"), True, 100, 1000)
+    assert (gone.mode, gone.reason) == ("spec", "its library cannot run this draft")
+    assert len(modes) == len(KNOWN) - 1
+
+
 def test_resident_needs_room_for_all_weights():
-    modes, (gone,) = applicable(KNOWN, Path("d"), 100, 99)
+    modes, (gone,) = applicable(KNOWN, Path("d"), False, 100, 99)
     assert gone.mode == "resident"
     assert "100 bytes" in gone.reason
     assert len(modes) == len(KNOWN) - 1
@@ -129,6 +135,26 @@ def test_a_split_file_is_all_its_parts(tmp_path: Path):
     assert largest_of(first).name == "big-00002-of-00002.gguf"
 
 
+def test_an_onnx_model_is_its_graph_and_its_weights(tmp_path: Path):
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+    from onnx_files import DATA_FILE, write_llama
+
+    model = write_llama(tmp_path)
+    (tmp_path / "other.bin").write_bytes(bytes(1 << 20))
+    assert {path.name for path in files_of(tmp_path)} == {"model.onnx", DATA_FILE}
+    assert files_of(model) == files_of(tmp_path)
+    assert largest_of(tmp_path).name == DATA_FILE
+
+
+def test_copies_that_runtimes_keep_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert copies() == []
+    copy = tmp_path / "edgespec" / "onnx" / "0.weights"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"weights")
+    assert copies() == [copy]
+
+
 @pytest.fixture
 def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded pair as it is: a bench of seconds."""
@@ -154,6 +180,31 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
     assert mmap["tokens_per_pass"] == 1.0
     assert ElementTree.fromstring(page.read_text()).tag == "html"
+
+
+def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
+    """Against onnxruntime, which the report names and no other library."""
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+    from onnx_files import write_llama
+
+    for name, layers in (("target", 2), ("draft", 1)):
+        write_llama(tmp_path / name, layers=layers)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def read_lines\n")
+    words = (
+        f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory unlimited "
+        f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
+        "-c 64 -t 1"
+    )
+    page, data = tmp_path / "a.html", tmp_path / "a.json"
+    assert cli.main(["bench", *words.split(), "--html", str(page), "--json", str(data)]) == 0
+    content = json.loads(data.read_text())
+    assert "onnxruntime" in content["versions"]
+    mmap, auto = content["modes"]
+    assert auto["agreement"] == {"tokens": 4, "compared": 4}
+    assert mmap["tokens_per_pass"] == 1.0
+    assert ElementTree.fromstring(page.read_text()).tag == "html"
+    assert "llama.cpp" not in capsys.readouterr().out + page.read_text()
 
 
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):

@@ -119,8 +119,7 @@ def measure(request: Request, console: Console) -> BenchReport:
     settings = request.settings
     pair = embedded_pair()
     runtime = runtimes.find(settings.model or pair.target)
-    if settings.draft is not None:
-        runtimes.find(settings.draft)
+    is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
     wanted = _wanted_modes(request, known_modes(baselines))
     prompts = chosen_prompts(settings)
@@ -137,7 +136,7 @@ def measure(request: Request, console: Console) -> BenchReport:
     bench = Bench(settings, target, draft, wanted, prompts, limiter, budget, n_threads)
     surveyed = survey(bench)
     room_bytes = memory.available_bytes() if memory_bytes is None else memory_bytes
-    modes, left_out = applicable(wanted, draft, surveyed.resident_bytes, room_bytes)
+    modes, left_out = applicable(wanted, draft, is_mixed, surveyed.resident_bytes, room_bytes)
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
     results = run_all(bench, surveyed, console)
     if not results.raw:
@@ -175,13 +174,22 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
 
 
 def applicable(
-    modes: Sequence[Mode], draft: Path | None, resident_bytes: int, room_bytes: int
+    modes: Sequence[Mode],
+    draft: Path | None,
+    is_mixed: bool,
+    resident_bytes: int,
+    room_bytes: int,
 ) -> tuple[list[Mode], list[LeftOut]]:
-    """The modes that can run, and those that cannot, with the reason."""
+    """The modes that can run, and those that cannot, with the reason.
+
+    `is_mixed`: the draft is of another runtime than the target, which only the engine can pair.
+    """
     fitting, left_out = [], []
     for mode in modes:
         if mode.drafts and draft is None:
             left_out.append(LeftOut(mode.name, "there is no draft: -md names one"))
+        elif mode.drafts and mode.engine is None and is_mixed:
+            left_out.append(LeftOut(mode.name, "its library cannot run this draft"))
         elif mode.resident and resident_bytes > room_bytes:
             needs, has = size(resident_bytes), size(room_bytes)
             left_out.append(LeftOut(mode.name, f"it needs {needs} of memory and there are {has}"))

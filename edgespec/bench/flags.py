@@ -16,9 +16,10 @@ cache, and the modes take turns."""
 
 _EPILOG = """\
 modes:
-  mmap            llama.cpp, weights mapped from the file
-  resident        llama.cpp, weights in memory and repacked, where they fit
-  llama-linear    llama.cpp's linear speculation, both models mapped; -3 with its newer defaults
+  mmap            the model's own library, llama.cpp or onnxruntime, weights mapped from the file
+  resident        the same, weights in memory and packed as it likes them best, where they fit
+  llama-linear    llama.cpp's linear speculation, both models mapped; -3 with its newer defaults;
+                  not for ONNX
   paged           edgespec without a draft
   linear          one branch of a fixed length
   tree            a best-first tree of a fixed depth
@@ -35,6 +36,9 @@ examples:
   sudo edgespec bench --memory 50% --disk-bandwidth 300M --html report.html
       the embedded pair, its target enlarged to 1 GiB, as on a slow device
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
+  sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
+      an ONNX pair: `edgespec models enlarge models/edgespec-target-onnx-fp16 big-onnx --size 1GiB`
+      made its target
 
 Limits need the right to make control groups (Linux: root, or a systemd that delegates them). Where
 that is not given, the bench says so and nothing but edgespec's own budget is limited."""
@@ -47,7 +51,10 @@ def add_to(parser: Parser) -> Parser:
     defaults = {name: of.default for name, of in BenchSettings.model_fields.items()}
     models = parser.add_argument_group("models")
     models.add_argument(
-        "-m", "--model", metavar="FILE", help="target (default: the embedded one, enlarged)"
+        "-m",
+        "--model",
+        metavar="FILE",
+        help="target, a GGUF file or an ONNX model's folder (default: the embedded one, enlarged)",
     )
     models.add_argument(
         "-md", "--model-draft", metavar="FILE", dest="draft", help="small model that guesses"

@@ -73,9 +73,9 @@ def launch(
 
 
 def drop_cache(path: Path) -> None:
-    """Let the page cache forget a file; without effect where the OS has no such call."""
+    """Let the page cache forget a file, if it is there and the OS has such a call."""
     if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

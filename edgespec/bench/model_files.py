@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edgespec import cache, runtimes
+
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
 
 
 def files_of(model: Path) -> list[Path]:
-    """The file itself, all parts of a split GGUF file, or all files of a folder."""
-    if model.is_dir():
-        return sorted(path for path in model.rglob("*") if path.is_file())
+    """The file itself, all parts of a split GGUF file, or an ONNX model's graph and weights.
+
+    Raises ModelError for a folder that holds no model, and for an ONNX model that is damaged.
+    """
+    if model.is_dir() or model.suffix == ".onnx":
+        return list(runtimes.describe(model).files)
     part = _PART.fullmatch(model.name)
     if part is None:
         return [model]
@@ -21,6 +26,11 @@ def files_of(model: Path) -> list[Path]:
         for number in range(1, int(count) + 1)
     )
     return [path for path in parts if path.exists()]
+
+
+def copies() -> list[Path]:
+    """What runtimes keep in folders of the cache and may read instead, of whatever model."""
+    return sorted(path for path in cache.folder().glob("*/[!.]*") if path.is_file())
 
 
 def size_of(model: Path) -> int:

@@ -16,7 +16,7 @@ from edgespec import errors, storage
 from edgespec.bench import limits, table
 from edgespec.bench.launching import Launched, launch
 from edgespec.bench.limits import Limiter
-from edgespec.bench.model_files import files_of, largest_of, size_of
+from edgespec.bench.model_files import copies, files_of, largest_of, size_of
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
 from edgespec.bench.runs import Decode, Decoded, Failed, RawRead, ReadRaw, Survey, Surveyed
@@ -124,7 +124,8 @@ def run_all(bench: Bench, surveyed: Surveyed, console: Console) -> Results:
 
 
 def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
-    cold = [*files_of(bench.target), *(files_of(bench.draft) if bench.draft else ())]
+    models = (bench.target, *([bench.draft] if bench.draft else ()))
+    cold = [*(file for model in models for file in files_of(model)), *copies()]
     if turn.mode == RAW:
         return launch(ReadRaw(largest_of(bench.target), RAW_BYTES), bench.limiter, cold, tick)
     mode = _mode(bench, turn)
