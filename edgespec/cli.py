@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import flags, report
 from edgespec.config import GenerateSettings, parse_size
-from edgespec.console import Console, follow
+from edgespec.console import CLEAR_REST, Console, follow
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.invocation import read_prompt, settings_from
 from edgespec.tracing import OFF, Trace
@@ -232,7 +232,8 @@ def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) 
         if wants_json:
             print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
     with suppress(OSError):
-        print(f"edgespec: error: {message}", file=sys.stderr, flush=True)
+        rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
+        print(f"edgespec: error: {message}{rest_of_progress}", file=sys.stderr, flush=True)
     return exit_code
 
 

@@ -25,7 +25,9 @@ REPEAT_S = 5.0
 
 _GUESSED = "\x1b[32m"
 _PLAIN = "\x1b[0m"
-_CLEAR_LINE = "\r\x1b[K"
+CLEAR_REST = "\x1b[K"
+"""Clears a terminal's line from the cursor on."""
+_CLEAR_LINE = f"\r{CLEAR_REST}"
 
 
 def wants_color(mode: ColorMode, stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -132,7 +134,8 @@ class _Progress:
             return
         self._shown_s = now
         line = f"{what}: {100 * min(max(share, 0.0), 1.0):.0f}%"
-        self._stream.write(f"{_CLEAR_LINE}{line}" if is_terminal else line + "\n")
+        # the cursor goes back: an error that comes now begins where the line does
+        self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
         self._on_screen = is_terminal
 

@@ -252,6 +252,15 @@ def test_ctrl_c_closes_the_session(fake: FakeSession, capsys):
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 
 
+def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyPatch):
+    refuse_to_load(monkeypatch, WeightReadError("cut short"))
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert cli.main(["generate", "-p", "hi"]) == 1
+    assert terminal.getvalue().endswith("edgespec: error: cut short\x1b[K\n")
+
+
 def test_sigterm_is_like_ctrl_c(fake: FakeSession):
     def terminate() -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -74,7 +74,7 @@ def test_a_terminal_sees_one_line_that_text_removes():
     console.token(TokenEvent("word", 1, "target", 0))
     console.token(TokenEvent("word", 1, "target", 0))
     clear = "\r\x1b[K"
-    assert err.getvalue() == f"{clear}loading: 25%{clear}loading: 50%{clear}"
+    assert err.getvalue() == f"{clear}loading: 25%\r{clear}loading: 50%\r{clear}"
 
 
 def test_a_log_gets_plain_lines_now_and_then():
