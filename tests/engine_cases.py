@@ -77,7 +77,7 @@ def waits_for_steps_of(draft: FakeModel, n: int) -> Callable[[FakeModel], None]:
             return
         before, idle = len(draft.evaluations), itertools.count()
         target.wait_until(
-            lambda: len(draft.evaluations) >= before + n or next(idle) > 100,
+            lambda: len(draft.evaluations) >= before + n or next(idle) > 400,
         )
 
     return hook
