@@ -240,7 +240,8 @@ def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], in
             left = room - ring - sum(segments[i].slot_bytes for i in head)
             if left < 0:
                 continue
-            chosen = frozenset((*head, *_spread(segments, others, left)))
+            taken = spread_evenly([segments[i].slot_bytes for i in others], left)
+            chosen = frozenset((*head, *(others[i] for i in taken)))
             pinned_bytes = sum(segments[i].nbytes for i in chosen)
             if pinned_bytes > best[0]:
                 best = (pinned_bytes, chosen, ring)
@@ -255,20 +256,20 @@ def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
     return tuple(i for i, segment in enumerate(segments) if segment.slot_bytes > 2 * median)
 
 
-def _spread(segments: Sequence[SegmentSize], candidates: Sequence[int], room: int) -> list[int]:
-    """Of `candidates`, in order of execution, as many as fit into `room`, evenly spaced.
+def spread_evenly(sizes: Sequence[int], room: int) -> list[int]:
+    """Of parts of these sizes, in order of execution, as many as fit into `room`, evenly spaced:
+    their indices.
 
-    Walking over the depth, a segment is pinned whenever the bytes pinned so far fall behind the
-    share that the whole model can have.
+    Walking over the depth, a part is taken whenever the bytes taken so far fall behind the share
+    that all of them can have.
     """
-    total = sum(segments[i].slot_bytes for i in candidates)
+    total = sum(sizes)
     if total == 0:
         return []
     share = min(1.0, room / total)
     seen = taken = 0
     chosen = []
-    for i in candidates:
-        size = segments[i].slot_bytes
+    for i, size in enumerate(sizes):
         seen += size
         if taken + size <= min(share * seen + size / 2, room):
             chosen.append(i)

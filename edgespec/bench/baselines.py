@@ -5,11 +5,15 @@ An optional capability, for comparison only. The engine never uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
+from edgespec.errors import UsageError
 from edgespec.values import RoundCost
 
 
@@ -64,3 +68,29 @@ class OffersBaselines(Protocol):
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         """Load, decode, free. Raises ModelError or UsageError."""
+
+
+def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
+    """Raise UsageError for a text that does not fit into the context."""
+    if len(prompt) + request.n_tokens > request.ctx_size:
+        raise UsageError(
+            f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
+            f"context of {request.ctx_size}: raise --ctx-size"
+        )
+
+
+def decode_plainly(
+    decode: Callable[[int], np.ndarray], token: int, n_tokens: int, ends: Collection[int]
+) -> tuple[list[int], list[RoundCost]]:
+    """A token a pass, greedily, after `token`; `decode` gives the logits after one, [n_vocab]."""
+    tokens: list[int] = []
+    rounds: list[RoundCost] = []
+    while len(tokens) < n_tokens and not (tokens and token in ends):
+        began = time.perf_counter()
+        logits = decode(token)
+        pass_s = time.perf_counter() - began
+        token = int(logits.argmax())
+        tokens.append(token)
+        wall_s = time.perf_counter() - began
+        rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
+    return tokens, rounds

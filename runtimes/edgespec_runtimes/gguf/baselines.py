@@ -5,6 +5,7 @@ For comparison only: nothing of edgespec's paging or engine runs here.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +17,13 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.bench.baselines import Baseline, BaselineRequest, BaselineRun
+from edgespec.bench.baselines import (
+    Baseline,
+    BaselineRequest,
+    BaselineRun,
+    check_room,
+    decode_plainly,
+)
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.owning import Owner
 from edgespec.values import RoundCost
@@ -61,11 +68,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
             draft = owned.enter_context(_Decoder(request.draft, request, False))
         load_s = time.perf_counter() - began
         prompt = target.vocabulary.encode(request.prompt)
-        if len(prompt) + request.n_tokens > request.ctx_size:
-            raise UsageError(
-                f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
-                f"context of {request.ctx_size}: raise --ctx-size"
-            )
+        check_room(prompt, request)
         began = time.perf_counter()
         for model in (target, draft):
             if model is not None and len(prompt) > 1:
@@ -73,7 +76,13 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         prompt_s = time.perf_counter() - began
         read_before = request.bytes_read()
         if draft is None:
-            tokens, rounds = _decode_plainly(target, prompt, request.n_tokens)
+            places = itertools.count(len(prompt) - 1)
+            tokens, rounds = decode_plainly(
+                lambda token: target.decode([token], next(places))[-1],
+                prompt[-1],
+                request.n_tokens,
+                target.vocabulary.eog_tokens,
+            )
         else:
             tokens, rounds = _speculate(target, draft, _RULES[name], prompt, request)
         return BaselineRun(
@@ -85,24 +94,6 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
             rounds=tuple(rounds),
             bytes_read=request.bytes_read() - read_before,
         )
-
-
-def _decode_plainly(
-    target: _Decoder, prompt: Sequence[int], n_tokens: int
-) -> tuple[list[int], list[RoundCost]]:
-    """A token a pass."""
-    tokens: list[int] = []
-    rounds: list[RoundCost] = []
-    token = prompt[-1]
-    while len(tokens) < n_tokens and not (tokens and target.is_end(token)):
-        began = time.perf_counter()
-        logits = target.decode([token], len(prompt) - 1 + len(tokens))
-        pass_s = time.perf_counter() - began
-        token = int(logits[-1].argmax())
-        tokens.append(token)
-        wall_s = time.perf_counter() - began
-        rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
-    return tokens, rounds
 
 
 def _speculate(

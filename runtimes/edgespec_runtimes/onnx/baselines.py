@@ -16,11 +16,16 @@ import numpy as np
 import onnxruntime as ort
 from onnx import helper
 
-from edgespec.bench.baselines import Baseline, BaselineRequest, BaselineRun
+from edgespec.bench.baselines import (
+    Baseline,
+    BaselineRequest,
+    BaselineRun,
+    check_room,
+    decode_plainly,
+)
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.memory import return_free_memory
 from edgespec.owning import Owner
-from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.graph import BATCH_SCALED, simplified
 from edgespec_runtimes.onnx.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.sessions import Stop, translated
@@ -53,16 +58,17 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         decoder = owned.enter_context(_Decoder(source, request.n_threads, name == RESIDENT))
         load_s = time.perf_counter() - began
         prompt = decoder.vocabulary.encode(request.prompt)
-        if len(prompt) + request.n_tokens > request.ctx_size:
-            raise UsageError(
-                f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
-                f"context of {request.ctx_size}: raise --ctx-size"
-            )
+        check_room(prompt, request)
         began = time.perf_counter()
         decoder.read(prompt[:-1])
         prompt_s = time.perf_counter() - began
         read_before = request.bytes_read()
-        tokens, rounds = _decode_plainly(decoder, prompt[-1], request.n_tokens)
+        tokens, rounds = decode_plainly(
+            lambda token: decoder.decode([token]),
+            prompt[-1],
+            request.n_tokens,
+            decoder.vocabulary.eog_tokens,
+        )
         return BaselineRun(
             tokens=tuple(tokens),
             text=b"".join(decoder.vocabulary.piece(token) for token in tokens),
@@ -72,23 +78,6 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
             rounds=tuple(rounds),
             bytes_read=request.bytes_read() - read_before,
         )
-
-
-def _decode_plainly(
-    decoder: _Decoder, token: int, n_tokens: int
-) -> tuple[list[int], list[RoundCost]]:
-    """A token a pass."""
-    tokens: list[int] = []
-    rounds: list[RoundCost] = []
-    while len(tokens) < n_tokens and not (tokens and token in decoder.vocabulary.eog_tokens):
-        began = time.perf_counter()
-        logits = decoder.decode([token])
-        pass_s = time.perf_counter() - began
-        token = int(logits.argmax())
-        tokens.append(token)
-        wall_s = time.perf_counter() - began
-        rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
-    return tokens, rounds
 
 
 class _Decoder(Owner):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.budget import spread_evenly
+
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
@@ -98,14 +100,4 @@ def _spread(pieces: Sequence[PieceSize], room: int) -> list[int]:
     for piece in pieces:
         n_alike[piece.graph] = n_alike.get(piece.graph, 0) + 1
     candidates = [i for i, piece in enumerate(pieces) if n_alike[piece.graph] > 1]
-    total = sum(pieces[i].nbytes for i in candidates)
-    share = min(1.0, room / total) if total else 0.0
-    seen = taken = 0
-    chosen = []
-    for i in candidates:
-        size = pieces[i].nbytes
-        seen += size
-        if taken + size <= min(share * seen + size / 2, room):
-            chosen.append(i)
-            taken += size
-    return chosen
+    return [candidates[i] for i in spread_evenly([pieces[i].nbytes for i in candidates], room)]
