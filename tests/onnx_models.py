@@ -1,13 +1,20 @@
-"""Opens ONNX models for tests: resident, or paged with room for a share of the weights."""
+"""Makes ONNX models for tests and opens them: resident, or paged with room for some weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
+import pytest
+
+from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
+from onnx_files import write_llama
 from paging_contract import load_paged
+from port_contract import PortContract
 
 N_CTX = 128
 
@@ -32,3 +39,26 @@ def open_paged(path: Path, share: float = 0.5, **options: object) -> OnnxModel:
     model = load_paged(runtime.prepare(request(path, **options)), share)
     assert isinstance(model, OnnxModel)
     return model
+
+
+def made_in(folder: Path, layers: int) -> Callable[..., Path]:
+    """Writes a small decoder of a kind, of so many layers if it does not say, once each."""
+
+    def made(**kind: object) -> Path:
+        path = folder / ("_".join(f"{key}{value}" for key, value in kind.items()) or "plain")
+        if not path.exists():
+            write_llama(path, **{"layers": layers, **kind})  # type: ignore[arg-type]
+        return path
+
+    return made
+
+
+class ContractOfKind(PortContract):
+    """The port's contract for one kind of model, opened in one way."""
+
+    opened: ClassVar[Callable[[Path], LanguageModel]]
+    kind: ClassVar[Mapping[str, object]] = {}
+
+    @pytest.fixture
+    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
+        return lambda: type(self).opened(models(**self.kind))

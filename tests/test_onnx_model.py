@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 
-from edgespec.ports import LanguageModel
-from onnx_files import write_llama
-from onnx_models import open_paged, open_resident
-from port_contract import PortContract
+from onnx_models import ContractOfKind, made_in, open_paged, open_resident
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -24,15 +23,7 @@ FITTING = sys.modules["edgespec_runtimes.onnx.fitting"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    folder = tmp_path_factory.mktemp("models")
-
-    def made(**kind: object) -> Path:
-        path = folder / ("_".join(f"{key}{value}" for key, value in kind.items()) or "plain")
-        if not path.exists():
-            write_llama(path, **{"layers": 2, **kind})  # type: ignore[arg-type]
-        return path
-
-    return made
+    return made_in(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture
@@ -41,101 +32,73 @@ def fed_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FITTING, "find_masks", lambda *_: ())
 
 
-class TestResidentKeepsTheContract(PortContract):
+class TestResidentKeepsTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(models())
+    opened = staticmethod(open_resident)
 
 
-class TestPagedKeepsTheContract(PortContract):
+class TestPagedKeepsTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models())
+    opened = staticmethod(open_paged)
 
 
-class TestHalfPrecisionWithNothingPinnedKeepsTheContract(PortContract):
+class TestHalfPrecisionWithNothingPinnedKeepsTheContract(ContractOfKind):
     atol = 0.02
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(dtype="float16"), share=0.0)
+    opened = partial(open_paged, share=0.0)
+    kind: ClassVar = {"dtype": "float16"}
 
 
-class TestWeightsInTheGraphKeepTheContract(PortContract):
+class TestWeightsInTheGraphKeepTheContract(ContractOfKind):
     atol = 1e-3
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(external=False, tied=True))
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"external": False, "tied": True}
 
 
-class TestFusedAttentionKeepsTheContract(PortContract):
+class TestFusedAttentionKeepsTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(fused=True))
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"fused": True}
 
 
-class TestBranchesAsRowsKeepTheContract(PortContract):
+@pytest.mark.usefixtures("fed_by_row")
+class TestBranchesAsRowsKeepTheContract(ContractOfKind):
     """Where the graph takes no mask of ours, every branch is a row."""
 
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(
-        self, models: Callable[..., Path], fed_by_row: None
-    ) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(models())
+    opened = staticmethod(open_resident)
 
 
-class TestFusedRowsKeepTheContract(PortContract):
+@pytest.mark.usefixtures("fed_by_row")
+class TestFusedRowsKeepTheContract(ContractOfKind):
     """Fused attention takes no padding: each branch is a batch of its own."""
 
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(
-        self, models: Callable[..., Path], fed_by_row: None
-    ) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(fused=True))
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"fused": True}
 
 
-class TestPagedRowsKeepTheContract(PortContract):
+@pytest.mark.usefixtures("fed_by_row")
+class TestPagedRowsKeepTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(
-        self, models: Callable[..., Path], fed_by_row: None
-    ) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(tied=True))
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"tied": True}
 
 
-class TestFourBitsKeepTheContract(PortContract):
+class TestFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(models(bits=4, fused=True))
+    opened = staticmethod(open_resident)
+    kind: ClassVar = {"bits": 4, "fused": True}
 
 
-class TestPagedFourBitsKeepTheContract(PortContract):
+class TestPagedFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(bits=4, fused=True, layers=4), share=0.3)
+    opened = partial(open_paged, share=0.3)
+    kind: ClassVar = {"bits": 4, "fused": True, "layers": 4}
 
 
-class TestTokensThatInfluenceEachOtherKeepTheContract(PortContract):
+class TestTokensThatInfluenceEachOtherKeepTheContract(ContractOfKind):
     """int8 with a scale over the batch: each token is computed by itself, so nothing changes."""
 
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(models(bits=8))
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"bits": 8}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,15 +18,14 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.budget import plan_memory
 from edgespec.errors import EdgespecError
-from edgespec.ports import LanguageModel
 from edgespec_runtimes.onnx import offloading
 from edgespec_runtimes.onnx.devices import CUDA_PROVIDER, Device, find_cuda
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_devices import GIB, STAND_IN, open_offloaded, open_whole, place_share, prepare, use
-from onnx_files import write_llama
+from onnx_models import ContractOfKind, made_in
 from onnx_reference import WholeModel
 from paging_contract import PagingContract, load_paged, one_by_one
-from port_contract import TEXT, PortContract
+from port_contract import TEXT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -36,15 +36,7 @@ needs_none = pytest.mark.skipif(isinstance(GPU, Device), reason="CUDA can be use
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    folder = tmp_path_factory.mktemp("models")
-
-    def made(**kind: object) -> Path:
-        path = folder / ("_".join(f"{key}{value}" for key, value in kind.items()) or "plain")
-        if not path.exists():
-            write_llama(path, **{"layers": 4, **kind})  # type: ignore[arg-type]
-        return path
-
-    return made
+    return made_in(tmp_path_factory.mktemp("models"), layers=4)
 
 
 @pytest.fixture(autouse=True)
@@ -66,48 +58,36 @@ def paged(models: Callable[..., Path]) -> Iterator[OnnxModel]:
     model.close()
 
 
-class TestWholeOnTheDeviceKeepsTheContract(PortContract):
+class TestWholeOnTheDeviceKeepsTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_whole(models())
+    opened = staticmethod(open_whole)
 
 
-class TestPartsThatStayKeepTheContract(PortContract):
+class TestPartsThatStayKeepTheContract(ContractOfKind):
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models())
+    opened = staticmethod(open_offloaded)
 
 
-class TestHalfPrecisionCopiedInEveryPassKeepsTheContract(PortContract):
+class TestHalfPrecisionCopiedInEveryPassKeepsTheContract(ContractOfKind):
     atol = 0.02
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models(dtype="float16"), gpu_share=0.0, share=0.0)
+    opened = partial(open_offloaded, gpu_share=0.0, share=0.0)
+    kind: ClassVar = {"dtype": "float16"}
 
 
-class TestFourBitsKeepTheContract(PortContract):
+class TestFourBitsKeepTheContract(ContractOfKind):
     """Packed nowhere: their weights are bound as they are."""
 
     atol = 1e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models(bits=4))
+    opened = staticmethod(open_offloaded)
+    kind: ClassVar = {"bits": 4}
 
 
-class TestFusedAttentionByRowsKeepsTheContract(PortContract):
+class TestFusedAttentionByRowsKeepsTheContract(ContractOfKind):
     """CUDA's fused attention refuses masks."""
 
     atol = 1e-4
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models(fused=True))
+    opened = staticmethod(open_offloaded)
+    kind: ClassVar = {"fused": True}
 
 
 class TestOffloadedKeepsThePagingContract(PagingContract):
@@ -116,32 +96,24 @@ class TestOffloadedKeepsThePagingContract(PagingContract):
 
 @needs_gpu
 @pytest.mark.usefixtures("on_gpu")
-class TestWholeOnCudaKeepsTheContract(PortContract):
+class TestWholeOnCudaKeepsTheContract(ContractOfKind):
     atol = 1e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_whole(models())
+    opened = staticmethod(open_whole)
 
 
 @needs_gpu
 @pytest.mark.usefixtures("on_gpu")
-class TestPartsOnCudaKeepTheContract(PortContract):
+class TestPartsOnCudaKeepTheContract(ContractOfKind):
     atol = 1e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models())
+    opened = staticmethod(open_offloaded)
 
 
 @needs_gpu
 @pytest.mark.usefixtures("on_gpu")
-class TestFourBitsOnCudaKeepTheContract(PortContract):
+class TestFourBitsOnCudaKeepTheContract(ContractOfKind):
     atol = 2e-2
-
-    @pytest.fixture
-    def model_factory(self, models: Callable[..., Path]) -> Callable[[], LanguageModel]:
-        return lambda: open_offloaded(models(bits=4))
+    opened = staticmethod(open_offloaded)
+    kind: ClassVar = {"bits": 4}
 
 
 @pytest.mark.parametrize("gpu_share", [0.0, 0.5, 1.0])
