@@ -315,6 +315,8 @@ class Engine(Owner):
 
     def _select(self, tree: TokenTree, round_: RoundInProgress) -> list[int]:
         """The nodes that are worth their place in the pass."""
+        if len(tree) == 1:
+            return [ROOT]
         growing = Growing(tree, (), round_.draft_steps, round_.draft_s)
         n_worth = self._fallback.n_worth_verifying(growing)
         limits = replace(round_.limits, max_nodes=min(round_.limits.max_nodes, n_worth))
