@@ -304,11 +304,13 @@ class Engine(Owner):
         limits: Limits,
         track: Track,
     ) -> bool:
-        """One evaluation by the draft, recorded. False if nothing was to do."""
+        """One evaluation by the draft, recorded. False if nothing was to do, which is no step."""
         n_before = len(tree)
         with self._trace.span(track, "draft step") as span:
             grew = drafter.step(tree, open_nodes, round_.pacer, limits)
-            if self._trace.is_on and open_nodes:
+            if not grew:
+                span.forget()
+            elif self._trace.is_on:
                 best = float(tree.cumulative[list(open_nodes)].max())
                 span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
         return grew

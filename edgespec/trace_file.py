@@ -63,6 +63,9 @@ class _OpenSpan(Span):
             end_s = self._trace.clock()
             self._trace.add(self._track, self._name, self._begin_s, end_s, **self._details)
 
+    def forget(self) -> None:
+        self._is_open = False
+
 
 def open_trace(path: str | Path) -> TraceFile:
     """A trace at `path`, which is replaced if it is empty or a trace of edgespec.

@@ -39,6 +39,9 @@ class Span:
     def end(self) -> None:
         """It ends now. Idempotent."""
 
+    def forget(self) -> None:
+        """It came to nothing: it is not recorded."""
+
     def __enter__(self) -> Self:
         return self
 

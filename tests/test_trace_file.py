@@ -32,6 +32,14 @@ def test_a_span_has_its_track_its_microseconds_and_its_notes():
     assert named[written["tid"]] == "target"
 
 
+def test_a_span_that_is_forgotten_is_not_recorded():
+    trace, file = trace_in_memory()
+    with trace.span(Track.ENGINE, "nothing") as span:
+        span.forget()
+    trace.close()
+    assert not spans(read(file.content), "nothing")
+
+
 def test_every_event_is_a_line_of_its_own():
     trace, file = trace_in_memory()
     for i in range(3):
@@ -179,6 +187,7 @@ def test_a_counter_is_in_mib():
 def test_a_trace_that_is_off_reads_no_clock(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr("time.perf_counter")
     with OFF, OFF.span(Track.ENGINE, "round").note(tokens=1) as span:
+        span.forget()
         OFF.add(Track.ENGINE, "step", 0.0, 1.0, tokens=1)
         OFF.count_bytes("ring (MiB)", filled=1)
         OFF.set_budget(1)

@@ -27,7 +27,7 @@ from edgespec.tracing import Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
-from fake_model import FakeModel, blend, random_language
+from fake_model import FakeModel, blend, fixed_text, random_language
 from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
@@ -98,6 +98,21 @@ def test_drafting_beside_the_pass_has_a_track_of_its_own():
     assert sum(event["args"]["nodes"] for event in beside) == result.speculation.provisional_drafted
     passes = spans(events, "verify", Track.ENGINE)
     assert all(any(p["ts"] <= s["ts"] <= p["ts"] + p["dur"] for p in passes) for s in beside)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_draft_that_has_nothing_to_evaluate_makes_no_step(overlap: bool):
+    """It guesses that the text ends, behind which no guess hangs: no node is open after one step.
+
+    Looking for open nodes used to be recorded as a step that had nothing to say.
+    """
+    target = counting(eog_tokens=[N_VOCAB - 1], stall_share=0.9)
+    draft = FakeModel(fixed_text([N_VOCAB - 1], N_VOCAB, len(PROMPT)), N_VOCAB)
+    target.hook = waits_for_steps_of(draft, 1) if overlap else None
+    result, events = traced(target, draft, overlap=overlap, pacer="linear")
+    steps = spans(events, "draft step")
+    assert result.speculation.drafted > 0
+    assert [step.get("args", {}).get("nodes") for step in steps] == [1] * len(draft.evaluations)
 
 
 def test_without_a_draft_nothing_grows():
