@@ -17,6 +17,7 @@ from edgespec.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.regular_files import special_kind
 from edgespec.tracing import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
 
@@ -177,6 +178,9 @@ def find(path: Path) -> Runtime:
     """The runtime for a model. Raises ModelError with what was looked for."""
     if not path.exists():
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
+    kind = special_kind(path.stat().st_mode)
+    if kind is not None and not path.is_dir():
+        raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")
     names, missing = [], []
     for runtime in installed():
         if isinstance(runtime, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -259,3 +260,53 @@ def test_a_damaged_byte_ends_in_an_error_or_nowhere(tiny: Path, data: st.DataObj
     damaged.write_bytes(whole)
     with suppress(EdgespecError):
         prepare(damaged.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "genai_config.json"])
+def test_a_fifo_beside_the_model_keeps_nobody_waiting(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a FIFO"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_device_beside_the_model_is_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a device"):
+        prepare(folder)
+
+
+def without_input(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, helper.make_node("Identity", [], ["copied"]))
+
+
+def without_value(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, onnx.NodeProto(op_type="Constant", output=["constant"]))
+
+
+def without_output(model: onnx.ModelProto) -> None:
+    name = model.graph.initializer[0].name
+    model.graph.node.insert(0, helper.make_node("Identity", [name], []))
+
+
+def without_target_type(model: onnx.ModelProto) -> None:
+    name = model.graph.initializer[0].name
+    model.graph.node.insert(0, helper.make_node("Cast", [name], ["cast"]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (without_input, "Identity reads nothing"),
+        (without_value, "Constant has no value"),
+        (without_output, "Identity makes nothing"),
+        (without_target_type, "Cast lacks its attribute to"),
+    ],
+)
+def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change, says: str) -> None:
+    change(folder, edit)
+    with pytest.raises(ModelError, match=f"is damaged: {says}"):
+        prepare(folder)

@@ -6,7 +6,6 @@ disk until they are asked for, and the file is read, never mapped. Knows nothing
 
 from __future__ import annotations
 
-import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from types import MappingProxyType
 
 from edgespec.errors import ModelError
 from edgespec.owning import Owner
+from edgespec.regular_files import open_regular, special_kind
 from edgespec_runtimes.gguf.layout import (
     DEFAULT_ALIGNMENT,
     MAGIC,
@@ -149,10 +149,10 @@ class _Reader(Owner):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                kind = "a directory" if path.is_dir() else "not a regular file"
+            kind = special_kind(path.stat().st_mode)
+            if kind is not None:
                 raise ModelError(f"{path} is {kind}, not a GGUF file")
-            self._file = path.open("rb", buffering=0)
+            self._file = open_regular(path, buffering=0)
         except FileNotFoundError as error:
             raise ModelError(f"{path}: there is no such file") from error
         except OSError as error:

@@ -18,6 +18,7 @@ from edgespec.bench.baselines import BaselineRequest, BaselineRun
 from edgespec.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
@@ -43,7 +44,7 @@ class GgufRuntime:
         if path.suffix == ".gguf":
             return True
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return file.read(len(MAGIC)) == MAGIC
         except OSError:
             return False

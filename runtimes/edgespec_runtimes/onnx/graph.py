@@ -33,6 +33,7 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
+    _check_operators(model, where)
     graph = model.graph
     tensors = {tensor.name for tensor in graph.initializer}
     feeds = {value.name for value in graph.input} - tensors
@@ -54,7 +55,6 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         del graph.node[:]
         graph.node.extend(kept)
     _check_order(graph, feeds | tensors, where)
-    _check_operators(model, where)
     with_columns_gathered(graph)
     _keep_all_tokens(graph)
     # older exports list initializers among the inputs, too
@@ -180,11 +180,15 @@ def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
 
 
 def _check_operators(model: onnx.ModelProto, where: str) -> None:
-    """Standard operators have as many inputs and outputs as their definition wants."""
+    """Standard operators have the inputs, outputs and attributes that their definition wants."""
     versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
-    for node in model.graph.node:
+    for node in _with_nested(model.graph):
         if not node.input and node.op_type not in _SOURCES:
             raise ModelError(f"{where} is damaged: {node.op_type} reads nothing")
+        if not node.output:
+            raise ModelError(f"{where} is damaged: {node.op_type} makes nothing")
+        if node.op_type == "Constant" and not node.attribute:
+            raise ModelError(f"{where} is damaged: Constant has no value")
         try:
             domain = "" if node.domain == "ai.onnx" else node.domain
             version = versions.get(domain or "ai.onnx", 1)
@@ -195,7 +199,21 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             schema.min_input <= len(node.input) <= schema.max_input
             and schema.min_output <= len(node.output) <= schema.max_output
         ):
-            raise ModelError(f"{where} is damaged: {node.op_type} has the wrong number of inputs")
+            raise ModelError(
+                f"{where} is damaged: {node.op_type} has the wrong number of inputs or outputs"
+            )
+        given = {attribute.name for attribute in node.attribute}
+        for name, attribute in schema.attributes.items():
+            if attribute.required and name not in given:
+                raise ModelError(f"{where} is damaged: {node.op_type} lacks its attribute {name}")
+
+
+def _with_nested(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph, and those of the graphs in their attributes."""
+    for node in graph.node:
+        yield node
+        for inner in nested(node):
+            yield from _with_nested(inner)
 
 
 def _keep_all_tokens(graph: onnx.GraphProto) -> None:

@@ -6,13 +6,14 @@ Knows the four messages on the way to a tensor's bytes and nothing of what a gra
 
 from __future__ import annotations
 
-import stat
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.errors import ModelError
 from edgespec.owning import Owner
+from edgespec.regular_files import open_regular
 
 INLINE_BYTES = 64
 """Tensors up to this size stay in the outline: shapes, axes and scalars, which the graph is."""
@@ -59,13 +60,10 @@ class _Window(Owner):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{path} is not a regular file")
-            self._file = path.open("rb", buffering=0)
+            self._file = open_regular(path, buffering=0)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-        self.size = status.st_size
+        self.size = os.fstat(self._file.fileno()).st_size
         self._data, self._base = b"", 0
         self._copied = 0
 

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 from edgespec.errors import ModelError
 from edgespec.reading import Extent
+from edgespec.regular_files import read_regular
 from edgespec_runtimes.onnx.outline import INLINE_BYTES, THIS_FILE, read_outline
 from edgespec_runtimes.onnx.roles import set_head_size
 
@@ -271,9 +272,7 @@ def _put_inline(tensor: TensorProto, weight: Weight, files: list[Path]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """What the file says; nothing if it is missing. Raises ModelError if it is not JSON."""
     try:
-        if path.stat().st_size > MOST_CONFIG_BYTES:
-            raise ModelError(f"{path} is too large for a configuration")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import ModelError
+from edgespec.regular_files import read_regular
 
 MOST_BYTES = 256 << 20
 
@@ -95,14 +96,14 @@ def read_vocabulary(
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"{path} is too large for a tokenizer")
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError as error:
         raise ModelError(
             f"{path} is missing: an ONNX model needs its tokenizer.json beside it"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 

@@ -1,0 +1,75 @@
+"""What is no regular file is refused before anybody waits for it."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from edgespec import runtimes
+from edgespec.errors import ModelError
+from edgespec.regular_files import open_regular, read_at_most, read_regular
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+
+
+def special(folder: Path, kind: str) -> Path:
+    path = folder / kind
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+KINDS = ("a FIFO", "a socket", "a directory", "a device")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_named(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(OSError, match=f"it is {kind}, not a regular file"):
+        open_regular(special(tmp_path, kind))
+
+
+def test_a_fifo_that_takes_the_place_of_a_file_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at a path and its opening, the file may be exchanged."""
+    regular = tmp_path / "file"
+    regular.touch()
+    state = regular.stat()
+    fifo = special(tmp_path, "a FIFO")
+    monkeypatch.setattr(Path, "stat", lambda path, **_: state)
+    with pytest.raises(OSError, match="it is a FIFO"):
+        open_regular(fifo)
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    assert read_regular(path, 100) == bytes(100)
+    with pytest.raises(OSError, match="it holds more than 0 MiB"):
+        read_regular(path, 99)
+
+
+def test_a_stream_without_end_is_not_read_to_its_end() -> None:
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(OSError, match="more than 1 MiB"):
+        read_at_most(endless, "/dev/zero", 1 << 20)
+
+
+def test_a_pipe_may_be_read_whole() -> None:
+    assert read_at_most(io.BytesIO(b"text"), "stdin", 4) == b"text"
+
+
+@pytest.mark.parametrize("name", ["a FIFO", "a socket", "a device"])
+def test_a_special_file_is_no_model(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=f"is {name}: a model is a regular file or a folder"):
+        runtimes.find(special(tmp_path, name))
