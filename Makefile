@@ -13,14 +13,15 @@ demo: $(READY)
 	$(BIN)/edgespec demo
 
 test: $(TESTABLE)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
 
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tests/check_wheel.py
-	$(BIN)/python -m pytest
+	$(MAKE) test
+	$(BIN)/python -m pytest -m slow
 
 # Minutes, and as root, who may limit memory and reads: sudo make bench-check
 bench-check: $(READY)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.config import LoadSettings as LoadSettings
-    from edgespec.engine import EngineSettings as EngineSettings
+    from edgespec.engine.sampling import SamplingParams as SamplingParams
+    from edgespec.engine.settings import EngineSettings as EngineSettings
     from edgespec.errors import EdgespecError as EdgespecError
-    from edgespec.sampling import SamplingParams as SamplingParams
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "EdgespecError": "errors",
-    "EngineSettings": "engine",
+    "EngineSettings": "engine.settings",
     "LoadSettings": "config",
-    "SamplingParams": "sampling",
+    "SamplingParams": "engine.sampling",
     "Session": "session",
     "load": "session",
     "open_trace": "trace_file",

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Provider = Literal["auto", "cpu", "cuda", "coreml"]
@@ -41,29 +42,6 @@ FLAGS = {
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
-
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt]?)(?:i?b)?)", re.IGNORECASE | re.ASCII)
-_EXPONENT = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_size(value: str | int, total_bytes: int | None = None) -> int:
-    """Bytes of `6GiB`, `512M`, `1.5G`, `75%` or a number; every unit is binary, as in llama.cpp.
-
-    A percentage is one of `total_bytes`. Raises UsageError for anything else, zero included.
-    """
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise UsageError(f"{value!r} is not a size: write it like 512M, 6GiB, 1.5G or 75%")
-    number, percent, unit = match.groups()
-    if percent:
-        if total_bytes is None:
-            raise UsageError(f"{value!r}: a percentage has no meaning here, write a size like 6GiB")
-        size = float(number) / 100 * total_bytes
-    else:
-        size = float(number) * 1024 ** _EXPONENT[unit.lower()]
-    if not 1 <= size < 1 << 63:
-        raise UsageError(f"{value!r} is not a size that memory or a file can have")
-    return int(size)
 
 
 def _budget(value: object, info: ValidationInfo) -> object:

@@ -13,9 +13,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from edgespec.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
+from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import special_kind
 from edgespec.tracing import OFF, Trace

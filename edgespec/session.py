@@ -12,18 +12,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from edgespec import memory, runtimes
-from edgespec.budget import MIB, MemoryPlan, MemoryRow, least_bytes, loaded_before, plan_memory
+from edgespec import runtimes
 from edgespec.config import LoadSettings
-from edgespec.engine import Engine, EngineSettings
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
+from edgespec.memory import process
+from edgespec.memory.budget import (
+    MIB,
+    MemoryPlan,
+    MemoryRow,
+    least_bytes,
+    loaded_before,
+    plan_memory,
+)
 from edgespec.owning import Owner
-from edgespec.pipeline import Worker
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, Shrinks, UsesGpu
-from edgespec.sampling import SamplingParams
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import GenerationResult, ModelInfo, TokenEvent
+from edgespec.worker import Worker
 
 T = TypeVar("T")
 
@@ -181,7 +190,7 @@ class _Opening(Owner):
         self._engine_settings = engine_settings or EngineSettings()
         self._progress = progress
         self._trace = trace
-        self._budget_bytes = memory.resolve_budget(settings.memory_budget)
+        self._budget_bytes = process.resolve_budget(settings.memory_budget)
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
         self._report: dict[str, float] = {}
@@ -203,7 +212,7 @@ class _Opening(Owner):
                 prepared = self._prepared[1]
                 draft = self._run("draft", lambda: prepared.load(None, self._progress))
                 on_failure.callback(draft.close)
-                memory.return_free_memory()  # what loading took, before the target takes its own
+                process.return_free_memory()  # what loading took, before the target takes its own
             target = self._run(
                 "target",
                 lambda: self._prepared[0].load(memory_plan, self._progress),
@@ -234,7 +243,7 @@ class _Opening(Owner):
     def _prepare(self) -> None:
         """Headers, sizes and the vocabulary check: target first, then the draft."""
         settings, rules = self._settings, self._engine_settings
-        n_threads = settings.threads or memory.usable_cores()
+        n_threads = settings.threads or process.usable_cores()
         max_nodes = rules.draft_max + 1 if settings.draft else 1
         request = ModelRequest(
             path=settings.model,
@@ -298,7 +307,7 @@ class _Opening(Owner):
         target = self._prepared[0]
         resident, paged = target.resident_rows(), target.paged_rows()
         segmentations = target.segmentations()
-        rss_bytes = memory.process_rss_bytes()
+        rss_bytes = process.process_rss_bytes()
         rows = [MemoryRow("process", "interpreter and libraries", rss_bytes)]
         fixed = target.fixed_rows()
         later_bytes = least_bytes(fixed, segmentations, resident, paged)
@@ -344,7 +353,7 @@ class _Opening(Owner):
                 raise UsageError("; ".join([complaint, *self._notes()]))
             return 0, ()
         _, gpu = there[0]
-        budget_bytes = memory.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
+        budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
         rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
         for model, _ in there:
             rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory import process_rss_bytes
+from edgespec.memory.process import process_rss_bytes
 from edgespec.tracing import Detail, Span, Trace, Track
 
 MOST_EVENTS = 2048

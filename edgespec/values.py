@@ -9,6 +9,9 @@ from typing import Literal
 Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
+ENLARGED_FROM = "edgespec.enlarged_from"
+"""Metadata key that an enlarged model carries, in every format: the name of the model it equals."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -163,3 +166,15 @@ class GenerationResult:
     paging: PagingStats = field(default_factory=PagingStats)
     notes: tuple[str, ...] = ()
     """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnlargeReport:
+    """What was written."""
+
+    path: Path
+    size_bytes: int
+    factor: int
+    """K: how often every feature, query head and hidden unit is repeated."""
+    layers: int
+    parameters: int

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import settings
 
 pytest.register_assert_rewrite(
-    "engine_cases", "fake_model", "paging_contract", "port_contract", "reference"
+    "engine_cases",
+    "reference",
+    "edgespec.testing.fake_model",
+    "edgespec.testing.paging_contract",
+    "edgespec.testing.port_contract",
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from edgespec.engine import Engine, EngineSettings
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
-from edgespec.sampling import SamplingParams
+from edgespec.testing.fake_model import FakeModel, fixed_text
 from edgespec.values import GenerationResult, TokenEvent
-from fake_model import FakeModel, fixed_text
 
 N_VOCAB = 12
 PROMPT = [1, 2, 3, 4]

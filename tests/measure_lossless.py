@@ -22,9 +22,9 @@ import numpy as np
 
 from edgespec import session
 from edgespec.config import LoadSettings
-from edgespec.engine import EngineSettings
-from edgespec.resources import embedded_pair
-from edgespec.sampling import Sampler, SamplingParams
+from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.models.embedded import embedded_pair
 from reference import LlamaCpp, Reference
 
 PACERS = ("llmcad", "best-first", "linear")

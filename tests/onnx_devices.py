@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.devices import CPU_PROVIDER, Device
 from edgespec_runtimes.onnx.model import OnnxModel
-from edgespec_runtimes.onnx.providers import Choice
+from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
+from edgespec_runtimes.onnx.prepare.providers import Choice
 from onnx_models import request
-from paging_contract import load_paged
 
 RUNTIME = sys.modules["edgespec_runtimes.onnx.runtime"]
 """The module: its package calls what it makes by the same name."""

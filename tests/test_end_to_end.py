@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.resources import embedded_pair, preset_names
-from edgespec_runtimes.gguf.enlarge import enlarge
+from edgespec.models.embedded import embedded_pair, preset_names
+from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from gguf_files import tiny_llama
 
 PAIR = embedded_pair()

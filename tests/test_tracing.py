@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 
-from edgespec import cli
-from edgespec.budget import plan_memory
-from edgespec.engine import Engine, EngineSettings
+from edgespec.cli import entry
+from edgespec.engine.loop import Engine
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging import PinnedSegments, WeightPager
-from edgespec.reading import BLOCK_BYTES, DirectReader, Extent, Segment
-from edgespec.resources import embedded_pair
+from edgespec.memory.budget import plan_memory
+from edgespec.models.embedded import embedded_pair
+from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Segment
 from edgespec.runtimes import ModelRequest
+from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.trace_file import TraceFile
 from edgespec.tracing import Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
-from fake_model import FakeModel, blend, fixed_text, random_language
 from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
@@ -270,7 +271,7 @@ def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureF
     pytest.importorskip("llama_cpp")
     path = tmp_path / "trace.json"
     command = ["generate", "-p", "def f(", "-n", "6", "-c", "256", "-t", "1", "--trace", str(path)]
-    assert cli.main(command) == 0
+    assert entry.main(command) == 0
     assert f"trace: {path}" in capsys.readouterr().err
     events = read(path.read_bytes())
     for name in ("load", "planning", "target: weights", "draft: context", "prompt", "generation"):
@@ -322,7 +323,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_loading(
     if content is not None:
         path.write_text(content)
     command = ["generate", "-m", "no-such-model.gguf", "-p", "hi", "--trace", str(path)]
-    assert cli.main(command) == code
+    assert entry.main(command) == code
     out, err = capsys.readouterr()
     assert out == "" and says in err and "no-such-model" not in err
     assert content is None or path.read_text() == content

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from edgespec import memory, runtimes, session
+from edgespec import runtimes, session
+from edgespec.baselines import BaselineRequest, OffersBaselines
 from edgespec.bench import modes
-from edgespec.bench.baselines import BaselineRequest, OffersBaselines
 from edgespec.bench.runs import (
     Answer,
     Decode,
@@ -32,7 +32,8 @@ from edgespec.bench.runs import (
 )
 from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
-from edgespec.reading import READ_BYTES, DirectReader, Memory, Run
+from edgespec.memory import process
+from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
 """Of a read loop: what is not timed."""
@@ -84,7 +85,7 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
             rounds=guesses.round_costs,
             # what is read ahead for a pass that never comes is not counted
             bytes_read=running.plan.bytes_per_pass * guesses.target_passes,
-            peak_bytes=memory.peak_rss_bytes(),
+            peak_bytes=process.peak_rss_bytes(),
             decoding_since=decoding_since,
             notes=(*running.plan.notes, *result.notes),
         )
@@ -108,7 +109,7 @@ def _run_baseline(job: Decode) -> Decoded:
         decode_s=decode_s,
         rounds=run.rounds,
         bytes_read=run.bytes_read,
-        peak_bytes=memory.peak_rss_bytes(),
+        peak_bytes=process.peak_rss_bytes(),
         decoding_since=time.monotonic() - decode_s,
     )
 

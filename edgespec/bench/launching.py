@@ -57,7 +57,7 @@ def launch(
     for path in cold:
         drop_cache(path)
     with _finishing() as cleanup:
-        with _deaf():
+        with deferring():
             prefix = cleanup.enter_context(limiter.made())
             # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
             asked, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
@@ -132,22 +132,27 @@ def _finishing() -> Iterator[ExitStack]:
         try:
             yield cleanup
         finally:
-            with _deaf():
+            with deferring():
                 cleanup.close()
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Neither Ctrl-C nor SIGTERM interrupts what must be done as a whole."""
+def deferring() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until what must be done as a whole is done; none is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    heard: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: heard.append(number)) for number in _ENDING
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)

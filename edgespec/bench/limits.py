@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec import cgroups
 from edgespec.errors import EdgespecError
+from edgespec.memory import cgroups
 
 _ROOT = Path("/")
 _ENTER = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgespec import cache, runtimes
+from edgespec import cache_folder, runtimes
 
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
 
@@ -30,7 +30,7 @@ def files_of(model: Path) -> list[Path]:
 
 def copies() -> list[Path]:
     """What runtimes keep in folders of the cache and may read instead, of whatever model."""
-    return sorted(path for path in cache.folder().glob("*/[!.]*") if path.is_file())
+    return sorted(path for path in cache_folder.folder().glob("*/[!.]*") if path.is_file())
 
 
 def size_of(model: Path) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgespec.bench.baselines import Baseline
+from edgespec.baselines import Baseline
 from edgespec.config import nearest
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.rules import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from edgespec.bench.report import BenchReport
 from edgespec.bench.style import STYLE
 from edgespec.bench.summary import ModeSummary, Row
 from edgespec.bench.table import MB, counted, figure, limit_line, reading_lines
-from edgespec.report import size
+from edgespec.units import format_size
 
 MIB = 1 << 20
 _OURS = frozenset(mode.name for mode in ENGINE_MODES)
@@ -60,7 +60,7 @@ def _header(report: BenchReport) -> str:
     draft = f", draft {report.draft.file}" if report.draft else ""
     return (
         f"<header><h1>edgespec bench</h1><p>{escape(report.target.file)} "
-        f"({size(report.target.size_bytes)}){escape(draft)}; {escape(limit_line(report))}; "
+        f"({format_size(report.target.size_bytes)}){escape(draft)}; {escape(limit_line(report))}; "
         f'{escape(report.began)}</p><div class="tiles">{shown}</div></header>'
     )
 
@@ -84,7 +84,7 @@ def _summary(report: BenchReport) -> str:
                 f"{mode.disk_bytes_per_s.median / MB:.0f}",
                 figure(most) if most else "-",
                 f"{100 * mode.share_of_bound:.0f} %" if mode.share_of_bound else "-",
-                size(mode.peak_bytes),
+                format_size(mode.peak_bytes),
                 f"{mode.agreement.tokens} of {mode.agreement.compared}",
             ]
         )
@@ -254,7 +254,7 @@ def _setup(report: BenchReport) -> str:
         "limits": limit_line(report),
         "processor": f"{machine.cpu}, {counted(machine.n_cpus, 'CPU')}; "
         f"each run computes with {counted(machine.n_threads, 'thread')}",
-        "memory": size(machine.memory_bytes),
+        "memory": format_size(machine.memory_bytes),
         "storage": machine.disk,
         "system": machine.system,
     }

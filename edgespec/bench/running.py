@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from edgespec import errors, storage
+from edgespec import errors
 from edgespec.bench import limits, table
 from edgespec.bench.launching import Launched, launch
 from edgespec.bench.limits import Limiter
@@ -23,8 +24,8 @@ from edgespec.bench.runs import Decode, Decoded, Failed, RawRead, ReadRaw, Surve
 from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row, thinned
-from edgespec.console import Console
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.paging import disk_speed
 
 RAW_BYTES = 1 << 30
 """Most that a read loop reads."""
@@ -90,21 +91,31 @@ def survey(bench: Bench) -> Surveyed:
     raise kind(message)
 
 
-def run_all(bench: Bench, surveyed: Surveyed, console: Console) -> Results:
+class Display(Protocol):
+    """Where a bench says how far it is."""
+
+    def note(self, text: str) -> None: ...
+
+    def progress(self, what: str, share: float) -> None: ...
+
+    def end_of_progress(self) -> None: ...
+
+
+def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
     """Every turn in a process of its own; a run that fails does not end the bench."""
     results = Results()
     settings = bench.settings
     due = list(turns([mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions))
     sizes = _sizes(bench, surveyed)
     estimates = [_estimate(bench, turn, sizes) for turn in due]
-    _announce(bench, len(due), sum(estimates), sizes, console)
+    _announce(bench, len(due), sum(estimates), sizes, display)
     began = time.monotonic()
     for number, turn in enumerate(due, 1):
         prompt = bench.prompts[turn.prompt]
         what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
         share = sum(estimates[: number - 1]) / sum(estimates)
         # in a log, the lines of finished runs are progress enough
-        tick = partial(console.progress, what, share) if sys.stderr.isatty() else _silent
+        tick = partial(display.progress, what, share) if sys.stderr.isatty() else _silent
         launched = _launch(bench, turn, tick)
         elapsed = (time.monotonic() - began) / sum(estimates[:number])
         left_s = elapsed * sum(estimates[number:])
@@ -112,14 +123,14 @@ def run_all(bench: Bench, surveyed: Surveyed, console: Console) -> Results:
             case Decoded() as decoded:
                 row = _row(turn, prompt, decoded, launched)
                 results.rows.append(row)
-                console.note(table.run_line(row, number, len(due), left_s))
+                display.note(table.run_line(row, number, len(due), left_s))
             case RawRead() as read:
                 results.raw.append(read)
-                console.note(table.raw_line(read.bytes_per_s, number, len(due), left_s))
+                display.note(table.raw_line(read.bytes_per_s, number, len(due), left_s))
             case Failed(message):
                 results.failures.append(LeftOut(turn.mode, message))
-                console.note(f"{table.counter(number, len(due))} {turn.mode} failed: {message}")
-    console.end_of_progress()
+                display.note(f"{table.counter(number, len(due))} {turn.mode} failed: {message}")
+    display.end_of_progress()
     return results
 
 
@@ -161,7 +172,7 @@ def _sizes(bench: Bench, surveyed: Surveyed) -> Sizes:
     target_bytes = size_of(bench.target)
     largest = largest_of(bench.target)
     limited = bench.limiter is not limits.UNLIMITED
-    rate = (limited and settings.disk_bandwidth) or storage.bytes_per_second(largest) or 1e9
+    rate = (limited and settings.disk_bandwidth) or disk_speed.bytes_per_second(largest) or 1e9
     return Sizes(
         target_bytes=target_bytes,
         fits=bench.fits,
@@ -185,15 +196,15 @@ def _estimate(bench: Bench, turn: Turn, sizes: Sizes) -> float:
     return estimate_s(mode, bench.tokens_of(mode) if mode else 0, sizes)
 
 
-def _announce(bench: Bench, n_runs: int, total_s: float, sizes: Sizes, console: Console) -> None:
+def _announce(bench: Bench, n_runs: int, total_s: float, sizes: Sizes, display: Display) -> None:
     settings = bench.settings
-    console.note(
+    display.note(
         f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
         f"{table.counted(len(bench.prompts), 'prompt')}, "
         f"{table.counted(settings.repetitions, 'time')}; "
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )
-    console.note(
+    display.note(
         f"at {sizes.disk_bytes_per_s / 1e6:.0f} MB/s about {duration(total_s)}; "
         "fewer: --quick, --modes, -n, --baseline-tokens, --n-prompts, --repetitions"
     )

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from edgespec.config import Settings, parse_size
+from edgespec.config import Settings
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 CTX_SIZE = 512
 UNLIMITED = "unlimited"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.bench.report import BenchReport
 from edgespec.bench.schedule import duration
 from edgespec.bench.summary import ModeSummary, Row
-from edgespec.report import size
+from edgespec.units import format_size
 
 MB = 1e6
 
@@ -18,7 +18,7 @@ def run_line(row: Row, number: int, n_runs: int, left_s: float) -> str:
     return (
         f"{counter(number, n_runs)} {row.mode:<14} {row.prompt:<16} "
         f"{figure(run.tokens_per_s):>7} tokens/s  {passes}  {read:>9}  "
-        f"peak {size(run.peak_bytes):>9}  {left(left_s)}"
+        f"peak {format_size(run.peak_bytes):>9}  {left(left_s)}"
     )
 
 
@@ -75,11 +75,15 @@ def summary_table(report: BenchReport) -> list[str]:
 def setting_lines(report: BenchReport) -> list[str]:
     """Machine, models and limits."""
     machine = report.machine
-    target = f"{report.target.file} ({size(report.target.size_bytes)})"
-    draft = f", draft {report.draft.file} ({size(report.draft.size_bytes)})" if report.draft else ""
+    target = f"{report.target.file} ({format_size(report.target.size_bytes)})"
+    draft = (
+        f", draft {report.draft.file} ({format_size(report.draft.size_bytes)})"
+        if report.draft
+        else ""
+    )
     return [
         f"{machine.cpu}, {counted(machine.n_threads, 'thread')}; "
-        f"{size(machine.memory_bytes)} of memory; {machine.disk}; {machine.system}",
+        f"{format_size(machine.memory_bytes)} of memory; {machine.disk}; {machine.system}",
         ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         f"target {target}{draft}",
         limit_line(report),
@@ -91,11 +95,11 @@ def limit_line(report: BenchReport) -> str:
     if limits.method == "unlimited":
         asked = "nothing was limited"
         if limits.budget_bytes is not None:
-            asked += f" from outside; edgespec's own budget {size(limits.budget_bytes)}"
+            asked += f" from outside; edgespec's own budget {format_size(limits.budget_bytes)}"
         return asked
     parts = []
     if limits.memory_bytes is not None:
-        parts.append(f"memory {size(limits.memory_bytes)}")
+        parts.append(f"memory {format_size(limits.memory_bytes)}")
     if limits.read_bytes_per_s is not None:
         parts.append(f"reads {limits.read_bytes_per_s / MB:.0f} MB/s")
     return f"each run bound to {' and '.join(parts)} by {limits.method}"
@@ -131,6 +135,6 @@ def _mode_line(mode: ModeSummary) -> str:
     return (
         f"{mode.name:<15}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
         f"{mode.tokens_per_pass:>10.2f}{mode.pass_bytes / 2**20:>10.0f}"
-        f"{mode.disk_bytes_per_s.median / MB:>7.0f}{most:>8}{share:>7}{size(mode.peak_bytes):>11}"
-        f"  {agrees}"
+        f"{mode.disk_bytes_per_s.median / MB:>7.0f}{most:>8}{share:>7}"
+        f"{format_size(mode.peak_bytes):>11}  {agrees}"
     )

@@ -17,17 +17,11 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.bench.baselines import (
-    Baseline,
-    BaselineRequest,
-    BaselineRun,
-    check_room,
-    decode_plainly,
-)
+from edgespec.baselines import Baseline, BaselineRequest, BaselineRun, check_room, decode_plainly
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.owning import Owner
 from edgespec.values import RoundCost
-from edgespec_runtimes.gguf import log, native
+from edgespec_runtimes.gguf.llama import log, native
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
 

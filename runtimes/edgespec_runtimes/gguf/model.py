@@ -16,14 +16,14 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.errors import Cancelled, EdgespecError, UsageError
-from edgespec.paging import paging_stats
+from edgespec.paging.pager import paging_stats
 from edgespec.ports import Progress, Vocabulary
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
-from edgespec_runtimes.gguf import native
-from edgespec_runtimes.gguf.branches import HOME, Branches, likely_first
-from edgespec_runtimes.gguf.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2

@@ -14,19 +14,20 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from edgespec.bench.baselines import BaselineRequest, BaselineRun
-from edgespec.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, native, segments, weights
-from edgespec_runtimes.gguf.details import details_of
-from edgespec_runtimes.gguf.header import MAGIC, GgufFile, read_header
+from edgespec_runtimes.gguf import baselines, segments, weights
+from edgespec_runtimes.gguf.file.details import details_of
+from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
+from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.shapes import validate
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
 BUFFER_SHARE = 0.05

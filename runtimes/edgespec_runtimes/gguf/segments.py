@@ -14,9 +14,9 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError
-from edgespec.reading import BLOCK_BYTES, Extent, Segment
-from edgespec_runtimes.gguf import native
-from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
+from edgespec.paging.reader import BLOCK_BYTES, Extent, Segment
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama import native
 
 SMALL_BYTES = BLOCK_BYTES
 """Matrices below this are not worth a swap: they stay in memory, like norms and biases."""

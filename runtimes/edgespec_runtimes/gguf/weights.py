@@ -19,12 +19,12 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import WeightReadError
-from edgespec.paging import PinnedSegments, WeightPager
+from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Memory, Segment
 from edgespec.ports import Progress
-from edgespec.reading import BLOCK_BYTES, DirectReader, Memory, Segment
 from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
-from edgespec_runtimes.gguf import native
-from edgespec_runtimes.gguf.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
 

@@ -16,21 +16,15 @@ import numpy as np
 import onnxruntime as ort
 from onnx import helper
 
-from edgespec.bench.baselines import (
-    Baseline,
-    BaselineRequest,
-    BaselineRun,
-    check_room,
-    decode_plainly,
-)
+from edgespec.baselines import Baseline, BaselineRequest, BaselineRun, check_room, decode_plainly
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.memory import return_free_memory
+from edgespec.memory.process import return_free_memory
 from edgespec.owning import Owner
-from edgespec_runtimes.onnx.graph import BATCH_SCALED, simplified
-from edgespec_runtimes.onnx.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
-from edgespec_runtimes.onnx.sessions import Stop, translated
-from edgespec_runtimes.onnx.source import Source, read_source
-from edgespec_runtimes.onnx.vocabulary import read_vocabulary
+from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
+from edgespec_runtimes.onnx.files.source import Source, read_source
+from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
+from edgespec_runtimes.onnx.ort.sessions import Stop, translated
 
 MMAP, RESIDENT = "mmap", "resident"
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from edgespec_runtimes.onnx.masks import causal
-from edgespec_runtimes.onnx.rewriting import PAST_LENGTH, PAST_ROWS, MaskForm
-from edgespec_runtimes.onnx.roles import MASK, POSITIONS
+from edgespec_runtimes.onnx.files.roles import MASK, POSITIONS
+from edgespec_runtimes.onnx.graph.rewriting import PAST_LENGTH, PAST_ROWS, MaskForm
+from edgespec_runtimes.onnx.prepare.masks import causal
 
 Ints = NDArray[np.int64]
 

@@ -16,8 +16,8 @@ from onnx import helper
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.owning import Owner
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.onnx.roles import Roles
-from edgespec_runtimes.onnx.sessions import Bound
+from edgespec_runtimes.onnx.files.roles import Roles
+from edgespec_runtimes.onnx.ort.sessions import Bound
 
 KEY, VALUE = 0, 1
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.memory import return_free_memory
+from edgespec.memory.process import return_free_memory
 from edgespec.owning import Owner
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
-from edgespec_runtimes.onnx.cutting import ALWAYS, Cut, Piece
-from edgespec_runtimes.onnx.rewriting import LOGIT_ROWS, new_name, past_name
-from edgespec_runtimes.onnx.roles import IDS, LOGITS, Roles
-from edgespec_runtimes.onnx.sessions import Bound, Session, Stop
-from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights
+from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
+from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, Piece
+from edgespec_runtimes.onnx.graph.rewriting import LOGIT_ROWS, new_name, past_name
+from edgespec_runtimes.onnx.ort.sessions import Bound, Session, Stop
+from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, PagedWeights
 
 
 @dataclass(frozen=True, slots=True)

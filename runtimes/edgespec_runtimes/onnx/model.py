@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec.errors import UsageError
-from edgespec.paging import paging_stats
+from edgespec.paging.pager import paging_stats
 from edgespec.ports import Progress, Vocabulary
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree

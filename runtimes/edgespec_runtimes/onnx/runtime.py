@@ -16,36 +16,39 @@ from pathlib import Path
 
 import onnx
 
-from edgespec.bench.baselines import BaselineRequest, BaselineRun
-from edgespec.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.memory import return_free_memory
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import LEAST_BUDGET_BYTES, GpuMemory, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.onnx import baselines, needs, rows, store
-from edgespec_runtimes.onnx.angles import trimmed
+from edgespec_runtimes.onnx import baselines
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
-from edgespec_runtimes.onnx.cutting import Cut, Piece
 from edgespec_runtimes.onnx.decoder import Decoder
-from edgespec_runtimes.onnx.deployment import Deployment
-from edgespec_runtimes.onnx.details import context_length, details_of
-from edgespec_runtimes.onnx.devices import Device
-from edgespec_runtimes.onnx.fitting import FittedDecoder
-from edgespec_runtimes.onnx.graph import BATCH_SCALED, PACKED, simplified
-from edgespec_runtimes.onnx.loading import watched
+from edgespec_runtimes.onnx.files.roles import find_roles
+from edgespec_runtimes.onnx.files.source import Source, find_model, read_source, refer
+from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
+from edgespec_runtimes.onnx.graph.angles import trimmed
+from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, PACKED, simplified
+from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
-from edgespec_runtimes.onnx.offloading import OffloadedWeights
-from edgespec_runtimes.onnx.packing import PackedWeights
-from edgespec_runtimes.onnx.placement import GpuNeeds
-from edgespec_runtimes.onnx.providers import choose
-from edgespec_runtimes.onnx.roles import find_roles
-from edgespec_runtimes.onnx.sessions import Session, Stop
-from edgespec_runtimes.onnx.source import Source, find_model, read_source, refer
-from edgespec_runtimes.onnx.vocabulary import read_vocabulary
-from edgespec_runtimes.onnx.weights import EmbeddingTable, PagedWeights, open_tables
+from edgespec_runtimes.onnx.ort.devices import Device
+from edgespec_runtimes.onnx.ort.loading import watched
+from edgespec_runtimes.onnx.ort.sessions import Session, Stop
+from edgespec_runtimes.onnx.prepare import rows
+from edgespec_runtimes.onnx.prepare.deployment import Deployment
+from edgespec_runtimes.onnx.prepare.details import context_length, details_of
+from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.providers import choose
+from edgespec_runtimes.onnx.weights import artifacts
+from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
+from edgespec_runtimes.onnx.weights.packing import PackedWeights
+from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, PagedWeights, open_tables
 
 SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
@@ -129,7 +132,7 @@ class PreparedOnnx:
             self.info = self._describe(source)
             self._capacity = self.info.n_ctx + TREES_OF_ROOM * self.info.max_nodes
         with self._phase("cutting"):
-            source = store.aligned(source, self._stop.is_set)
+            source = artifacts.aligned(source, self._stop.is_set)
             self._source = trimmed(self._graph.graph, source, self._capacity)
             self._opened = Deployment(self.info.name, self._n_threads, self._choice, self._fitted)
         with self._phase("sessions"):

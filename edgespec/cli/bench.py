@@ -1,0 +1,254 @@
+"""`edgespec bench`: chooses models, modes and limits, runs what is due in turn, reports.
+
+It decides what is measured and says what came out; measuring, arithmetic and drawing are elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edgespec import runtimes
+from edgespec.baselines import OffersBaselines
+from edgespec.bench import limits, table
+from edgespec.bench.expectations import (
+    Expectations,
+    compare,
+    comparison_lines,
+    modes_of,
+    read_expectations,
+)
+from edgespec.bench.limits import Limiter, Limits
+from edgespec.bench.model_files import size_of
+from edgespec.bench.modes import Mode, choose, known_modes
+from edgespec.bench.page import html_page
+from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
+from edgespec.bench.running import Bench, Prompt, run_all, survey
+from edgespec.bench.settings import QUICK, BenchSettings
+from edgespec.bench.summary import spread, summarise
+from edgespec.cli import demo
+from edgespec.cli.console import Console
+from edgespec.cli.flags import installed_version
+from edgespec.cli.invocation import read_prompts
+from edgespec.config import spell
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import process
+from edgespec.models.embedded import embedded_pair, shipped_prompts
+from edgespec.runtimes import Runtime
+from edgespec.units import format_size
+
+BUDGET_SHARE = 1 / 1.02
+"""Of the memory limit, for edgespec's own budget: a group also charges what is no process's."""
+PROMPT_WIDTH = 14
+"""Characters of a prompt that name it in tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, checked."""
+
+    settings: BenchSettings
+    json_file: Path | None = None
+    json_to_stdout: bool = False
+    html_file: Path | None = None
+    expectations: Expectations | None = None
+    command: str = "edgespec bench"
+
+
+def request_from(given: argparse.Namespace) -> Request:
+    """Flags win over the file of `--compare`, which wins over `--quick` and the defaults."""
+    expectations = read_expectations(Path(given.compare)) if "compare" in given else None
+    known = BenchSettings.model_fields
+    settings: dict[str, Any] = dict(QUICK) if "quick" in given else {}
+    settings |= expectations.bench if expectations else {}
+    settings |= {name: value for name, value in vars(given).items() if name in known}
+    json_name = getattr(given, "json", None)
+    request = Request(
+        settings=BenchSettings.model_validate(settings),
+        json_file=None if json_name in {None, "-"} else Path(json_name),
+        json_to_stdout=json_name == "-",
+        html_file=Path(given.html) if "html" in given else None,
+        expectations=expectations,
+        command=_spelled(given),
+    )
+    for path in (request.json_file, request.html_file):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path} cannot be written: it is a folder")
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    return request
+
+
+def _spelled(given: argparse.Namespace) -> str:
+    """The command line that means what was given."""
+    words = ["edgespec", "bench"]
+    for name, value in vars(given).items():
+        if name != "command":
+            words += [spell(name)] if value is True or value == "-" else [spell(name), str(value)]
+    return shlex.join(words)
+
+
+def run(request: Request, console: Console) -> None:
+    """Measure, report, compare. Raises what a command raises; figures are written before."""
+    report = measure(request, console)
+    lines = "\n".join(table.summary_table(report))
+    if request.html_file is not None:
+        request.html_file.write_text(html_page(report), encoding="utf-8")
+        console.note(f"report: {request.html_file}")
+    as_json = json.dumps(report.as_dict(), ensure_ascii=False, allow_nan=False)
+    if request.json_file is not None:
+        request.json_file.write_text(as_json + "\n", encoding="utf-8")
+    if request.json_to_stdout:
+        console.note(lines)
+        console.write(as_json)
+    else:
+        console.write("\n" + lines)
+    if request.expectations is not None:
+        _judge(request, report, console)
+    if report.failures:
+        raise EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
+
+
+def measure(request: Request, console: Console) -> BenchReport:
+    """The whole bench."""
+    settings = request.settings
+    pair = embedded_pair()
+    runtime = runtimes.find(settings.model or pair.target)
+    is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
+    baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
+    wanted = _wanted_modes(request, known_modes(baselines))
+    prompts = chosen_prompts(settings)
+    target, draft = settings.model, settings.draft
+    if target is None:
+        target, draft = demo.enlarged(pair, settings.size, console), pair.draft
+    began = datetime.now().astimezone()
+    models_bytes = size_of(target) + (size_of(draft) if draft else 0)
+    wanted_limits = Limits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
+    limiter = _limiter(request, wanted_limits, target, console)
+    memory_bytes = wanted_limits.memory_bytes
+    budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
+    n_threads = settings.threads or process.usable_cores()
+    bench = Bench(settings, target, draft, wanted, prompts, limiter, budget, n_threads)
+    surveyed = survey(bench)
+    room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
+    modes, left_out = applicable(wanted, draft, is_mixed, surveyed.resident_bytes, room_bytes)
+    bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
+    results = run_all(bench, surveyed, console)
+    if not results.raw:
+        raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
+    raw = spread([read.bytes_per_s for read in results.raw])
+    return BenchReport(
+        command=request.command,
+        began=began.isoformat(timespec="seconds"),
+        versions=_versions(runtime),
+        machine=this_machine(target, n_threads),
+        target=_model_file(target),
+        draft=_model_file(draft) if draft else None,
+        limits=AppliedLimits(limiter.name, memory_bytes, settings.disk_bandwidth, budget),
+        n_tokens=settings.max_tokens,
+        n_baseline_tokens=settings.tokens_of(is_slow=not bench.fits),
+        n_repetitions=settings.repetitions,
+        prompts=[prompt.name for prompt in prompts],
+        raw_bytes_per_s=raw,
+        descriptions={mode.name: mode.text for mode in modes},
+        modes=summarise(results.rows, [mode.name for mode in modes], raw.median),
+        left_out=left_out,
+        failures=results.failures,
+        notes=sorted({note for row in results.rows for note in row.decoded.notes}),
+        rows=results.rows,
+    )
+
+
+def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
+    """The first of the file, each by its number and the beginning of its text."""
+    path = settings.prompts or shipped_prompts()
+    texts = read_prompts(path)
+    if len(texts) < settings.n_prompts:
+        raise UsageError(f"--n-prompts {settings.n_prompts}: {path} has only {len(texts)}")
+    return [_prompt(number, text) for number, text in enumerate(texts[: settings.n_prompts], 1)]
+
+
+def applicable(
+    modes: Sequence[Mode],
+    draft: Path | None,
+    is_mixed: bool,
+    resident_bytes: int,
+    room_bytes: int,
+) -> tuple[list[Mode], list[LeftOut]]:
+    """The modes that can run, and those that cannot, with the reason.
+
+    `is_mixed`: the draft is of another runtime than the target, which only the engine can pair.
+    """
+    fitting, left_out = [], []
+    for mode in modes:
+        if mode.drafts and draft is None:
+            left_out.append(LeftOut(mode.name, "there is no draft: -md names one"))
+        elif mode.drafts and mode.engine is None and is_mixed:
+            left_out.append(LeftOut(mode.name, "its library cannot run this draft"))
+        elif mode.resident and resident_bytes > room_bytes:
+            needs, has = format_size(resident_bytes), format_size(room_bytes)
+            left_out.append(LeftOut(mode.name, f"it needs {needs} of memory and there are {has}"))
+        else:
+            fitting.append(mode)
+    return fitting, left_out
+
+
+def _wanted_modes(request: Request, known: Sequence[Mode]) -> tuple[Mode, ...]:
+    expected = modes_of(request.expectations) if request.expectations else set()
+    modes = choose(request.settings.modes, known)
+    choose(expected, known)
+    if missing := sorted(expected - {mode.name for mode in modes}):
+        raise UsageError(f"--modes lacks what --compare speaks of: {', '.join(missing)}")
+    return modes
+
+
+def _limiter(request: Request, wanted: Limits, target: Path, console: Console) -> Limiter:
+    """What binds the runs; where nothing may, that is said."""
+    limiter, reasons = limits.find(wanted, target)
+    if wanted and limiter is limits.UNLIMITED:
+        why = f"limits cannot be set here ({'; '.join(reasons)})"
+        if request.expectations is not None:
+            raise EdgespecError(f"{why}, and the expectations are for limited runs: try sudo")
+        console.note(f"{why}: everything runs unlimited")
+    return limiter
+
+
+def _judge(request: Request, report: BenchReport, console: Console) -> None:
+    """Say what moved; what fell below its tolerance is an error."""
+    expectations = request.expectations
+    assert expectations is not None
+    meant = BenchSettings.model_validate(expectations.bench)
+    for name in expectations.bench:
+        here, there = getattr(request.settings, name), getattr(meant, name)
+        if here != there:
+            console.note(f"{spell(name)} is {here} here, the expectations are for {there}")
+    findings = compare(report, expectations)
+    lines = ["", f"expected: {expectations.note}", *comparison_lines(findings)]
+    show = console.note if request.json_to_stdout else console.write
+    show("\n".join(lines))
+    if fallen := [finding.name for finding in findings if finding.fell]:
+        raise EdgespecError(f"below expectation: {', '.join(fallen)}")
+
+
+def _prompt(number: int, text: str) -> Prompt:
+    first_line = (text.strip() or "blank").splitlines()[0]
+    return Prompt(f"{number} {first_line[:PROMPT_WIDTH]}", text)
+
+
+def _versions(runtime: Runtime) -> dict[str, str]:
+    versions = {"edgespec": installed_version(), "Python": platform.python_version()}
+    if isinstance(runtime, OffersBaselines):
+        library, _, number = runtime.library.rpartition(" ")
+        versions[library] = number
+    return versions
+
+
+def _model_file(path: Path) -> ModelFile:
+    return ModelFile(path.name, size_of(path))

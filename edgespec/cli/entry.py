@@ -1,0 +1,274 @@
+"""The command line: runs a command, and turns whatever ends it into one line and an exit code.
+
+The only part of edgespec that prints and that listens to signals. The library behind a command is
+imported when the command runs, so that `--help` needs no model library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli import flags, reports
+from edgespec.cli.console import CLEAR_REST, Console, follow
+from edgespec.cli.invocation import read_prompt, settings_from
+from edgespec.config import GenerateSettings
+from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
+from edgespec.tracing import OFF, Trace
+from edgespec.units import parse_size
+from edgespec.values import TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.engine.sampling import SamplingParams
+    from edgespec.engine.settings import EngineSettings
+
+INTERRUPTED = Cancelled.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `argv` (default: the process's own) and return the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    _prepare_streams()
+    exit_code = _run(arguments)
+    return exit_code if _can_flush() else exit_code or 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    wants_json = "--json" in arguments
+    try:
+        with _terminating_like_ctrl_c():
+            given = flags.parse(arguments)
+            _COMMANDS[given.command](given)
+            return 0
+    except SystemExit as end:  # argparse, after --help and --version
+        return int(end.code or 0)
+    except BrokenPipeError:  # whoever read the text has seen enough
+        return 1
+    except (KeyboardInterrupt, Cancelled) as error:
+        return _fail(error, "interrupted", INTERRUPTED, wants_json)
+    except (EdgespecError, OSError) as error:
+        return _fail(error, str(error), getattr(error, "exit_code", 1), wants_json)
+    except Exception as error:  # noqa: BLE001 - the promise: one line, never a traceback
+        message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
+        return _fail(error, message, 1, wants_json)
+
+
+def run_generate(given: argparse.Namespace) -> None:
+    """`edgespec generate`."""
+    from edgespec import session
+    from edgespec.memory import process
+
+    request, prompt = settings_from(given), read_prompt(given)
+    settings = request.generate
+    as_json = "json" in given
+    console = Console(color=_color(given, as_json), quiet="quiet" in given)
+    for note in request.notes:
+        console.note(note)
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    with (
+        _trace(given) as trace,
+        session.load(request.load, engine_settings(settings), console.progress, trace) as running,
+    ):
+        events = running.stream(
+            prompt,
+            sampling_params(settings, seed),
+            settings.limit,
+            settings.stop,
+            console.progress,
+        )
+        result = follow(events, _ignore if as_json else console.token)
+        trace.close()
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        if as_json:
+            console.json(
+                reports.generation_report(
+                    result,
+                    running.plan,
+                    running.load_report,
+                    peak_bytes,
+                    seed=seed,
+                    model=str(request.load.model),
+                    draft=str(request.load.draft) if request.load.draft else None,
+                    version=flags.installed_version(),
+                )
+            )
+            return
+        console.end_of_text()
+        console.note("")
+        for line in reports.generation_summary(
+            result, running.plan, running.load_report, peak_bytes
+        ):
+            console.note(line)
+        if settings.temperature > 0:
+            console.note(f"seed: {seed}")
+        if console.color and result.speculation.drafted:
+            console.note("green: guessed by the draft")
+        if "trace" in given:
+            console.note(f"trace: {given.trace}: ui.perfetto.dev or chrome://tracing opens it")
+
+
+def run_plan(given: argparse.Namespace) -> None:
+    """`edgespec plan`."""
+    from edgespec import session
+    from edgespec.paging import disk_speed
+
+    request = settings_from(given)
+    console = Console()
+    memory_plan = session.plan(request.load, engine_settings(request.generate), console.progress)
+    console.end_of_progress()
+    bandwidth: float | None = None
+    source = "measured just now"
+    if "disk_bandwidth" in given:
+        bandwidth, source = parse_size(given.disk_bandwidth), "as given"
+    elif memory_plan.paged:
+        bandwidth = disk_speed.bytes_per_second(request.load.model)
+    if "json" in given:
+        console.json(reports.plan_report(memory_plan, bandwidth))
+        return
+    for note in request.notes:
+        console.note(note)
+    console.write("\n".join(reports.plan_table(memory_plan, bandwidth, source)))
+
+
+def run_demo(given: argparse.Namespace) -> None:
+    """`edgespec demo`."""
+    from edgespec.cli import demo
+
+    settings = GenerateSettings.model_validate(
+        {"max_tokens": getattr(given, "max_tokens", flags.DEMO_TOKENS)}
+    )
+    size_bytes = parse_size(getattr(given, "size", flags.DEMO_SIZE))
+    demo.run(size_bytes, settings.limit, Console())
+
+
+def run_bench(given: argparse.Namespace) -> None:
+    """`edgespec bench`."""
+    from edgespec.cli import bench
+
+    bench.run(bench.request_from(given), Console())
+
+
+def run_models(given: argparse.Namespace) -> None:
+    """`edgespec models ...`."""
+    from edgespec.cli import model_commands
+
+    model_commands.run(given)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "generate": run_generate,
+    "plan": run_plan,
+    "demo": run_demo,
+    "bench": run_bench,
+    "models": run_models,
+}
+
+
+def engine_settings(settings: GenerateSettings) -> EngineSettings:
+    from edgespec.engine.settings import EngineSettings
+
+    return EngineSettings(
+        pacer=settings.pacer,
+        fallback=settings.fallback,
+        draft_max=settings.draft_max,
+        overlap=not settings.no_overlap,
+    )
+
+
+def sampling_params(settings: GenerateSettings, seed: int) -> SamplingParams:
+    from edgespec.engine.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repeat_penalty=settings.repeat_penalty,
+        repeat_last_n=settings.repeat_last_n,
+        seed=seed,
+    )
+
+
+def _trace(given: argparse.Namespace) -> Trace:
+    if "trace" not in given:
+        return OFF
+    from edgespec.trace_file import open_trace
+
+    return open_trace(given.trace)
+
+
+def _ignore(event: TokenEvent) -> None:
+    """With --json the text comes at the end."""
+
+
+def _color(given: argparse.Namespace, as_json: bool) -> Any:
+    if as_json and getattr(given, "color", "auto") == "always":
+        raise UsageError("--color always cannot apply to --json: leave one of them out")
+    return getattr(given, "color", "auto")
+
+
+def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:
+    """Say what went wrong, on stderr and with --json on stdout too."""
+    if os.environ.get("EDGESPEC_DEBUG"):
+        traceback.print_exception(error)
+    details: dict[str, Any] = {
+        "message": message,
+        "type": type(error).__name__,
+        "exit_code": exit_code,
+    }
+    if isinstance(error, BudgetError) and error.smallest_bytes is not None:
+        details["smallest_bytes"] = error.smallest_bytes
+    # Where nobody listens any more, the exit code still speaks.
+    with suppress(OSError):
+        if wants_json:
+            print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
+    with suppress(OSError):
+        rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
+        print(f"edgespec: error: {message}{rest_of_progress}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+def _prepare_streams() -> None:
+    """A character that cannot be shown becomes a question mark, a stream that is closed a sink."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as we
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _can_flush() -> bool:
+    """Flush; a stream that cannot be gets a sink, or the interpreter's flush at exit would fail."""
+    all_went_out = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            all_went_out = False
+    return all_went_out
+
+
+@contextmanager
+def _terminating_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM closes the session as Ctrl-C does, instead of ending the process on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

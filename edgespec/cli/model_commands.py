@@ -1,0 +1,157 @@
+"""What `edgespec models ...` does: find the models that are meant, ask, and show the answer.
+
+The command line imports it when one of these commands runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgespec import cache_folder
+from edgespec.cli import model_report
+from edgespec.cli.console import Console
+from edgespec.cli.invocation import read_prompts
+from edgespec.cli.model_flags import CHECK_TOKENS, ENLARGE_BUDGET, ENLARGE_PROMPTS
+from edgespec.config import GenerateSettings, LoadSettings, spell
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models import catalogue, embedded
+from edgespec.units import parse_size
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command that was given. Raises what a command raises."""
+    _COMMANDS[given.action](given)
+
+
+def run_list(given: argparse.Namespace) -> None:
+    """`edgespec models list`."""
+    from edgespec.models.describe import listing
+
+    console = Console(quiet="quiet" in given)
+    models = listing("hash" in given, console.progress)
+    console.end_of_progress()
+    if "json" in given:
+        console.json(model_report.list_report(models, cache_folder.folder()))
+        return
+    console.write("\n".join(model_report.list_table(models)))
+    for note in model_report.list_notes(models):
+        console.note(note)
+
+
+def run_show(given: argparse.Namespace) -> None:
+    """`edgespec models show`."""
+    from edgespec.models.describe import describe
+
+    console = Console(quiet="quiet" in given)
+    described = describe(catalogue.find(given.model), console.progress)
+    console.end_of_progress()
+    if "json" in given:
+        console.json(model_report.show_report(described))
+        return
+    console.write("\n".join(model_report.show_table(described)))
+
+
+def run_path(given: argparse.Namespace) -> None:
+    """`edgespec models path`."""
+    path = str(catalogue.find(given.model))
+    if "json" in given:
+        Console().json({"path": path})
+        return
+    Console().write(path)
+
+
+def run_check(given: argparse.Namespace) -> None:
+    """`edgespec models check`."""
+    from edgespec import session
+    from edgespec.memory import process
+    from edgespec.models import pair_fit
+
+    console = Console(quiet="quiet" in given)
+    target, draft = catalogue.find(given.target), catalogue.find(given.draft)
+    wanted = {
+        name: value for name, value in vars(given).items() if name in LoadSettings.model_fields
+    }
+    settings = LoadSettings.model_validate(wanted | {"model": target, "draft": draft})
+    max_tokens = _max_tokens(given)
+    file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
+    prompts = read_prompts(file)
+    with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
+        assert models.draft is not None
+        encoded = [models.target.vocabulary.encode(prompt) for prompt in prompts]
+        fit = pair_fit.measure(models.target, models.draft, encoded, max_tokens, console.progress)
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        if "json" in given:
+            console.json(model_report.check_report(fit, target, draft, models.plan, peak_bytes))
+            return
+        console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
+
+
+def run_enlarge(given: argparse.Namespace) -> None:
+    """`edgespec models enlarge`."""
+    from edgespec.models import enlarging
+    from edgespec.models.compare import compare_files
+
+    console = Console(quiet="quiet" in given)
+    source, out = catalogue.find(given.source), Path(given.out)
+    _check_enlarge_flags(given, out)
+    content: dict[str, Any] = {"path": str(out)}
+    kind = getattr(given, "type", None)
+    with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
+        if "size" in given:
+            written = enlarging.enlarge(
+                model, out, parse_size(given.size), console.progress, overwrite="force" in given
+            )
+            console.end_of_progress()
+            console.note(model_report.enlarged_line(written))
+            content |= model_report.enlarge_report(written)
+        if "check" in given:
+            prompts = read_prompts(embedded.shipped_prompts())[:ENLARGE_PROMPTS]
+            budget = getattr(given, "memory_budget", ENLARGE_BUDGET)
+            comparison = compare_files(model, out, budget, prompts, console.progress)
+            console.end_of_progress()
+            content["check"] = comparison.as_dict()
+            if not comparison.is_same:
+                raise EdgespecError(
+                    f"{out} does not compute what {given.source} computes: "
+                    f"{model_report.comparison_line(comparison)}"
+                )
+            if "json" not in given:
+                console.write(model_report.comparison_line(comparison))
+    if "json" in given:
+        console.json(content)
+
+
+def _check_enlarge_flags(given: argparse.Namespace, out: Path) -> None:
+    """Refuse what cannot apply."""
+    if "size" not in given and "check" not in given:
+        raise UsageError("there is nothing to do: --size writes OUT, --check compares it")
+    if "size" not in given and not out.exists():
+        raise UsageError(f"{out} does not exist: --size writes it")
+    if "force" in given and "size" not in given:
+        raise UsageError("--force overwrites OUT, which only --size writes: leave it out")
+    if "memory_budget" in given and "check" not in given:
+        raise UsageError("--memory-budget is that of --check: writing takes little memory")
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "list": run_list,
+    "show": run_show,
+    "check": run_check,
+    "path": run_path,
+    "enlarge": run_enlarge,
+}
+
+
+def _max_tokens(given: argparse.Namespace) -> int:
+    wanted = {"max_tokens": getattr(given, "max_tokens", CHECK_TOKENS)}
+    max_tokens = GenerateSettings.model_validate(wanted).max_tokens
+    if max_tokens < 1:
+        raise UsageError(
+            f"{spell('max_tokens')} {max_tokens}: texts are compared token by token, so give at "
+            "least 1"
+        )
+    return max_tokens

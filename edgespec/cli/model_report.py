@@ -1,0 +1,299 @@
+"""Says what a model is and how a pair fits, as JSON for programs and as lines for people.
+
+Values in, text and dictionaries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.reports import memory_line, memory_report
+from edgespec.units import format_size
+
+if TYPE_CHECKING:
+    from edgespec.memory.budget import MemoryPlan
+    from edgespec.models.catalogue import FileState
+    from edgespec.models.compare import Comparison
+    from edgespec.models.describe import ListedModel, ModelDescription
+    from edgespec.models.pair_fit import PairFit, TreeFit
+    from edgespec.values import EnlargeReport
+
+UNKNOWN = "?"
+LEAST_USE = 1.1
+"""Tokens per pass; a target that decodes alone has 1."""
+
+
+def list_report(models: Sequence[ListedModel], cache_folder: Path) -> dict[str, Any]:
+    """The object that `models list --json` prints."""
+    return {
+        "cache": str(cache_folder),
+        "models": [
+            {
+                "name": listed.known.name,
+                "path": str(listed.known.path),
+                "embedded": listed.known.is_embedded,
+                "role": listed.known.role,
+                "format": listed.known.format,
+                "quantization": listed.known.quantization,
+                "parameters": listed.known.parameters,
+                "licence": listed.known.licence,
+                "size_bytes": listed.size_bytes,
+                "intact": _intact(listed.files),
+                "outdated": listed.known.is_outdated,
+                "files": [_file_report(file) for file in listed.files],
+                "problem": listed.problem,
+            }
+            for listed in models
+        ],
+    }
+
+
+def list_table(models: Sequence[ListedModel]) -> list[str]:
+    """A line for each model."""
+    head = ("name", "file", "size", "format", "quantisation", "parameters", "checksum")
+    rows = [
+        (
+            listed.known.name,
+            listed.known.path.name,
+            format_size(listed.size_bytes),
+            listed.known.format,
+            listed.known.quantization or UNKNOWN,
+            _count(listed.known.parameters),
+            _checksum(listed),
+        )
+        for listed in models
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def list_notes(models: Sequence[ListedModel]) -> list[str]:
+    """What is wrong with models of the list, and what to do."""
+    notes = []
+    for listed in models:
+        if listed.problem:
+            notes.append(listed.problem)
+        if listed.known.is_outdated:
+            notes.append(
+                f"{listed.known.path} was made from an earlier embedded target: nothing uses it "
+                "any more, delete it if you do not"
+            )
+    if any(_intact(listed.files) is False for listed in models):
+        notes.append("an embedded model is not what it should be: install edgespec again")
+    return notes
+
+
+def show_report(described: ModelDescription) -> dict[str, Any]:
+    """The object that `models show --json` prints."""
+    info, details, known = described.info, described.details, described.known
+    return {
+        "name": _name(described),
+        "path": str(described.path),
+        "embedded": known is not None and known.is_embedded,
+        "format": details.format,
+        "architecture": info.architecture,
+        "layers": info.n_layers,
+        "embedding_length": details.embedding_length,
+        "heads": details.heads,
+        "kv_heads": details.kv_heads,
+        "vocabulary": info.n_vocab,
+        "vocabulary_fingerprint": described.fingerprint,
+        "context_length": details.context_length,
+        "parameters": _parameters(described),
+        "quantization": _quantization(described),
+        "size_bytes": described.size_bytes,
+        "intact": _intact(described.files),
+        "files": [_file_report(file) for file in described.files],
+        "licence": described.licence,
+        "equals": details.equals,
+    }
+
+
+def show_table(described: ModelDescription) -> list[str]:
+    """A line for each fact."""
+    info, details = described.info, described.details
+    facts = [
+        ("name", _name(described)),
+        ("path", str(described.path)),
+        ("format", f"{details.format}, {_quantization(described) or UNKNOWN}"),
+        ("architecture", info.architecture),
+        ("layers", f"{info.n_layers:,}"),
+        ("embedding", _exact(details.embedding_length)),
+        ("heads", f"{_exact(details.heads)}, for keys and values {_exact(details.kv_heads)}"),
+        ("vocabulary", f"{info.n_vocab:,} tokens, fingerprint {described.fingerprint}"),
+        ("context", f"{_exact(details.context_length)} tokens"),
+        ("parameters", _exact(_parameters(described))),
+        ("size", f"{format_size(described.size_bytes)} ({described.size_bytes:,} bytes)"),
+        *_checksums(described.files),
+        ("licence", described.licence or UNKNOWN),
+    ]
+    if details.equals:
+        facts.append(("equals", f"{details.equals}: enlarged, it writes the same text"))
+    return [f"{name:<12}  {value}" for name, value in facts]
+
+
+def check_report(
+    fit: PairFit, target: Path, draft: Path, plan: MemoryPlan, peak_bytes: int
+) -> dict[str, Any]:
+    """The object that `models check --json` prints."""
+    return {
+        "target": str(target),
+        "draft": str(draft),
+        "prompts": fit.n_prompts,
+        "tokens": fit.n_tokens,
+        "agreement": {
+            "top_1": fit.agreement if fit.compared else None,
+            "compared": fit.compared,
+            "agreed": fit.agreed,
+        },
+        "trees": [
+            {
+                "drafted_nodes": tree.drafted_nodes,
+                "passes": tree.rounds,
+                "verified_per_pass": tree.verified_per_pass,
+                "tokens_per_pass": tree.tokens_per_pass,
+            }
+            for tree in fit.trees
+        ],
+        "large_enough": fit.large_enough.drafted_nodes,
+        "memory": memory_report(plan, peak_bytes),
+        "notes": [*plan.notes, *fit.notes],
+    }
+
+
+def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
+    """What was measured, and what follows from it."""
+    agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
+    return [
+        f"The models form a pair. {fit.n_tokens:,} tokens that the target wrote after "
+        f"{fit.n_prompts} prompts, greedily:",
+        "",
+        f"top-1 agreement: {agreement} ({fit.agreed:,} of {fit.compared:,} tokens the draft "
+        "ranks first)",
+        "",
+        "drafted nodes  verified per pass  tokens per pass",
+        *(_tree_line(tree) for tree in fit.trees),
+        "",
+        _conclusion(fit),
+        memory_line(plan, peak_bytes),
+        *(f"note: {note}" for note in (*plan.notes, *fit.notes)),
+    ]
+
+
+def enlarge_report(written: EnlargeReport) -> dict[str, Any]:
+    """The part of `models enlarge --json` about what was written."""
+    return {
+        "size_bytes": written.size_bytes,
+        "factor": written.factor,
+        "layers": written.layers,
+        "parameters": written.parameters,
+    }
+
+
+def enlarged_line(written: EnlargeReport) -> str:
+    return (
+        f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
+        f"{_count(written.parameters)} parameters"
+    )
+
+
+def comparison_line(comparison: Comparison) -> str:
+    return (
+        f"{comparison.equal} of {comparison.tokens} greedy tokens equal; logits differ by up to "
+        f"{comparison.largest_difference:.2g}, {comparison.allowed_difference:.2g} is allowed "
+        f"(1 % of their spread, {comparison.spread:.1f})"
+    )
+
+
+def _tree_line(tree: TreeFit) -> str:
+    return (
+        f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  {tree.tokens_per_pass:>15.2f}"
+    )
+
+
+def _conclusion(fit: PairFit) -> str:
+    """What the tokens per pass say about tree sizes; what a node costs, they cannot say."""
+    most = max(tree.tokens_per_pass for tree in fit.trees)
+    if most < LEAST_USE:
+        return f"A pass yields {most:.2f} tokens at most: this draft is of no use to this target."
+    enough, largest = fit.large_enough, fit.trees[-1]
+    if enough is largest:
+        return (
+            f"Tokens per pass still grow at {largest.drafted_nodes} nodes: where passes wait for "
+            f"storage, --draft-max {largest.drafted_nodes} is worth it."
+        )
+    return (
+        f"--draft-max {enough.drafted_nodes} is large enough: it yields "
+        f"{100 * enough.tokens_per_pass / most:.0f} % of the most tokens per pass."
+    )
+
+
+def _name(described: ModelDescription) -> str:
+    return described.known.name if described.known else described.info.name
+
+
+def _quantization(described: ModelDescription) -> str | None:
+    known = described.known
+    return described.details.quantization or (known.quantization if known else None)
+
+
+def _parameters(described: ModelDescription) -> int | None:
+    known = described.known
+    return described.details.parameters or (known.parameters if known else None)
+
+
+def _intact(files: Sequence[FileState]) -> bool | None:
+    """False as soon as one file is not what is on record; None where nothing is."""
+    states = {file.is_intact for file in files}
+    return False if False in states else None if None in states or not states else True
+
+
+def _checksum(listed: ListedModel) -> str:
+    if any(file.size_bytes is None for file in listed.files):
+        return "missing"
+    match _intact(listed.files):
+        case True:
+            return "as recorded"
+        case False:
+            return "differs"
+    if listed.known.is_outdated:
+        return "outdated"
+    shas = [file.sha256[:12] for file in listed.files if file.sha256]
+    return shas[0] if len(shas) == 1 else "none on record"
+
+
+def _checksums(files: Sequence[FileState]) -> list[tuple[str, str]]:
+    told = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
+    return [
+        (
+            "sha256",
+            f"{file.sha256 or 'missing'}{told[file.is_intact]}"
+            + (f" {file.path.name}" if len(files) > 1 else ""),
+        )
+        for file in files
+    ]
+
+
+def _file_report(file: FileState) -> dict[str, Any]:
+    return {
+        "path": str(file.path),
+        "size_bytes": file.size_bytes,
+        "sha256": file.sha256,
+        "intact": file.is_intact,
+    }
+
+
+def _count(number: int | None) -> str:
+    """`8.1 M`."""
+    if number is None:
+        return UNKNOWN
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def _exact(number: int | None) -> str:
+    return UNKNOWN if number is None else f"{number:,}"

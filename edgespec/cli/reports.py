@@ -1,0 +1,140 @@
+"""Says what happened: one generation or one plan, as JSON for programs and as lines for people.
+
+Values in, text and dictionaries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.units import format_size
+from edgespec.values import GenerationResult
+
+
+def generation_report(
+    result: GenerationResult,
+    plan: MemoryPlan,
+    load_report: Mapping[str, float],
+    peak_bytes: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """The object that `generate --json` prints; `more` are further keys of it."""
+    return {
+        "text": result.text,
+        "prompt_tokens": list(result.prompt_tokens),
+        "tokens": list(result.tokens),
+        "finish_reason": result.finish_reason,
+        "timings": asdict(result.timings) | {"load_s": load_report["total"]},
+        "speculation": asdict(result.speculation)
+        | {"tokens_per_pass": result.speculation.tokens_per_pass},
+        "paging": asdict(result.paging),
+        "memory": memory_report(plan, peak_bytes),
+        "notes": [*plan.notes, *result.notes],
+        "load": dict(load_report),
+        "plan": plan.as_dict(),
+        **more,
+    }
+
+
+def generation_summary(
+    result: GenerationResult, plan: MemoryPlan, load_report: Mapping[str, float], peak_bytes: int
+) -> list[str]:
+    """A few lines for the end of a generation."""
+    timings, guesses, paging = result.timings, result.speculation, result.paging
+    lines = [
+        f"{len(result.tokens)} tokens in {timings.decode_s:.2f} s: "
+        f"{timings.tokens_per_s:.1f} tokens/s; ended by {result.finish_reason}",
+        f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s; "
+        f"loading: {load_report['total']:.2f} s",
+    ]
+    if guesses.drafted:
+        lines.append(
+            f"draft: {guesses.accepted} of {guesses.verified} verified guesses stood, "
+            f"{guesses.tokens_per_pass:.2f} tokens per pass"
+        )
+    if plan.paged:
+        lines.append(
+            f"paging: {format_size(paging.bytes_read)} read in {paging.passes} passes, "
+            f"{paging.stall_s:.2f} s waited for storage"
+        )
+    lines.append(memory_line(plan, peak_bytes))
+    return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
+
+
+def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
+    """What the process was allowed, meant to take, and took at most."""
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "planned_bytes": plan.planned_bytes,
+        "peak_bytes": peak_bytes,
+    }
+
+
+def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
+    """The same for people."""
+    return (
+        f"memory: peak {format_size(peak_bytes)}, planned {format_size(plan.planned_bytes)}, "
+        f"budget {format_size(plan.budget_bytes)}"
+        + ("" if plan.enforced else " (not enforced here)")
+    )
+
+
+def plan_report(plan: MemoryPlan, disk_bytes_per_s: float | None) -> dict[str, Any]:
+    """The object that `plan --json` prints."""
+    return plan.as_dict() | {
+        "disk_bytes_per_s": disk_bytes_per_s,
+        "seconds_per_pass": plan.predict(disk_bytes_per_s) if disk_bytes_per_s else None,
+    }
+
+
+def plan_table(
+    plan: MemoryPlan, disk_bytes_per_s: float | None = None, disk_source: str = ""
+) -> list[str]:
+    """Who gets which bytes, and what a pass costs."""
+    width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
+    lines = _row_lines(plan.rows, width)
+    enforced = "" if plan.enforced else ", which is not enforced on this platform"
+    lines += [
+        f"{'planned':<{width + 9}}  {format_size(plan.planned_bytes):>10}",
+        f"{'budget':<{width + 9}}  {format_size(plan.budget_bytes):>10}{enforced}",
+        f"{'smallest budget that works':<{width + 9}}  {format_size(plan.smallest_bytes):>10}",
+        "",
+    ]
+    if plan.gpu_budget_bytes:
+        lines += [
+            *_row_lines(plan.gpu_rows, width),
+            f"{'planned on the GPU':<{width + 9}}  {format_size(plan.gpu_planned_bytes):>10}",
+            f"{'budget there':<{width + 9}}  {format_size(plan.gpu_budget_bytes):>10}",
+            "",
+        ]
+    return [*lines, *_pass_lines(plan, disk_bytes_per_s, disk_source), *plan.notes]
+
+
+def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
+    return [
+        f"{row.owner:<8} {row.what:<{width}}  {format_size(row.nbytes):>10}"
+        for row in rows
+        if row.nbytes
+    ]
+
+
+def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: str) -> list[str]:
+    if not plan.paged:
+        return ["The target fits: its weights stay in memory and no pass reads any."]
+    lines = [
+        f"{plan.n_pinned} of {len(plan.segments)} segments are pinned "
+        f"({format_size(plan.pinned_bytes)}); the others stream through a ring of "
+        f"{format_size(plan.ring_bytes)}.",
+        f"A pass reads {format_size(plan.bytes_per_pass)}.",
+    ]
+    if disk_bytes_per_s:
+        pass_s = plan.predict(disk_bytes_per_s)
+        lines.append(
+            f"At {format_size(disk_bytes_per_s)}/s ({disk_source}) reading takes {pass_s:.2f} s: "
+            f"{pass_s:.2f} s per token alone, {pass_s / 3:.2f} s where a draft's guesses make it "
+            "3 tokens per pass. Where computing takes longer, computing decides."
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""The speculative loop and its rules; `loop` is where to begin."""

@@ -1,0 +1,250 @@
+"""Fallback rules: when to stop growing and let the target verify.
+
+Values that are asked before every draft step and answer every round with their successor. They
+see the tree, measured costs and what was accepted; they call no model and read no clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A round as far as it has grown."""
+
+    tree: TokenTree
+    open_nodes: Sequence[int]
+    """Ends that can grow: nodes whose successors the draft has not been asked for."""
+    draft_steps: int = 0
+    draft_s: float = 0.0
+
+
+class Fallback(ABC):
+    """Decides when to verify. To add one, write a frozen class and register it in `FALLBACKS`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fires(self, growing: Growing) -> bool:
+        """Whether to verify now rather than draft one step more."""
+
+    def n_worth_verifying(self, growing: Growing) -> int:
+        """How many of the tree's nodes, the most probable first, the pass should verify."""
+        return len(growing.tree)
+
+    def observe(self, outcome: RoundOutcome) -> Self:
+        """The rule for the next round."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveThreshold(Fallback):
+    """LLMCad's rule (Xu et al., arXiv 2309.04255): verify when max_i C_i falls below alpha.
+
+    A best branch that was right throughout halves alpha, so that drafts get longer; otherwise
+    alpha is divided by Tc ** ((N_all - N_correct) / N_all). Both ends are clamped: alpha must stay
+    below the root's confidence of 1, or nothing would ever be drafted and alpha never move again;
+    below 1e-4 there is nothing to gain, and a long way to come back from.
+    """
+
+    name: ClassVar[str] = "llmcad"
+    lowest: ClassVar[float] = 1e-4
+    highest: ClassVar[float] = 0.9
+
+    alpha: float = 0.01
+
+    def fires(self, growing: Growing) -> bool:
+        C = growing.tree.cumulative[list(growing.open_nodes)]
+        return not C.size or float(C.max()) < self.alpha
+
+    def observe(self, outcome: RoundOutcome) -> Self:
+        N_all, N_correct = outcome.best_length, outcome.best_correct
+        if N_all == 0:
+            return self
+        if N_correct == N_all:
+            alpha = self.alpha * 0.5
+        else:
+            Tc = max(outcome.best_confidence, self.lowest)
+            alpha = self.alpha / Tc ** ((N_all - N_correct) / N_all)
+        return replace(self, alpha=min(self.highest, max(self.lowest, alpha)))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength(Fallback):
+    """Verify when the deepest branch has `length` tokens, drafted now or beside the last pass."""
+
+    name: ClassVar[str] = "fixed"
+
+    length: int = 8
+
+    def fires(self, growing: Growing) -> bool:
+        return int(growing.tree.depth[: len(growing.tree)].max()) >= self.length
+
+
+@dataclass(frozen=True, slots=True)
+class FullTree(Fallback):
+    """Verify when no growth within the limits is of use: every pass gets as many nodes as it may.
+
+    What a tree of a given size brings is measured with it, for it heeds no clock.
+    """
+
+    name: ClassVar[str] = "full"
+
+    def fires(self, growing: Growing) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
+
+    Computing several nodes is a line over their number: least squares, old passes fading. A single
+    node lies far below that line where kernels for one row are faster than those for several.
+    """
+
+    stalled_share: ClassVar[float] = 0.05
+    """A pass that waited for storage for less of its time was as long as its computing."""
+    guessed_slope: ClassVar[float] = 0.25
+    """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
+    ridge: ClassVar[float] = 0.05
+    fade: ClassVar[float] = 0.9
+
+    read_s: float = 0.0
+    """What a pass takes at least, since its reads do."""
+    single_s: float = 0.0
+    """Computing one node; 0 before it was seen."""
+    weight: float = 0.0
+    nodes: float = 0.0
+    compute_s: float = 0.0
+    nodes_squared: float = 0.0
+    nodes_compute_s: float = 0.0
+    """Fading sums over passes of several nodes."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.weight > 0 or self.single_s > 0
+
+    def with_pass(self, n_nodes: int, wall_s: float, stall_s: float) -> PassCost:
+        compute_s = wall_s - stall_s
+        waited = stall_s > self.stalled_share * wall_s
+        after = replace(self, read_s=wall_s if waited else min(self.read_s, wall_s))
+        if n_nodes == 1:
+            before_s = self.single_s or compute_s
+            return replace(after, single_s=self.fade * before_s + (1 - self.fade) * compute_s)
+        return replace(
+            after,
+            weight=self.fade * self.weight + 1,
+            nodes=self.fade * self.nodes + n_nodes,
+            compute_s=self.fade * self.compute_s + compute_s,
+            nodes_squared=self.fade * self.nodes_squared + n_nodes * n_nodes,
+            nodes_compute_s=self.fade * self.nodes_compute_s + n_nodes * compute_s,
+        )
+
+    def seconds(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What passes over these numbers of nodes take; 0 before the first one was seen."""
+        several_s = self.drafted_s(n_nodes)
+        if not self.single_s:
+            return several_s
+        return np.where(n_nodes == 1, max(self.read_s, self.single_s), several_s)
+
+    def drafted_s(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What they take on the line of passes that verify guesses."""
+        if self.weight:
+            mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        else:
+            mean_nodes, mean_s = 1.0, self.single_s
+        line = mean_s + self.per_node_s * (n_nodes - mean_nodes)
+        return np.asarray(np.maximum(line, self.read_s), np.float64)
+
+    @property
+    def per_node_s(self) -> float:
+        """The line's slope, at most the share of a node. While passes are of one size it is a
+        guess, and the more they differ the less the guess counts (ridge regression)."""
+        if not self.weight:
+            return self.guessed_slope * self.single_s
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        share = self.compute_s / self.nodes
+        guess = min(share, self.guessed_slope * (self.single_s or mean_s))
+        variance = self.nodes_squared / self.weight - mean_nodes**2
+        covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
+        slope = (covariance + self.ridge * guess) / (variance + self.ridge)
+        return min(max(slope, 0.0), share)
+
+
+@dataclass(frozen=True, slots=True)
+class MarginalRate(Fallback):
+    """Verify when the next draft step brings fewer tokens a second than the round does on average.
+
+    A step on the open node with the highest C brings a token if that node stands and the draft's
+    guesses after it are not all wrong, as often as they were of late. It costs a draft step and
+    what one more node makes the pass longer: nothing while reads hide its computation, so trees
+    fill up; where the target computes all the time, they stay small, and of a tree that is there
+    (grown beside the last pass, say) only the best part is verified. The optimum of tokens a second
+    is where the marginal rate has fallen to the average one (Charnov's marginal value theorem,
+    Theoretical Population Biology 9, 1976).
+    """
+
+    name: ClassVar[str] = "marginal"
+
+    step_s: float = 0.0
+    cost: PassCost = PassCost()
+    hits: float = 2.0
+    tries: float = 3.0
+    """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
+
+    def fires(self, growing: Growing) -> bool:
+        open_nodes = list(growing.open_nodes)
+        if not open_nodes:
+            return True
+        if not self.cost.is_known:
+            return False
+        # on the line of several nodes: that one node alone is cheaper is said at the end
+        pass_s = self.cost.drafted_s(np.arange(1, len(growing.tree) + 2))
+        n_nodes, tokens, round_s = _best_pass(growing, pass_s)
+        step_s = growing.draft_s / growing.draft_steps if growing.draft_steps else self.step_s
+        added_s = step_s + float(pass_s[n_nodes] - pass_s[n_nodes - 1])
+        C = float(growing.tree.cumulative[open_nodes].max())
+        return self.hits / self.tries * C * round_s < tokens * added_s
+
+    def n_worth_verifying(self, growing: Growing) -> int:
+        if not self.cost.is_known:
+            return len(growing.tree)
+        return _best_pass(growing, self.cost.seconds(np.arange(1, len(growing.tree) + 1)))[0]
+
+    def observe(self, outcome: RoundOutcome) -> Self:
+        fade = 0.95
+        step_s = outcome.draft_s / outcome.draft_steps if outcome.draft_steps else self.step_s
+        return replace(
+            self,
+            step_s=step_s,
+            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s, outcome.stall_s),
+            hits=fade * self.hits + outcome.accepted,
+            tries=fade * self.tries + outcome.accepted + outcome.missed,
+        )
+
+
+def _best_pass(growing: Growing, pass_s: NDArray[np.float64]) -> tuple[int, float, float]:
+    """The number of most probable nodes whose pass yields the most tokens a second, the tokens that
+    it is expected to yield (one more than stand, as the root counts), and its round's seconds.
+
+    `pass_s` are the seconds of passes over 1, 2, ... nodes."""
+    n_nodes = len(growing.tree)
+    tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
+    round_s = growing.draft_s + pass_s[:n_nodes]
+    best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
+    return best + 1, float(tokens[best]), float(round_s[best])
+
+
+FALLBACKS: dict[str, type[Fallback]] = {
+    rule.name: rule for rule in (MarginalRate, AdaptiveThreshold, FixedLength, FullTree)
+}

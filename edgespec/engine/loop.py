@@ -1,0 +1,425 @@
+"""The speculative loop: grow, verify, accept, commit, re-root, adapt, yield.
+
+It puts the rules in order and keeps both models' KV caches a transaction. It knows models only
+through the port, and no rule from the inside.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from edgespec.engine.acceptance import Accepted
+from edgespec.engine.admission import check_prompt, obstacle
+from edgespec.engine.drafter import Drafter
+from edgespec.engine.fallback import Growing
+from edgespec.engine.gating import OverlapGate
+from edgespec.engine.outcome import RoundOutcome, Tally
+from edgespec.engine.pacer import Limits, LinearPacer, Pacer
+from edgespec.engine.round import RoundInProgress, common_length, record_round
+from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.engine.strategy import Controller, Strategy, drafting_is_free
+from edgespec.engine.transcript import Transcript
+from edgespec.errors import Cancelled, UsageError
+from edgespec.owning import Owner
+from edgespec.ports import LanguageModel, Progress
+from edgespec.tracing import OFF, Trace, Track
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import FinishReason, GenerationResult, TokenEvent
+from edgespec.worker import Running, Worker
+
+__all__ = ["Engine", "EngineSettings"]
+
+PROVISIONAL_FACTOR = 8
+"""A tree holds this many times the nodes of one pass: room to grow beside it."""
+SHORT_PASS_S = 0.01
+"""A pass that is shorter, to go by the last one, runs in the caller's thread: it keeps nobody's
+Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond."""
+
+
+class Engine(Owner):
+    """Generates text with a target and, if there is one, a draft.
+
+    The models are borrowed: closing the engine ends its thread and leaves them open. One generation
+    runs at a time; what the rules have learnt, and the KV of a common prefix, serve the next one.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None = None,
+        settings: EngineSettings | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self._target = target
+        self._pacers: dict[Strategy, Pacer] = {
+            Strategy.TREE: self.settings.new_pacer(),
+            Strategy.LINE: LinearPacer(),
+        }
+        self._fallback = self.settings.new_fallback()
+        self._acceptance = self.settings.new_acceptance()
+        self._gate = OverlapGate()
+        self._controller = self._new_controller(target)
+        self._obstacle = obstacle(target, draft)
+        self._drafter: Drafter | None = None
+        if draft is not None and self._obstacle is None:
+            self._drafter = Drafter(
+                draft,
+                self.settings.n_candidates,
+                self.settings.draft_temperature,
+                target.info.n_vocab,
+                target.vocabulary.eog_tokens,
+            )
+        self._committed: list[int] = []
+        """Tokens of the target's committed prefix; the draft's is a prefix of it."""
+        self._clock = clock
+        self._trace = trace
+        self._worker = Worker()
+        self._cancelled = threading.Event()
+        self._is_running = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End the engine's thread. Idempotent; close a running generation first."""
+        self._is_closed = True
+        self._worker.close()
+
+    def cancel(self) -> None:
+        """From any thread: end the running generation soon; its finish reason is "cancelled"."""
+        self._cancelled.set()
+        self._target.cancel()
+        if self._drafter is not None:
+            self._drafter.model.cancel()
+
+    def generate(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """Yield the tokens that follow the prompt; the generator returns the whole result.
+
+        Without `max_tokens` the text may fill the context. Raises UsageError at once for what
+        cannot be meant. Errors of the models come out of the generator, after which the engine can
+        be used again; neither they, nor Ctrl-C, nor closing the generator leave a model at work.
+        """
+        self._check_idle()
+        check_prompt(prompt_tokens, self._target)
+        sampling.check_vocabulary(self._target.info.n_vocab)
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
+        # The text's last token is not evaluated, so it may stand one place past the context.
+        limit = self._target.info.n_ctx - len(prompt_tokens) + 1
+        limit_reason: FinishReason = "context"
+        if max_tokens is not None and max_tokens <= limit:
+            limit, limit_reason = max_tokens, "length"
+        transcript = Transcript(self._target.vocabulary, stop, limit, limit_reason)
+        return self._transaction(list(prompt_tokens), sampling, transcript, progress)
+
+    def _transaction(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        transcript: Transcript,
+        progress: Progress | None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """One generation; when it ends, however it ends, neither model holds provisional KV."""
+        self._check_idle()
+        self._is_running = True
+        self._cancelled.clear()
+        tally = Tally(notes=[self._obstacle] if self._obstacle else [])
+        try:
+            with self._trace.span(Track.ENGINE, "generation"):
+                if not transcript.is_finished:
+                    self._read_prompt(prompt, progress, tally)
+                    yield from self._rounds(prompt, Sampler(sampling, prompt), transcript, tally)
+        except Cancelled:
+            transcript.cancel()
+        finally:
+            try:
+                self._drop_provisional()
+            finally:
+                self._is_running = False
+                self._trace.flush()
+        return GenerationResult(
+            text=transcript.text,
+            prompt_tokens=tuple(prompt),
+            tokens=tuple(transcript.tokens),
+            finish_reason=transcript.finish_reason or "cancelled",
+            timings=tally.timings(),
+            speculation=tally.speculation(),
+            paging=self._target.paging(),
+            notes=tuple(tally.notes),
+        )
+
+    def _rounds(
+        self, prompt: list[int], sampler: Sampler, transcript: Transcript, tally: Tally
+    ) -> Generator[TokenEvent, None, None]:
+        """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
+        eog_tokens = self._target.vocabulary.eog_tokens
+        tree = TokenTree(prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
+        while not transcript.is_finished:
+            round_ = self._begin(tree, transcript.room, tally)
+            if round_.drafter is None:
+                tree = tree.bare()
+            else:
+                self._grow(tree, round_.drafter, round_)
+            nodes = self._select(tree, round_)
+            logits = self._verify(tree, nodes, round_)
+            with self._trace.span(Track.ENGINE, "accept") as span:
+                accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
+                span.note(accepted=len(accepted.path) - 1)
+            events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
+            self._commit(tree, accepted)
+            rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
+            if self._drafter and not self.settings.keep_growth:
+                self._drafter.rest()
+                rerooted = rerooted.bare()
+            outcome = round_.outcome(
+                tree,
+                nodes,
+                accepted,
+                rerooted,
+                len(events),
+                self._target.last_report,
+                self._clock(),
+            )
+            tally.outcomes.append(outcome)
+            self._adapt(outcome, round_)
+            yield from events
+            tree = rerooted
+
+    def _read_prompt(self, prompt: list[int], progress: Progress | None, tally: Tally) -> None:
+        """Prefill all but the prompt's last token, and no more than differs from the last call."""
+        begun = self._clock()
+        reused = common_length(self._committed, prompt[:-1])
+        if reused < len(self._committed) and not self._target.info.tree_capable:
+            reused = 0  # recurrent state cannot be rewound by a few tokens
+        self._target.truncate(reused)
+        del self._committed[reused:]
+        if unread := prompt[reused:-1]:
+            prefill = partial(self._target.prefill, unread, progress)
+            self._worker.run(prefill, self._target.cancel)
+            self._committed += unread
+            self._gate = self._gate.observe(self._target.last_report)
+        if self._drafter is not None:
+            self._drafter.rewind(reused)
+            drafts = self._way is not Strategy.NONE
+            if drafts and self._drafter.can_follow(self._committed, prompt[-1]):
+                self._catch_up(self._drafter)
+        end = self._clock()
+        tally.prompt_s = end - begun
+        self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
+
+    def _catch_up(self, drafter: Drafter) -> None:
+        """Let the draft read what was committed without it: a prompt, rounds that it sat out."""
+        if drafter.model.n_committed < len(self._committed):
+            with self._trace.span(Track.ENGINE, "catch up"):
+                self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
+
+    def _begin(self, tree: TokenTree, room: int, tally: Tally) -> RoundInProgress:
+        """Decide whether this round drafts, and how far it may go."""
+        self._check_cancelled()
+        begun = self._clock()
+        deepest = room - 1
+        drafter = self._choose_drafter(tree, tally)
+        pacer = self._pacers.get(self._way, self._pacers[Strategy.TREE])
+        if drafter is not None:
+            self._catch_up(drafter)
+            deepest = min(deepest, drafter.deepest)
+        info = self._target.info
+        n_free = info.n_ctx - len(self._committed)
+        limits = Limits(
+            max_nodes=min(1 + self.settings.draft_max, info.max_nodes, n_free),
+            max_branches=info.max_branches,
+            max_depth=min(self.settings.max_depth, deepest),
+        )
+        guesses_before = drafter.n_guesses if drafter else 0
+        draft_s = self._clock() - begun
+        return RoundInProgress(
+            drafter, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s
+        )
+
+    @property
+    def _way(self) -> Strategy:
+        """How the next round guesses."""
+        return self._controller.way if self.settings.step_aside else Strategy.TREE
+
+    def _new_controller(self, target: LanguageModel) -> Controller:
+        line_is_the_tree = isinstance(self._pacers[Strategy.TREE], LinearPacer)
+        ways = (
+            [Strategy.TREE, Strategy.NONE]
+            if line_is_the_tree
+            else [Strategy.TREE, Strategy.NONE, Strategy.LINE]
+        )
+        if target.paging().segments:
+            return Controller.for_paged_target(*ways)
+        return Controller.for_resident_target(*ways)
+
+    def _choose_drafter(self, tree: TokenTree, tally: Tally) -> Drafter | None:
+        """The draft, unless it cannot follow the text or costs more than it brings."""
+        drafter = self._drafter
+        if drafter is None:
+            return None
+        if not drafter.can_follow(self._committed, int(tree.token[ROOT])):
+            tally.note(
+                f"the draft could not follow after {len(self._committed)} tokens (its context "
+                f"holds {drafter.model.info.n_ctx}): the target went on alone"
+            )
+        elif self._way is not Strategy.NONE:
+            return drafter
+        drafter.rest()
+        return None
+
+    def _grow(self, tree: TokenTree, drafter: Drafter, round_: RoundInProgress) -> None:
+        """Draft until the fallback rule fires or no growth within the limits is of use."""
+        begun = self._clock()
+        growing_s = 0.0
+        while True:
+            self._check_cancelled()
+            open_nodes = drafter.open_nodes(tree)
+            growing = Growing(tree, open_nodes, round_.draft_steps, growing_s)
+            if self._fallback.fires(growing):
+                break
+            if not self._step(tree, open_nodes, drafter, round_, round_.limits, Track.ENGINE):
+                break
+            round_.draft_steps += 1
+            growing_s = self._clock() - begun
+        end = self._clock()
+        round_.draft_s += end - begun
+        self._trace.add(Track.ENGINE, "grow", begun, end, steps=round_.draft_steps)
+
+    def _step(
+        self,
+        tree: TokenTree,
+        open_nodes: Sequence[int],
+        drafter: Drafter,
+        round_: RoundInProgress,
+        limits: Limits,
+        track: Track,
+    ) -> bool:
+        """One evaluation by the draft, recorded. False if nothing was to do, which is no step."""
+        n_before = len(tree)
+        with self._trace.span(track, "draft step") as span:
+            grew = drafter.step(tree, open_nodes, round_.pacer, limits)
+            if not grew:
+                span.forget()
+            elif self._trace.is_on:
+                best = float(tree.cumulative[list(open_nodes)].max())
+                span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
+        return grew
+
+    def _select(self, tree: TokenTree, round_: RoundInProgress) -> list[int]:
+        """The nodes that are worth their place in the pass."""
+        if len(tree) == 1:
+            return [ROOT]
+        growing = Growing(tree, (), round_.draft_steps, round_.draft_s)
+        n_worth = self._fallback.n_worth_verifying(growing)
+        limits = replace(round_.limits, max_nodes=min(round_.limits.max_nodes, n_worth))
+        return round_.pacer.select(tree, limits)
+
+    def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: RoundInProgress) -> np.ndarray:
+        """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
+        drafter = round_.drafter if self.settings.overlap and self._gate.is_open else None
+        with self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
+            if drafter is None and 0 < self._target.last_report.wall_s < SHORT_PASS_S:
+                return self._target.evaluate(tree, nodes)
+            evaluate = partial(self._target.evaluate, tree, nodes)
+            with self._worker.running(evaluate, self._target.cancel) as target_pass:
+                if drafter is not None:
+                    self._grow_beside(tree, drafter, round_, target_pass)
+                return target_pass.result()
+
+    def _grow_beside(
+        self,
+        tree: TokenTree,
+        drafter: Drafter,
+        round_: RoundInProgress,
+        target_pass: Running[np.ndarray],
+    ) -> None:
+        """Grow the tree that is being verified, past what was selected, while the pass runs.
+
+        What it adds is worth something if the accepted path leads there: the next round starts
+        with it. A path ends with a token of the target's own, so twice the depth is in reach.
+        """
+        first_key = tree.next_key
+        limits = Limits(
+            max_nodes=tree.capacity,
+            max_branches=round_.limits.max_branches,
+            max_depth=min(2 * self.settings.max_depth + 1, round_.deepest),
+        )
+        while not target_pass.done:
+            self._check_cancelled()
+            open_nodes = drafter.open_nodes(tree)
+            if not self._step(tree, open_nodes, drafter, round_, limits, Track.BESIDE):
+                break
+        round_.provisional = range(first_key, tree.next_key)
+
+    def _commit(self, tree: TokenTree, accepted: Accepted) -> None:
+        """Make the target's KV of the accepted path final."""
+        with self._trace.span(Track.ENGINE, "commit"):
+            self._target.commit(tree, accepted.path)
+        self._committed += (int(tree.token[node]) for node in accepted.path)
+
+    def _reroot(
+        self, tree: TokenTree, accepted: Accepted, round_: RoundInProgress, is_last: bool
+    ) -> TokenTree:
+        """The tree below the target's own token, with the growth that already hangs there."""
+        end = accepted.path[-1]
+        root = tree.child(end, accepted.next_token)
+        if root is None:
+            root = tree.add(end, accepted.next_token, confidence=1.0)
+        drafter = round_.drafter
+        if drafter is None or is_last:
+            return tree.reroot(root)
+        if not drafter.can_follow(self._committed, accepted.next_token):
+            drafter.rest()
+            return tree.reroot(root)
+        begun = self._clock()
+        try:
+            with self._trace.span(Track.ENGINE, "re-root"):
+                return drafter.follow(tree, accepted.path, root, round_.pacer)
+        except Cancelled:
+            # What was accepted stands and is still to be yielded; the next round ends the text.
+            drafter.rest()
+            return tree.reroot(root).bare()
+        finally:
+            round_.draft_s += self._clock() - begun
+
+    def _adapt(self, outcome: RoundOutcome, round_: RoundInProgress) -> None:
+        """Let every rule that learns see the round."""
+        record_round(self._trace, outcome, round_, self._way)
+        self._trace.flush()
+        self._fallback = self._fallback.observe(outcome)
+        self._gate = self._gate.observe(self._target.last_report)
+        if self._drafter is not None and (round_.drafter or self._way is Strategy.NONE):
+            self._controller = self._controller.observe(
+                outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
+            )
+
+    def _drop_provisional(self) -> None:
+        """Leave both models with their committed prefix, whatever happened before."""
+        self._target.truncate(min(len(self._committed), self._target.n_committed))
+        del self._committed[self._target.n_committed :]
+        if self._drafter is not None:
+            self._drafter.rewind(len(self._committed))
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled("the generation was cancelled")
+
+    def _check_idle(self) -> None:
+        if self._is_closed:
+            raise UsageError("the engine is closed")
+        if self._is_running:
+            raise UsageError("the engine runs one generation at a time: finish or close the other")

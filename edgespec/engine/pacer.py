@@ -1,0 +1,183 @@
+"""Pacers: where the tree grows next, and which of its nodes the target verifies.
+
+Pure functions of a tree and its limits. They call no model and decide no time: when to stop
+growing is the fallback rule's question, unless no growth within the limits is worth anything.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.engine.sampling import Logits, top_tokens
+from edgespec.errors import ModelError
+from edgespec.tree import ROOT, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one pass may verify; the root counts as a node of depth 0."""
+
+    max_nodes: int
+    max_branches: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that may follow a node, with the draft's probability of it."""
+
+    token: int
+    confidence: float
+
+
+def candidates(logits: Logits, k: int, temperature: float = 1.0) -> list[Candidate]:
+    """The `k` most probable tokens of softmax(logits / temperature) [n_vocab], best first."""
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
+    tokens = top_tokens(logits, k)
+    weights = (logits - np.float32(best)) / np.float32(temperature)
+    total = float(np.exp(weights, out=weights).sum(dtype=np.float64))
+    # Rounding of a float32 sum may not lift a probability above 1.
+    return [Candidate(int(token), min(1.0, float(weights[token]) / total)) for token in tokens]
+
+
+class Pacer(ABC):
+    """Decides what grows. To add one, write a class and register it in `PACERS`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def children(
+        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Which of the candidates, best first, become children of `node`."""
+
+    @abstractmethod
+    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
+        """Open nodes that the draft evaluates next, in one step; none if growing on is no use.
+
+        Open are the nodes whose successors the draft has not been asked for. Children of those
+        returned stay within `limits.max_depth`.
+        """
+
+    def select(self, tree: TokenTree, limits: Limits) -> list[int]:
+        """Nodes to verify, ascending: the root and the most probable others within the limits.
+
+        A parent is at least as probable as its children, so taking the best by cumulative
+        confidence takes parents first and maximises the expected number of accepted tokens.
+        """
+        order = np.argsort(-tree.cumulative[: len(tree)], kind="stable").tolist()
+        selected = {ROOT}
+        has_child: set[int] = set()
+        n_branches = 1
+        for node in order:
+            parent = int(tree.parent[node])
+            if parent not in selected or tree.depth[node] > limits.max_depth:
+                continue
+            if len(selected) == limits.max_nodes:
+                break
+            if parent in has_child:
+                if n_branches == limits.max_branches:
+                    continue
+                n_branches += 1
+            has_child.add(parent)
+            selected.add(node)
+        return sorted(selected)
+
+
+class LLMCadPacer(Pacer):
+    """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
+
+    A branch i with cumulative confidence C_i deserves M * C_i / sum(C) of the tree's M tokens and
+    has T_i; the one that lacks most goes on. Every candidate above 0.3 opens a branch.
+    """
+
+    name = "llmcad"
+    branch_above = 0.3
+
+    def children(
+        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        others = [other for other in candidates[1:] if other.confidence > self.branch_above]
+        return [*candidates[:1], *others]
+
+    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
+        ends = _above(tree, open_nodes, limits.max_depth)
+        if not ends.size or len(tree) >= limits.max_nodes:
+            return []
+        C = tree.cumulative[ends]
+        total_C = tree.cumulative[tree.leaves()].sum()
+        T = tree.depth[ends]
+        M = len(tree) - 1
+        share = M * C / total_C if total_C > 0 else np.zeros_like(C)
+        return [int(ends[np.argmax(share - T)])]
+
+
+class BestFirstPacer(Pacer):
+    """The open node with the highest cumulative confidence first.
+
+    For a given number of nodes this maximises the expected number of accepted tokens. It is done
+    when no open node can have a child among the best `max_nodes`.
+    """
+
+    name = "best-first"
+    floor = 0.01
+    """Less probable nodes are not kept: verifying one costs about what it can save."""
+    batch = 4
+    batch_ratio = 0.5
+    """Nodes nearly as probable as the best one share its draft step: they will be due next."""
+
+    def children(
+        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        C = float(tree.cumulative[node])
+        return [candidate for candidate in candidates if C * candidate.confidence >= self.floor]
+
+    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
+        ends = _above(tree, open_nodes, limits.max_depth)
+        C = tree.cumulative[ends]
+        if len(tree) >= limits.max_nodes:
+            worst_kept = np.sort(tree.cumulative[: len(tree)])[-limits.max_nodes]
+            ends, C = ends[worst_kept < C], C[worst_kept < C]
+        if not ends.size:
+            return []
+        best_first = np.argsort(-C, kind="stable")[: self.batch]
+        peers = best_first[C[best_first] >= self.batch_ratio * C[best_first[0]]]
+        chosen: list[int] = np.sort(ends[peers]).tolist()
+        return chosen
+
+
+class LinearPacer(Pacer):
+    """One chain of most probable tokens (Leviathan et al., arXiv 2211.17192)."""
+
+    name = "linear"
+
+    def children(
+        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        return candidates[:1]
+
+    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
+        if len(tree) >= limits.max_nodes:
+            return []
+        ends: list[int] = _above(tree, open_nodes, limits.max_depth).tolist()
+        return ends[-1:]
+
+
+PACERS: dict[str, type[Pacer]] = {
+    pacer.name: pacer for pacer in (LLMCadPacer, BestFirstPacer, LinearPacer)
+}
+
+
+def _above(tree: TokenTree, nodes: Sequence[int], depth: int) -> NDArray[np.int64]:
+    """Those of `nodes` whose children are no deeper than `depth`."""
+    found = np.asarray(nodes, np.int64)
+    return found[tree.depth[found] < depth]

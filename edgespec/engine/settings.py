@@ -1,0 +1,65 @@
+"""The rules of the loop by name, and the sizes that they work within."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+from edgespec.engine.fallback import FALLBACKS, Fallback
+from edgespec.engine.pacer import PACERS, Pacer
+from edgespec.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Rules by name, and the size of a tree."""
+
+    pacer: str = "best-first"
+    fallback: str = "marginal"
+    acceptance: str = "exact-replay"
+    draft_max: int = 48
+    """Most drafted nodes that one pass verifies. From 64 rows on, llama.cpp's attention sums up in
+    another order on the CPU: below, a tree's logits are those of token by token, bit for bit."""
+    max_depth: int = 16
+    """Most drafted tokens in one branch that one pass verifies."""
+    n_candidates: int = 8
+    """Successors of a node that the pacer chooses from."""
+    draft_temperature: float = 0.7
+    """Confidences are softmax(draft logits / this). 1 is the draft's own distribution; below 1
+    because a target that samples coldly takes the likeliest token more often than that says."""
+    overlap: bool = True
+    """Draft beside a pass while the pass waits for reads."""
+    keep_growth: bool = True
+    """Go on with what already hangs below the new root. Without, every tree begins anew: a
+    comparison needs that, nobody else."""
+    step_aside: bool = True
+    """Decode without the draft while that is measured to be faster."""
+
+    def __post_init__(self) -> None:
+        _check_known("pacer", self.pacer, PACERS)
+        _check_known("fallback", self.fallback, FALLBACKS)
+        _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        for name in ("draft_max", "max_depth", "n_candidates"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
+        if not 0 < self.draft_temperature < math.inf:
+            raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+
+    def new_pacer(self) -> Pacer:
+        return PACERS[self.pacer]()
+
+    def new_fallback(self) -> Fallback:
+        return FALLBACKS[self.fallback]()
+
+    def new_acceptance(self) -> AcceptanceRule:
+        return ACCEPTANCE_RULES[self.acceptance]()
+
+
+def _check_known(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

@@ -1,0 +1,183 @@
+"""Which way a round goes: a tree, a line of guesses, or no draft at all.
+
+A value that is told what every round cost and brought, and answers with its successor. It reads no
+clock, and knows no model: the engine does what it says and measures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
+from edgespec.engine.outcome import RoundOutcome
+
+
+class Strategy(Enum):
+    """How a round guesses."""
+
+    TREE = "tree"
+    LINE = "line"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRate:
+    """What rounds of one way cost and brought of late: an old round fades with every new one."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    rounds: float = 0.0
+
+    def with_round(self, seconds: float, tokens: int) -> RoundRate:
+        return RoundRate(
+            0.9 * self.seconds + seconds, 0.9 * self.tokens + tokens, 0.9 * self.rounds + 1
+        )
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.tokens if self.tokens else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way: what is known of it, and the rounds until it is tried again."""
+
+    way: Strategy
+    wait: int
+    pace: RoundRate = RoundRate()
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Goes the way whose tokens cost the fewest seconds, and measures the others to know.
+
+    Now and then a short probe goes another way, and the two are compared. The more a probe has
+    cost, the longer that way waits for the next: each costs `probe_share` of the time, whatever the
+    models. Only a way that is cheaper by `margin` becomes the preferred one, so that noise makes
+    none.
+    """
+
+    probe_share: ClassVar[float] = 0.01
+    shortest_wait: ClassVar[int] = 16
+    longest_wait: ClassVar[int] = 4096
+    margin: ClassVar[float] = 0.05
+    probe_rounds: ClassVar[dict[Strategy, int]] = {
+        Strategy.TREE: 4,
+        Strategy.LINE: 4,
+        Strategy.NONE: 3,
+    }
+
+    trials: tuple[Trial, ...]
+    """The preferred way first."""
+    probing: Strategy | None = None
+    rounds_left: int = 0
+    """Of the probe."""
+    is_first_round: bool = True
+    """The first round of a way pays for the change (the draft reads what it missed): it says
+    nothing of the way's pace, but belongs to what a probe cost."""
+    probe_s: float = 0.0
+    probe_tokens: int = 0
+    """Of the probe so far."""
+
+    @classmethod
+    def for_paged_target(cls, *ways: Strategy) -> Controller:
+        """Begin with the first of `ways`: a pass over storage is dear, and guesses cost little."""
+        return cls(tuple(Trial(way, 6 + cls.shortest_wait * n) for n, way in enumerate(ways)))
+
+    @classmethod
+    def for_resident_target(cls, *ways: Strategy) -> Controller:
+        """Begin without a draft, which is never slower, and try the first of `ways` soon."""
+        others = (way for way in ways if way is not Strategy.NONE)
+        waits = (Trial(way, 3 + cls.shortest_wait * n) for n, way in enumerate(others))
+        return cls((Trial(Strategy.NONE, 0), *waits))
+
+    @property
+    def preferred(self) -> Strategy:
+        return self.trials[0].way
+
+    @property
+    def way(self) -> Strategy:
+        """How the next round goes."""
+        return self.probing or self.preferred
+
+    def observe(self, seconds: float, tokens: int, is_free: bool = False) -> Controller:
+        """The rule after a round of the way that it asked for.
+
+        `is_free` says that guessing cost the round nothing: to probe could only lose.
+        """
+        if is_free and self.probing is None and self.preferred is not Strategy.NONE:
+            return self
+        after = replace(self, is_first_round=False)
+        if not self.is_first_round:
+            pace = self._trial(self.way).pace.with_round(seconds, tokens)
+            after = after._with(replace(self._trial(self.way), pace=pace))
+        if self.probing is None:
+            return after._wait()
+        after = replace(
+            after,
+            rounds_left=self.rounds_left - 1,
+            probe_s=self.probe_s + seconds,
+            probe_tokens=self.probe_tokens + tokens,
+        )
+        return after if after.rounds_left > 0 else after._judge(self.probing)
+
+    def _trial(self, way: Strategy) -> Trial:
+        return next(trial for trial in self.trials if trial.way is way)
+
+    def _with(self, changed: Trial) -> Controller:
+        trials = (changed if trial.way is changed.way else trial for trial in self.trials)
+        return replace(self, trials=tuple(trials))
+
+    def _wait(self) -> Controller:
+        """Come a round nearer to the other ways' probes, and begin one that is due."""
+        preferred, *others = self.trials
+        waiting = [replace(trial, wait=trial.wait - 1) for trial in others]
+        after = replace(self, trials=(preferred, *waiting))
+        due = [trial for trial in waiting if trial.wait <= 0]
+        if not due:
+            return after
+        # What an earlier probe measured still says something, and less than this one will.
+        trial = due[0]
+        old = RoundRate(trial.pace.seconds / 4, trial.pace.tokens / 4, trial.pace.rounds / 4)
+        return replace(
+            after._with(replace(trial, pace=old)),
+            probing=trial.way,
+            rounds_left=self.probe_rounds[trial.way],
+            is_first_round=True,
+            probe_s=0.0,
+            probe_tokens=0,
+        )
+
+    def _judge(self, probed: Strategy) -> Controller:
+        """End a probe: go on that way if it was cheaper, else go back."""
+        trial, preferred = self._trial(probed), self.trials[0]
+        after = replace(self, probing=None, is_first_round=True)
+        usual = preferred.pace.seconds_per_token
+        if trial.pace.seconds_per_token < (1 - self.margin) * usual:
+            others = (other for other in self.trials if other.way is not probed)
+            waiting = (
+                replace(other, wait=self.shortest_wait * n) for n, other in enumerate(others, 1)
+            )
+            return replace(after, trials=(trial, *waiting))
+        excess_s = self.probe_s - self.probe_tokens * usual
+        round_s = preferred.pace.seconds / max(preferred.pace.rounds, 1e-9)
+        wait = excess_s / self.probe_share / max(round_s, 1e-9)
+        rounds = int(min(max(wait, self.shortest_wait), self.longest_wait))
+        return after._with(replace(trial, wait=rounds))
+
+
+FREE_SHARE = 0.05
+
+
+def drafting_is_free(outcome: RoundOutcome) -> bool:
+    """Whether a round shows by itself that it was not slower for its draft.
+
+    Its pass waited for storage, so the nodes were computed while reads went on, and the drafting
+    that no pass hid was a small part of it. Every pass yields a token at least, as without a draft.
+    """
+    return (
+        outcome.stall_s > FREE_SHARE * outcome.pass_s
+        and outcome.draft_s < FREE_SHARE * outcome.wall_s
+    )

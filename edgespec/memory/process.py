@@ -1,0 +1,114 @@
+"""What memory and cores the machine and its cgroups leave to this process, and the auto budget.
+
+It measures and knows nothing of models or plans. All files are read below `root`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from edgespec.errors import UsageError
+from edgespec.memory import cgroups
+from edgespec.units import parse_size
+
+MIB = 1 << 20
+LEAST_MARGIN_BYTES = 256 * MIB
+MARGIN_SHARE = 0.05
+"""Of the machine's memory: what `auto` leaves to everybody else, LEAST_MARGIN_BYTES at least."""
+
+_ROOT = Path("/")
+
+
+def process_rss_bytes(root: Path = _ROOT) -> int:
+    """Resident memory of this process now."""
+    if sys.platform == "linux":
+        return cgroups.table(root / "proc/self/status")["VmRSS"]
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes(root: Path = _ROOT) -> int:
+    """The most resident memory that this process has had since it started."""
+    if sys.platform == "linux":
+        return cgroups.table(root / "proc/self/status")["VmHWM"]
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has none
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """What this process can still take without swapping or being killed.
+
+    The least of what the machine has available and what each cgroup above the process has left;
+    page cache that the kernel can drop counts as free in both.
+    """
+    if sys.platform != "linux":
+        return int(psutil.virtual_memory().available)
+    machine = cgroups.table(root / "proc/meminfo")["MemAvailable"]
+    groups = cgroups.memory_groups(root)
+    return max(0, min([machine, *(group.left_bytes() for group in groups)]))
+
+
+def total_bytes(root: Path = _ROOT) -> int:
+    """The memory of the machine, or of the tightest cgroup that holds this process."""
+    if sys.platform != "linux":
+        return int(psutil.virtual_memory().total)
+    machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
+    groups = cgroups.memory_groups(root)
+    return min([machine, *(group.limit_bytes() for group in groups)])
+
+
+def margin_bytes(total: int) -> int:
+    """What the auto budget leaves alone on a machine of `total` bytes."""
+    return max(LEAST_MARGIN_BYTES, int(MARGIN_SHARE * total))
+
+
+def auto_budget(rss: int, available: int, total: int) -> int:
+    """What the process has already and what is free, less the margin; all in bytes."""
+    return max(0, rss + available - margin_bytes(total))
+
+
+def resolve_budget(memory_budget: int | str) -> int:
+    """Bytes of `LoadSettings.memory_budget` on this machine, now."""
+    if memory_budget == "auto":
+        return auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
+    return parse_size(memory_budget, total_bytes())
+
+
+def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: int) -> int:
+    """Bytes of `LoadSettings.gpu_memory_budget` on a GPU. Raises UsageError if it has fewer."""
+    if gpu_memory_budget in (None, "auto"):
+        return max(0, free - margin_bytes(total))
+    budget = parse_size(gpu_memory_budget, total)
+    if budget > total:
+        raise UsageError(
+            f"--gpu-memory-budget asks for {budget / MIB:,.0f} MiB, and the GPU has "
+            f"{total / MIB:,.0f}: ask for less, or leave it out"
+        )
+    return budget
+
+
+def return_free_memory() -> None:
+    """Hand freed memory back to the system: glibc keeps a good deal of it otherwise."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Physical cores that this process may run on; a second thread per core computes nothing more.
+
+    CPU affinity and the CPU quotas of cgroups (`docker run --cpus`) are taken into account.
+    """
+    logical = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    physical = psutil.cpu_count(logical=False) or logical
+    return max(1, min(allowed * physical // logical, int(cgroups.cpu_quota(root))))

@@ -1,0 +1,1 @@
+"""Models by name: what is embedded, cached, described, compared and enlarged."""

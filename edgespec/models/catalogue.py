@@ -1,0 +1,215 @@
+"""The models that have a name: those that edgespec carries and those in its cache.
+
+Knows names, files and checksums. What a model is made of, its runtime says (see `describing`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+from edgespec import cache_folder
+from edgespec.config import nearest
+from edgespec.errors import ModelError
+from edgespec.models.embedded import (
+    EmbeddedFile,
+    EmbeddedModel,
+    default_file,
+    embedded_pair,
+    manifest,
+    models_folder,
+)
+
+if TYPE_CHECKING:
+    from edgespec.ports import Progress
+
+Role = Literal["target", "draft"]
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """One file of a model, and the checksum that it should have, where one is on record."""
+
+    path: Path
+    expected_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model with a name, in one form."""
+
+    name: str
+    path: Path
+    """What to name elsewhere: a file, or the folder of a model of several."""
+    files: tuple[KnownFile, ...]
+    format: str
+    role: Role | None = None
+    """Of an embedded model."""
+    quantization: str | None = None
+    parameters: int | None = None
+    licence: str | None = None
+    is_outdated: bool = False
+    """Made from another embedded target than this installation's."""
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.role is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it was found."""
+
+    path: Path
+    size_bytes: int | None
+    """None for a file that is missing."""
+    sha256: str | None = None
+    """None for a file that was not read."""
+    expected_sha256: str | None = None
+
+    @property
+    def is_intact(self) -> bool | None:
+        """Whether it is what is on record; None where nothing is, or it was not read."""
+        if self.expected_sha256 is None:
+            return None
+        if self.size_bytes is None:
+            return False
+        return None if self.sha256 is None else self.sha256 == self.expected_sha256
+
+
+def find(name: str) -> Path:
+    """What a user calls a model: a name without a folder part, or a path. Raises ModelError.
+
+    `embedded` and `target` are the embedded target, `draft` is its draft.
+    """
+    path = Path(name).expanduser()
+    names: dict[str, Path] = {}
+    if path.name == name:
+        names = _names()
+        if name in names:
+            return names[name]
+    if path.exists():
+        return path
+    raise ModelError(
+        f"{name}: no such file, and no model of this name{nearest(name, names)} "
+        "(edgespec models list shows the names)"
+    )
+
+
+def embedded() -> list[KnownModel]:
+    """What the manifest says, whether the files are there or not. Raises ModelError."""
+    described = manifest()
+    roles: tuple[tuple[Role, EmbeddedModel], ...] = (
+        ("target", described.target),
+        ("draft", described.draft),
+    )
+    return [known for role, model in roles for known in _forms(role, model, described.licence)]
+
+
+def cached() -> list[KnownModel]:
+    """What is in the cache folder. Raises ModelError."""
+    target_sha256 = embedded_pair().target_sha256
+    return [
+        KnownModel(
+            name=path.stem if path.is_file() else path.name,
+            path=path,
+            files=tuple(KnownFile(file) for file in files_of(path)),
+            format="gguf" if path.is_file() else "onnx",
+            is_outdated=cache_folder.is_outdated(path, target_sha256),
+        )
+        for path in cache_folder.models()
+    ]
+
+
+def known(path: Path) -> KnownModel | None:
+    """The embedded or cached model that lies at `path`."""
+    everything = [*embedded(), *cached()]
+    return next((model for model in everything if model.path.resolve() == path.resolve()), None)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or all files of the folder."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def stated(files: Sequence[KnownFile]) -> list[FileState]:
+    """Sizes alone."""
+    return [
+        FileState(file.path, _size(file.path), expected_sha256=file.expected_sha256)
+        for file in files
+    ]
+
+
+def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> list[FileState]:
+    """Sizes and checksums. Every file is read from end to end."""
+    found = stated(files)
+    total_bytes = sum(file.size_bytes or 0 for file in found)
+    states, done_bytes = [], 0
+
+    def read(n_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += n_bytes
+        if progress is not None:
+            progress("computing checksums", done_bytes / max(total_bytes, 1))
+
+    for file in found:
+        sha256 = None if file.size_bytes is None else _sha256(file.path, read)
+        states.append(FileState(file.path, file.size_bytes, sha256, file.expected_sha256))
+    return states
+
+
+def _names() -> dict[str, Path]:
+    """Every name and what it means; the short words win."""
+    described, pair = manifest(), embedded_pair()
+    names = {model.name: model.path for model in cached()}
+    for model in embedded():
+        names[model.name] = model.path
+        names[model.path.stem if model.path.suffix == ".gguf" else model.path.name] = model.path
+    names |= {described.target.name: pair.target, described.draft.name: pair.draft}
+    return names | {"embedded": pair.target, "target": pair.target, "draft": pair.draft}
+
+
+def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownModel]:
+    """The forms of an embedded model: the default bears its name, the others that of their file."""
+    folder = models_folder()
+    default = default_file(model)
+    for place, group in groupby(model.files, key=_place):
+        files = list(group)
+        first = files[0]
+        yield KnownModel(
+            name=model.name if first is default else PurePosixPath(place).stem,
+            path=folder / place,
+            files=tuple(KnownFile(folder / file.file, file.sha256) for file in files),
+            format=first.format,
+            role=role,
+            quantization=first.quantization,
+            parameters=model.parameters,
+            licence=licence,
+        )
+
+
+def _place(file: EmbeddedFile) -> str:
+    """The GGUF file, or the folder that an ONNX export has to itself."""
+    return file.file if file.format == "gguf" else str(PurePosixPath(file.file).parent)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sha256(path: Path, read: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            read(len(chunk))
+    return digest.hexdigest()

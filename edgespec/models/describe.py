@@ -1,0 +1,112 @@
+"""Says what a model is: its shape, its files, and what its vocabulary can be compared by.
+
+Asks the model's runtime, which reads headers and no weights; weights are read for checksums only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec import runtimes
+from edgespec.errors import ModelError
+from edgespec.models.catalogue import (
+    FileState,
+    KnownFile,
+    KnownModel,
+    cached,
+    embedded,
+    files_of,
+    hashed,
+    known,
+    stated,
+)
+from edgespec.ports import Progress
+from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelDetails, ModelInfo
+
+FINGERPRINT_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """All that can be said about a model without running it."""
+
+    path: Path
+    info: ModelInfo
+    details: ModelDetails
+    fingerprint: str
+    """Of the vocabulary: models that have it in common form pairs."""
+    files: tuple[FileState, ...]
+    known: KnownModel | None
+    """What the manifest or the cache says about it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+    @property
+    def licence(self) -> str | None:
+        return self.details.licence or (self.known.licence if self.known else None)
+
+
+def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
+    """Describe the model at `path`, a file or a folder. Raises ModelError."""
+    runtime = runtimes.find(path)
+    request = ModelRequest(
+        path=path, owner="target", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
+    )
+    prepared = runtime.prepare(request)
+    try:
+        info, fingerprint = prepared.info, vocabulary_fingerprint(prepared.tokens())
+    finally:
+        prepared.close()
+    details = runtimes.describe(path)
+    model = known(path)
+    files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
+    states = tuple(hashed(files, progress))
+    return ModelDescription(path, info, details, fingerprint, states, model)
+
+
+def vocabulary_fingerprint(tokens: Iterable[bytes]) -> str:
+    """The first digits of a SHA-256 of all tokens in the order of their ids."""
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little") + token)
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A line of the list."""
+
+    known: KnownModel
+    files: tuple[FileState, ...]
+    problem: str | None = None
+    """Why its runtime could not describe it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+
+def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[ListedModel]:
+    """The embedded models, held against the manifest, and the cached ones. Raises ModelError."""
+    listed = [ListedModel(model, tuple(hashed(model.files, progress))) for model in embedded()]
+    for model in cached():
+        files = hashed(model.files, progress) if hash_cached else stated(model.files)
+        try:
+            details = runtimes.describe(model.path)
+        except ModelError as error:
+            listed.append(ListedModel(model, tuple(files), str(error)))
+            continue
+        described = replace(
+            model,
+            quantization=details.quantization,
+            parameters=details.parameters,
+            licence=details.licence,
+        )
+        listed.append(ListedModel(described, tuple(files)))
+    return listed

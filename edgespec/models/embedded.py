@@ -1,0 +1,124 @@
+"""Finds the data that edgespec carries: the embedded pair of models and the presets.
+
+In a wheel they lie inside the package, in a checkout beside it. Nothing here opens a model.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgespec.config import nearest
+from edgespec.errors import ModelError, UsageError
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EmbeddedFile(_Described):
+    """One file of the manifest."""
+
+    file: str
+    """Below the folder of the manifest. A model of several files has a folder of its own."""
+    format: Literal["gguf", "onnx"]
+    quantization: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=0)
+
+
+class EmbeddedModel(_Described):
+    """One model, in each form in which it is there."""
+
+    name: str
+    parameters: int
+    context_length: int
+    files: tuple[EmbeddedFile, ...] = Field(min_length=1)
+
+
+class Manifest(_Described):
+    """What `embedded.toml` says."""
+
+    licence: str
+    vocabulary: int
+    target: EmbeddedModel
+    draft: EmbeddedModel
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPair:
+    """The models that are used when none is named."""
+
+    target: Path
+    draft: Path
+    target_sha256: str
+
+
+def manifest(package: Path = _PACKAGE) -> Manifest:
+    """What is embedded. Raises ModelError if this installation lacks it."""
+    path = models_folder(package) / "embedded.toml"
+    try:
+        return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ModelError(
+            f"the embedded models are missing from {path.parent}: install edgespec again, "
+            "or name a model with -m"
+        ) from error
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{path} is damaged: install edgespec again ({reason})") from error
+
+
+def models_folder(package: Path = _PACKAGE) -> Path:
+    """Where the manifest and the files that it names are."""
+    return _folder("models", package)
+
+
+def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
+    """The GGUF files that are used by default. Raises ModelError if there are none."""
+    folder, described = models_folder(package), manifest(package)
+    target, draft = default_file(described.target), default_file(described.draft)
+    return EmbeddedPair(folder / target.file, folder / draft.file, target.sha256)
+
+
+def default_file(model: EmbeddedModel) -> EmbeddedFile:
+    """What a model's name means where it is there in several forms. Raises ModelError."""
+    for file in model.files:
+        if (file.format, file.quantization) == ("gguf", "Q8_0"):
+            return file
+    raise ModelError(f"{model.name} is not embedded as GGUF in Q8_0: install edgespec again")
+
+
+def shipped_prompts(package: Path = _PACKAGE) -> Path:
+    """Beginnings of Python code, one JSON object a line."""
+    return models_folder(package) / "prompts.jsonl"
+
+
+def preset_names(package: Path = _PACKAGE) -> list[str]:
+    """Names that `--config` understands besides files."""
+    return sorted(path.stem for path in _folder("configs", package).glob("*.toml"))
+
+
+def find_config(name: str, package: Path = _PACKAGE) -> Path:
+    """The file that `--config` means: a path, or the name of a preset. Raises UsageError."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    names = preset_names(package)
+    if name in names:
+        return _folder("configs", package) / f"{name}.toml"
+    raise UsageError(
+        f"--config {name}: no such file, and no preset of this name{nearest(name, names)} "
+        f"(presets: {', '.join(names) or 'none'})"
+    )
+
+
+def _folder(name: str, package: Path) -> Path:
+    inside = package / f"_{name}"
+    return inside if inside.is_dir() else package.parent / name

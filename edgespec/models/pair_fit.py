@@ -1,0 +1,257 @@
+"""How well a draft fits a target: what it guesses right of the text that the target writes.
+
+The target runs once. Greedy text tells for every tree which guesses would have stood in it, so the
+trees are grown by the draft alone, and a target that is paged is not paged again. Reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import PairError
+from edgespec.ports import LanguageModel, Progress
+from edgespec.tree import TokenTree
+from edgespec.values import GenerationResult, ModelInfo, PagingStats, PassReport, TokenEvent
+from edgespec.worker import Worker
+
+TREE_SIZES = (1, 4, 8, 16, 32)
+LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
+"""What both models are to be loaded for."""
+ENOUGH = 0.95
+"""Of the most tokens per pass: the tree that yields this much is large enough."""
+
+_GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFit:
+    """What passes yield whose trees have up to `drafted_nodes` guesses."""
+
+    drafted_nodes: int
+    rounds: int
+    """One pass each."""
+    verified: int
+    accepted: int
+
+    @property
+    def verified_per_pass(self) -> float:
+        """Below `drafted_nodes` where the text ends, or where the draft had no more guesses."""
+        return self.verified / self.rounds
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return 1 + self.accepted / self.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class PairFit:
+    """How a draft did on greedy texts of a target."""
+
+    n_prompts: int
+    n_tokens: int
+    """Of the target's texts."""
+    compared: int
+    """Of those, tokens within the draft's context and vocabulary."""
+    agreed: int
+    """Of those, tokens that the draft ranks first."""
+    trees: tuple[TreeFit, ...]
+    """Small ones first."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agreement(self) -> float:
+        return self.agreed / self.compared if self.compared else 0.0
+
+    @property
+    def large_enough(self) -> TreeFit:
+        """The smallest tree with nearly the tokens per pass of the best one."""
+        most = max(tree.tokens_per_pass for tree in self.trees)
+        return next(tree for tree in self.trees if tree.tokens_per_pass >= ENOUGH * most)
+
+
+def measure(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    progress: Progress,
+) -> PairFit:
+    """Let the target continue each prompt greedily, by up to `max_tokens`, and replay its texts.
+
+    `draft` has the target's vocabulary. Raises PairError where no tree can be grown or verified,
+    and UsageError for a prompt without tokens or beyond the context.
+    """
+    for role, info in (("target", target.info), ("draft", draft.info)):
+        _check_tree_capable(role, info)
+    texts = _write(target, draft, prompts, max_tokens, progress)
+    n_replays = (1 + len(TREE_SIZES)) * len(texts)
+    replayed = count()
+
+    def step() -> None:
+        progress("replaying the texts through the draft", next(replayed) / n_replays)
+
+    n_shared = min(target.info.n_vocab, draft.info.n_vocab)
+    compared = agreed = 0
+    with Worker() as worker:
+        for text in texts:
+            step()
+            choices = _first_choices(draft, text, n_shared, worker)
+            compared += len(choices)
+            agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
+    trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
+    return PairFit(
+        n_prompts=len(texts),
+        n_tokens=sum(len(text.tokens) for text in texts),
+        compared=compared,
+        agreed=agreed,
+        trees=trees,
+        notes=tuple(dict.fromkeys(note for text in texts for note in text.notes)),
+    )
+
+
+def _check_tree_capable(role: str, info: ModelInfo) -> None:
+    if not info.tree_capable:
+        raise PairError(
+            f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
+            "drop single tokens: a target decodes alone there, so choose other models to draft"
+        )
+
+
+def _write(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    progress: Progress,
+) -> list[GenerationResult]:
+    """The target's own texts. The draft helps as it does in any generation, and changes none."""
+
+    def written(n_texts: int, n_tokens: int) -> None:
+        share = (n_texts + n_tokens / max_tokens) / len(prompts)
+        progress("writing with the target", share)
+
+    texts: list[GenerationResult] = []
+    with Engine(target, draft, LOADED_FOR) as engine:
+        for prompt in prompts:
+            events = engine.generate(prompt, _GREEDY, max_tokens)
+            texts.append(_finish(events, partial(written, len(texts))))
+    return texts
+
+
+def _first_choices(
+    draft: LanguageModel, text: GenerationResult, n_shared: int, worker: Worker
+) -> list[int]:
+    """The token that the draft ranks first at each place of the text, as far as it can read it."""
+    tokens = [*text.prompt_tokens, *text.tokens]
+    unreadable = (n for n, token in enumerate(tokens) if token >= n_shared)
+    end = min(len(tokens) - 1, draft.info.n_ctx, next(unreadable, len(tokens)))
+    start = len(text.prompt_tokens) - 1
+    if start >= end:
+        return []
+    draft.truncate(0)
+    worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
+    choices: list[int] = []
+    for begin in range(start, end, draft.info.max_nodes):
+        chain = tokens[begin : min(begin + draft.info.max_nodes, end)]
+        tree = TokenTree(chain[0], len(chain))
+        for parent, token in enumerate(chain[1:]):
+            tree.add(parent, token, confidence=1.0)
+        nodes = range(len(chain))
+        logits = worker.run(partial(draft.evaluate, tree, nodes), draft.cancel)
+        draft.commit(tree, nodes)
+        choices += logits[:, :n_shared].argmax(axis=1).tolist()
+    return choices
+
+
+def _replay(
+    target: LanguageModel,
+    draft: LanguageModel,
+    texts: Sequence[GenerationResult],
+    drafted_nodes: int,
+    step: Callable[[], None],
+) -> TreeFit:
+    """What full trees of this size would have brought the target on its way to `texts`."""
+    rules = EngineSettings(
+        fallback="full", draft_max=drafted_nodes, overlap=False, step_aside=False
+    )
+    rounds = verified = accepted = 0
+    draft.truncate(0)
+    known = KnownText(target)
+    with Engine(known, draft, rules) as engine:
+        for text in texts:
+            step()
+            known.tokens = (*text.prompt_tokens, *text.tokens)
+            events = engine.generate(text.prompt_tokens, _GREEDY, len(text.tokens))
+            done = _finish(events).speculation
+            rounds += done.rounds
+            verified += done.verified
+            accepted += done.accepted
+    return TreeFit(drafted_nodes, rounds, verified, accepted)
+
+
+class KnownText:
+    """Implements `LanguageModel`: a target that is certain of a text, which it need not compute.
+
+    Its logits are right at the nodes that stand, and mean nothing elsewhere.
+    """
+
+    last_report = PassReport()
+
+    def __init__(self, target: LanguageModel) -> None:
+        self.info = target.info
+        self.vocabulary = target.vocabulary
+        self.tokens: Sequence[int] = ()
+        self.n_committed = 0
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        self.n_committed += len(tokens)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        logits = np.zeros((len(nodes), self.info.n_vocab), np.float32)
+        for row, node in zip(logits, nodes, strict=True):
+            after = self.n_committed + int(tree.depth[node]) + 1
+            branch = tree.token[tree.path(node)].tolist()
+            if branch == list(self.tokens[self.n_committed : after]) and after < len(self.tokens):
+                row[self.tokens[after]] = 1.0
+        return logits
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        self.n_committed += len(path)
+
+    def truncate(self, n_tokens: int) -> None:
+        self.n_committed = n_tokens
+
+    def paging(self) -> PagingStats:
+        return PagingStats()
+
+    def cancel(self) -> None:
+        """Nothing here lasts."""
+
+    def close(self) -> None:
+        """The target that it stands for is somebody else's."""
+
+
+def _finish(
+    events: Generator[TokenEvent, None, GenerationResult],
+    shown: Callable[[int], None] | None = None,
+) -> GenerationResult:
+    """Run a generation to its end, or close it; `shown` hears how many tokens there are."""
+    with closing(events):
+        for n_tokens in count():
+            if shown is not None:
+                shown(n_tokens)
+            try:
+                next(events)
+            except StopIteration as end:
+                result: GenerationResult = end.value
+                return result
+    raise AssertionError("count() does not end")

@@ -1,0 +1,1 @@
+"""Weights that are read from storage while a model computes."""

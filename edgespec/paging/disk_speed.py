@@ -1,0 +1,49 @@
+"""How fast a file can be read past the page cache, from a short sample of it.
+
+It prints nothing and keeps nothing in memory; what is read is thrown away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, DirectReader, Memory, Run, block_floor
+
+SAMPLE_S = 0.3
+
+
+def bytes_per_second(
+    path: Path, sample_s: float = SAMPLE_S, clock: Callable[[], float] = time.perf_counter
+) -> float | None:
+    """Read blocks spread over the file for `sample_s` seconds, one after the other.
+
+    None for a file too small to tell. Raises WeightReadError.
+    """
+    starts = _spread(path.stat().st_size)
+    if not starts:
+        return None
+    memory = Memory(READ_BYTES)
+    reader = DirectReader([path])
+    try:
+        began, done = clock(), 0
+        for start in starts:
+            run = Run(0, start, READ_BYTES, READ_BYTES, 0)
+            done += reader.read(run, memory.view(0, READ_BYTES), lambda: False)
+            if clock() - began > sample_s:
+                break
+        return done / max(clock() - began, 1e-6)
+    finally:
+        reader.close()
+        memory.close()
+
+
+def _spread(size_bytes: int) -> list[int]:
+    """Where to read: whole, block-aligned reads, the middle of the file first.
+
+    The order jumps about, so that a drive's own reading ahead does not flatter it.
+    """
+    count = (size_bytes - BLOCK_BYTES) // READ_BYTES
+    step = next((step for step in (7, 5, 3, 2) if count % step), 1)
+    return [block_floor((i * step + count // 2) % count * READ_BYTES) for i in range(count)]

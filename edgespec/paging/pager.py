@@ -1,0 +1,278 @@
+"""Keeps weight segments in memory, or streams them through a ring of slots ahead of their use.
+
+Knows segments, slots and their order, and nothing of any runtime: what a slot's bytes mean is the
+business of whoever acquires it.
+
+The ring is one block of memory from which slots are cut in the order of reading, so segments of
+different sizes share it without loss. Segments are read in execution order; after the last comes
+the first again, so reading for the next pass begins while this one ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import EdgespecError
+from edgespec.owning import Owner
+from edgespec.paging.reader import Memory, Reader, Segment, read_segment
+from edgespec.tracing import OFF, Trace, Track
+from edgespec.values import PagingStats
+
+
+@dataclass(slots=True)
+class _Slot:
+    segment: int
+    start: int
+    nbytes: int
+    ready: bool = False
+    held: bool = False
+    dropped: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+
+class WeightPager(Owner):
+    """A ring of slots that an I/O thread keeps filled with the segments that come next.
+
+    `acquire` and `release` belong to one consumer thread. A slot's address is valid from `acquire`
+    to `release`. Acquiring out of order is allowed and costs the reads already made. A failed read
+    raises WeightReadError in `acquire`; the next `acquire` tries again.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        reader: Reader,
+        ring_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
+    ) -> None:
+        largest = max(segment.slot_bytes for segment in segments)
+        if ring_bytes < largest:
+            raise EdgespecError(
+                f"the ring of {ring_bytes:,} bytes cannot hold a segment of {largest:,} bytes"
+            )
+        self._segments = tuple(segments)
+        self._reader = reader
+        self._clock = clock
+        self._trace = trace
+        self._ring = Memory(ring_bytes)
+        self._slots: deque[_Slot] = deque()
+        self._next = 0
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._cancelled = False
+        self._change = threading.Condition()
+        self.bytes_read = 0
+        self.stall_s = 0.0
+        self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
+        self._thread.start()
+
+    @property
+    def ring_address(self) -> int:
+        """Memory that any segment would fit into and that is readable until `close`, whatever it
+        holds: for a computation that is to be thrown away."""
+        return self._ring.address
+
+    def acquire(self, index: int) -> int | None:
+        """Address of the slot that holds segment `index`; waits for it. None once cancelled."""
+        with self._change:
+            slot = self._ready_slot(index)
+            if slot is None:
+                begin = self._clock()
+                try:
+                    slot = self._wait_for(index)
+                finally:
+                    end = self._clock()
+                    self.stall_s += end - begin
+                    self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
+                if slot is None:
+                    return None
+            self._drop_before(slot)
+            slot.held = True
+            return self._ring.address + slot.start
+
+    def release(self, index: int) -> None:
+        """The slot of segment `index` may be overwritten."""
+        with self._change:
+            for slot in self._slots:
+                if slot.held and slot.segment == index:
+                    slot.held, slot.dropped = False, True
+                    break
+            self._reclaim()
+            self._count_ring()
+            self._change.notify_all()
+
+    def cancel(self) -> None:
+        """Wake a waiting `acquire`, which returns None; lasts until `resume`."""
+        with self._change:
+            self._cancelled = True
+            self._change.notify_all()
+
+    def resume(self) -> None:
+        with self._change:
+            self._cancelled = False
+
+    def close(self) -> None:
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+        self._reader.close()
+        self._slots.clear()
+        self._ring.close()
+
+    def _ready_slot(self, index: int) -> _Slot | None:
+        for slot in self._slots:
+            if slot.segment == index and slot.ready and not slot.dropped:
+                return slot
+        return None
+
+    def _wait_for(self, index: int) -> _Slot | None:
+        if not any(slot.segment == index and not slot.dropped for slot in self._slots):
+            self._seek(index)
+        while True:
+            if self._cancelled or self._closing:
+                return None
+            slot = self._ready_slot(index)
+            if slot is not None:
+                return slot
+            if self._failure is not None:
+                raise self._failure
+            if self._is_stuck():
+                raise EdgespecError(
+                    f"the ring of {self._ring.nbytes:,} bytes is full of held slots"
+                )
+            self._change.wait()
+
+    def _is_stuck(self) -> bool:
+        """Nothing is being read, and nothing can be, because every slot is held."""
+        room = self._room(self._segments[self._next].slot_bytes)
+        return room is None and all(slot.held for slot in self._slots)
+
+    def _seek(self, index: int) -> None:
+        """Forget what was read ahead and read from `index` on."""
+        for slot in self._slots:
+            slot.dropped = slot.dropped or not slot.held
+        self._next = index
+        self._failure = None
+        self._reclaim()
+        self._change.notify_all()
+
+    def _drop_before(self, wanted: _Slot) -> None:
+        """Segments that were skipped make room: the consumer did not want them this time."""
+        skipped = False
+        for slot in self._slots:
+            if slot is wanted:
+                break
+            if not slot.held and not slot.dropped:
+                slot.dropped = skipped = True
+        if skipped:
+            self._reclaim()
+            self._change.notify_all()
+
+    def _reclaim(self) -> None:
+        while self._slots and self._slots[0].dropped and self._slots[0].ready:
+            self._slots.popleft()
+
+    def _room(self, nbytes: int) -> int | None:
+        """Where in the ring the next slot may begin."""
+        if not self._slots:
+            return 0
+        head, tail = self._slots[-1].end, self._slots[0].start
+        if self._slots[-1].start >= tail:
+            if head + nbytes <= self._ring.nbytes:
+                return head
+            return 0 if nbytes <= tail else None
+        return head if head + nbytes <= tail else None
+
+    def _fill(self) -> None:
+        """The I/O thread: read what comes next as long as there is room."""
+        while True:
+            with self._change:
+                while True:
+                    if self._closing:
+                        return
+                    segment = self._segments[self._next]
+                    start = None if self._failure else self._room(segment.slot_bytes)
+                    if start is not None:
+                        break
+                    self._change.wait()
+                slot = _Slot(self._next, start, segment.slot_bytes)
+                self._slots.append(slot)
+                self._next = (self._next + 1) % len(self._segments)
+                self._count_ring()
+            self._read_into(slot)
+
+    def _read_into(self, slot: _Slot) -> None:
+        segment, n = self._segments[slot.segment], 0
+        failure: BaseException | None = None
+        span = self._trace.span(Track.STORAGE, "read")
+        try:
+            n = read_segment(
+                self._reader, segment, self._ring, slot.start, lambda: self._closing or slot.dropped
+            )
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+            failure = exc
+        span.note(segment=slot.segment, name=segment.name, bytes=n).end()
+        with self._change:
+            self.bytes_read += n
+            slot.ready = True
+            if failure is not None and not slot.dropped:
+                slot.dropped = True
+                self._failure = failure
+            self._reclaim()
+            self._count_ring()
+            self._change.notify_all()
+
+    def _count_ring(self) -> None:
+        """What the ring holds: slots that are full, and the one that is being filled."""
+        if self._trace.is_on:
+            filled = sum(slot.nbytes for slot in self._slots if slot.ready and not slot.dropped)
+            reading = sum(slot.nbytes for slot in self._slots if not slot.ready)
+            self._trace.count_bytes("ring (MiB)", filled=filled, reading=reading)
+
+
+class PinnedSegments(Owner):
+    """Segments that stay in memory from loading to `close`."""
+
+    def __init__(self, trace: Trace = OFF) -> None:
+        self._memory: list[Memory] = []
+        self._trace = trace
+
+    def load(self, segment: Segment, reader: Reader, stopped: Callable[[], bool]) -> int:
+        """Read a segment into memory of its own and return the address."""
+        memory = Memory(segment.slot_bytes)
+        self._memory.append(memory)
+        with self._trace.span(Track.STORAGE, "read pinned") as span:
+            n = read_segment(reader, segment, memory, 0, stopped)
+            span.note(name=segment.name, bytes=n)
+        if self._trace.is_on:
+            pinned = sum(memory.nbytes for memory in self._memory)
+            self._trace.count_bytes("pinned (MiB)", pinned=pinned)
+        return memory.address
+
+    def close(self) -> None:
+        while self._memory:
+            self._memory.pop().close()
+
+
+def paging_stats(
+    segments: Sequence[Segment], pinned_bytes: int, pager: WeightPager | None, passes: int
+) -> PagingStats:
+    """The figures that a paged model reports."""
+    total = sum(segment.nbytes for segment in segments)
+    return PagingStats(
+        segments=len(segments),
+        pinned_bytes=pinned_bytes,
+        streamed_bytes=total - pinned_bytes,
+        bytes_read=pager.bytes_read if pager else 0,
+        stall_s=pager.stall_s if pager else 0.0,
+        passes=passes,
+    )

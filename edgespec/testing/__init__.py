@@ -1,0 +1,1 @@
+"""What authors of runtimes test with: a fake model and the contracts."""

@@ -1,0 +1,1 @@
+"""Writes bigger models that compute the same function; runs none."""

@@ -1,0 +1,1 @@
+"""Enlarges GGUF models."""

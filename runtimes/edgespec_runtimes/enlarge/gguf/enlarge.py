@@ -1,0 +1,298 @@
+"""Writes a bigger GGUF model that computes the same function: the honest way to try paging without
+a download.
+
+Says what a plan of so many layers and copies writes, and streams it; how tensors grow, and why that
+is exact, is said in `replication`. Loads no model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.values import ENLARGED_FROM, EnlargeReport
+from edgespec_runtimes.enlarge.gguf.replication import (
+    LlamaShape,
+    Role,
+    layer_roles,
+    model_roles,
+    muted,
+)
+from edgespec_runtimes.enlarge.sizing import Layer, check_room, choose, spread
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
+from edgespec_runtimes.gguf.file.layout import MAGIC, ValueType, padded
+from edgespec_runtimes.gguf.file.validation import validate
+
+if TYPE_CHECKING:
+    from edgespec.ports import Progress
+
+CHUNK_BYTES = 8 << 20
+
+
+def enlarge(
+    source: Path, out: Path, size_bytes: int, progress: Progress | None = None
+) -> EnlargeReport:
+    """Write to `out` a model of about `size_bytes` that computes what `source` computes.
+
+    Memory stays constant; `out` appears when it is complete. Raises ModelError for a source that
+    cannot be enlarged, UsageError for a size that cannot be reached within 2 %, EdgespecError when
+    the disk is too small or fails.
+    """
+    header = read_header(source)
+    validate(header)
+    shape = _shape(header)
+    plan = choose(header.path, partial(_plan, header, shape), shape.layers, size_bytes)
+    out = Path(out)
+    _check_place(header, out, plan.size_bytes)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb", buffering=1 << 20) as file:
+            _write(file, header, plan, progress)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(out)
+    except OSError as error:
+        raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """One tensor of the result, and where it comes from."""
+
+    name: str
+    source: TensorEntry
+    role: Role
+    factor: int
+    silent: bool
+    """Muted altogether, so that its layer adds nothing."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.role.grown(self.factor)
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def in_layer(self) -> bool:
+        return self.name.startswith("blk.")
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.type.nbytes(self.n_elements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    factor: int
+    layers: tuple[Layer, ...]
+    tensors: tuple[_Growth, ...]
+    head: bytes
+    """Everything before the weights, padded."""
+    alignment: int
+
+    @property
+    def size_bytes(self) -> int:
+        weights = sum(padded(tensor.nbytes, self.alignment) for tensor in self.tensors)
+        return len(self.head) + weights
+
+    @property
+    def layer_bytes(self) -> float:
+        """Mean size of a layer."""
+        in_layers = sum(tensor.nbytes for tensor in self.tensors if tensor.in_layer)
+        return in_layers / len(self.layers)
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+
+def _shape(header: GgufFile) -> LlamaShape:
+    """Dimensions of the source. Raises ModelError unless it is a plain LLaMA."""
+    if header.architecture != "llama":
+        raise ModelError(
+            f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
+        )
+    if header.integer(header.key("expert_count"), 0):
+        raise ModelError(
+            f"{header.path} is a mixture of experts: only dense models can be enlarged"
+        )
+    if ENLARGED_FROM in header.metadata:
+        raise ModelError(
+            f"{header.path} is enlarged already: start from {header.text(ENLARGED_FROM)}"
+        )
+    heads = header.integer(header.key("attention.head_count"))
+    return LlamaShape(
+        embedding=header.embedding_length,
+        ffn=header.integer(header.key("feed_forward_length")),
+        heads=heads,
+        kv_heads=header.integer(header.key("attention.head_count_kv"), heads),
+        head_size=header.integer(
+            header.key("attention.key_length"), header.embedding_length // heads
+        ),
+        layers=header.n_layers,
+        vocabulary=header.n_vocab,
+        tied="output.weight" not in header.tensors_by_name,
+    )
+
+
+def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _Plan:
+    layers = spread(shape.layers, n_layers)
+    tensors = tuple(_growths(header, shape, factor, layers))
+    head = _head(header, shape, factor, tensors, n_layers)
+    return _Plan(factor, layers, tensors, head, header.alignment)
+
+
+def _growths(
+    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[Layer, ...]
+) -> Iterator[_Growth]:
+    """The result's tensors in file order: head and embedding first, then layer by layer."""
+    by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(shape.layers)}
+    of_model, of_each_layer = model_roles(shape), layer_roles(shape)
+    for tensor in header.tensors:
+        block, _, rest = tensor.name.removeprefix("blk.").partition(".")
+        if tensor.name.startswith("blk.") and block.isdecimal() and int(block) in by_layer:
+            by_layer[int(block)].append((rest, tensor))
+        else:
+            role = _role(header, tensor, of_model.get(tensor.name), factor)
+            yield _Growth(tensor.name, tensor, role, factor, silent=False)
+    for index, layer in enumerate(layers):
+        for rest, tensor in by_layer[layer.source]:
+            role = _role(header, tensor, of_each_layer.get(rest), factor)
+            silent = layer.silent and role.feeds_residual
+            yield _Growth(f"blk.{index}.{rest}", tensor, role, factor, silent)
+
+
+def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int) -> Role:
+    """The tensor's role, when it is stored in a way that can grow."""
+    kind = tensor.type
+    if role is None or tensor.shape != role.shape:
+        raise ModelError(
+            f"{header.path}: {tensor.name} {list(tensor.shape)} is no part of a plain LLaMA, which "
+            "is all that can be enlarged"
+        )
+    if factor > 1 and role.columns is not None and role.columns % kind.block_size:
+        raise ModelError(
+            f"{header.path}: {tensor.name} would be repeated in runs of {role.columns}, but a "
+            f"{kind.name} block holds {kind.block_size}: use another quantisation"
+        )
+    return role
+
+
+def _head(
+    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+) -> bytes:
+    """Preamble, metadata and descriptions of the tensors, padded to where the weights begin."""
+    changed = _metadata(header, shape, factor, tensors, n_layers)
+    kept = [
+        entry
+        for key, entry in header.entries.items()
+        if key not in changed and not key.startswith("split.")
+    ]
+    preamble = MAGIC + struct.pack("<IQQ", 3, len(tensors), len(kept) + len(changed))
+    with header.path.open("rb") as file:
+        pairs = [_read(file, entry.start, entry.end - entry.start) for entry in kept]
+    pairs += [_pack_pair(key, value) for key, value in changed.items()]
+    described, offset = [], 0
+    for tensor in tensors:
+        extents = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        place = struct.pack("<IQ", tensor.source.type.code, offset)
+        described.append(_pack_string(tensor.name) + extents + place)
+        offset += padded(tensor.nbytes, header.alignment)
+    head = b"".join([preamble, *pairs, *described])
+    return head.ljust(padded(len(head), header.alignment), b"\0")
+
+
+def _metadata(
+    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+) -> dict[str, int | str]:
+    """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
+    parameters = sum(tensor.n_elements for tensor in tensors)
+    integers = {
+        "block_count": n_layers,
+        "embedding_length": shape.embedding * factor,
+        "feed_forward_length": shape.ffn * factor,
+        "attention.head_count": shape.heads * factor,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_size,
+        "attention.value_length": shape.head_size,
+        "rope.dimension_count": shape.head_size,
+    }
+    changed: dict[str, int | str] = {
+        "general.name": f"{header.name}, enlarged",
+        "general.size_label": f"{parameters / 1e6:.0f}M",
+        ENLARGED_FROM: header.name,
+    }
+    return changed | {header.key(suffix): number for suffix, number in integers.items()}
+
+
+def _pack_pair(key: str, value: int | str) -> bytes:
+    if isinstance(value, str):
+        return _pack_string(key) + struct.pack("<I", ValueType.STRING) + _pack_string(value)
+    return _pack_string(key) + struct.pack("<II", ValueType.UINT32, value)
+
+
+def _pack_string(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"{out} must be a file in a folder that exists")
+    if any(out.exists() and path.samefile(out) for path in header.paths):
+        raise UsageError(f"{out} is the source itself: write the enlarged model elsewhere")
+    check_room(out, size_bytes)
+
+
+def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | None) -> None:
+    written = file.write(plan.head)
+    with ExitStack() as stack:
+        sources = [stack.enter_context(path.open("rb")) for path in header.paths]
+        for tensor in plan.tensors:
+            file.writelines(_content(sources[tensor.source.file_index], tensor))
+            padding = padded(tensor.nbytes, plan.alignment) - tensor.nbytes
+            file.write(bytes(padding))
+            written += tensor.nbytes + padding
+            if progress is not None:
+                progress("enlarging", written / plan.size_bytes)
+
+
+def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes]:
+    """The tensor's bytes, in pieces of about CHUNK_BYTES."""
+    source, role, factor = tensor.source, tensor.role, tensor.factor
+    row_bytes = source.type.nbytes(source.shape[0])
+    n_rows = source.nbytes // row_bytes
+    run = role.rows or n_rows
+    step = max(1, CHUNK_BYTES // (row_bytes * factor))
+    piece_at, piece = -1, b""
+    for run_start in range(0, n_rows, run):
+        for _ in range(factor if role.rows else 1):
+            for row in range(run_start, run_start + run, step):
+                if row != piece_at:
+                    rows = min(step, run_start + run - row)
+                    raw = _read(file, source.offset + row * row_bytes, rows * row_bytes)
+                    if tensor.silent:
+                        raw = muted(raw, source.type)
+                    piece_at, piece = row, role.repeated(raw, rows, source.type, factor)
+                yield piece
+
+
+def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
+    file.seek(offset)
+    raw = file.read(n_bytes)
+    if len(raw) < n_bytes:
+        raise ModelError(f"{file.name} became shorter while it was read")
+    return raw

@@ -1,0 +1,1 @@
+"""Enlarges ONNX exports."""

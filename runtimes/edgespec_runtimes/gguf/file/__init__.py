@@ -1,0 +1,1 @@
+"""Reads GGUF files; knows nothing of llama.cpp."""

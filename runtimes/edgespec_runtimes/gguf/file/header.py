@@ -1,0 +1,216 @@
+"""A GGUF model as its header describes it: metadata, and where each tensor lies, in all its files.
+
+Knows the container, nothing of architectures (`shapes` does) and nothing of llama.cpp's objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.layout import MAGIC, TensorType, ValueType
+from edgespec_runtimes.gguf.file.parts import (
+    GgufArray,
+    GgufPart,
+    MetadataEntry,
+    MetadataValue,
+    PartHeader,
+    TensorEntry,
+    read_part,
+)
+
+__all__ = [
+    "MAGIC",
+    "GgufArray",
+    "GgufFile",
+    "GgufPart",
+    "MetadataEntry",
+    "MetadataValue",
+    "TensorEntry",
+    "TensorType",
+    "ValueType",
+    "read_header",
+]
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """Header of a model, of all its files when it is split; `entries` are those of the first."""
+
+    parts: tuple[GgufPart, ...]
+    entries: Mapping[str, MetadataEntry]
+    tensors: tuple[TensorEntry, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file to hand to a loader: the first part."""
+        return self.parts[0].path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(part.path for part in self.parts)
+
+    @property
+    def version(self) -> int:
+        return self.parts[0].version
+
+    @property
+    def alignment(self) -> int:
+        return self.parts[0].alignment
+
+    @property
+    def data_offset(self) -> int:
+        return self.parts[0].data_offset
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.parts) > 1
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, MetadataValue]:
+        return MappingProxyType({key: entry.value for key, entry in self.entries.items()})
+
+    @cached_property
+    def tensors_by_name(self) -> Mapping[str, TensorEntry]:
+        return MappingProxyType({tensor.name: tensor for tensor in self.tensors})
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    @property
+    def name(self) -> str:
+        """What the file calls itself, or its file name."""
+        value = self.metadata.get("general.name")
+        return value if isinstance(value, str) and value else self.path.stem
+
+    @property
+    def n_layers(self) -> int:
+        return self.integer(self.key("block_count"))
+
+    @property
+    def context_length(self) -> int:
+        return self.integer(self.key("context_length"))
+
+    @property
+    def embedding_length(self) -> int:
+        return self.integer(self.key("embedding_length"))
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary, 0 for a model without one."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, GgufArray):
+            return len(tokens)
+        return self.integer(self.key("vocab_size"), 0)
+
+    def key(self, suffix: str) -> str:
+        """The metadata key `suffix` of this model's architecture."""
+        return f"{self.architecture}.{suffix}"
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer of the metadata. Raises ModelError when it is missing or something else."""
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.path}: metadata has no {key}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelError(f"{self.path}: {key} must be an integer, it is {_describe(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string of the metadata. Raises ModelError when it is missing or something else."""
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.path}: metadata has no {key}")
+        if not isinstance(value, str):
+            raise ModelError(f"{self.path}: {key} must be a string, it is {_describe(value)}")
+        return value
+
+
+def read_header(path: Path) -> GgufFile:
+    """Header of the GGUF file at `path`, with the headers of the other parts of a split model.
+
+    Any part of a split model may be named. Raises ModelError when a file is missing, is no GGUF
+    file, contradicts itself or is shorter than its tensors.
+    """
+    named = read_part(Path(path), 0)
+    count = _split_value(named, "split.count", 1)
+    if count <= 1:
+        return GgufFile((named.part,), named.entries, named.tensors)
+    places = _split_paths(named, count)
+    return _join([read_part(place, index) for index, place in enumerate(places)])
+
+
+_SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def _split_value(header: PartHeader, key: str, default: int | None = None) -> int:
+    kind = ValueType.INT32 if key == "split.tensors.count" else ValueType.UINT16
+    entry = header.entries.get(key)
+    if entry is None and default is not None:
+        return default
+    if entry is None or entry.kind is not kind or not isinstance(entry.value, int):
+        found = "missing" if entry is None else entry.kind.name.lower()
+        raise ModelError(f"{header.part.path}: {key} must be {kind.name.lower()}, it is {found}")
+    return entry.value
+
+
+def _split_paths(named: PartHeader, count: int) -> list[Path]:
+    path = named.part.path
+    number = _split_value(named, "split.no")
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None or (int(match["number"]), int(match["count"])) != (number + 1, count):
+        raise ModelError(
+            f"{path} is part {number + 1} of {count} of a split model and must be named "
+            f"NAME-{number + 1:05d}-of-{count:05d}.gguf, next to the others"
+        )
+    places = [
+        path.with_name(f"{match['prefix']}-{index + 1:05d}-of-{count:05d}.gguf")
+        for index in range(count)
+    ]
+    for index, place in enumerate(places):
+        if not place.exists():
+            raise ModelError(f"part {index + 1} of {count} is missing: {place}")
+    return places
+
+
+def _join(parts: list[PartHeader]) -> GgufFile:
+    count = len(parts)
+    tensors: dict[str, TensorEntry] = {}
+    for index, header in enumerate(parts):
+        path = header.part.path
+        if (_split_value(header, "split.no"), _split_value(header, "split.count")) != (
+            index,
+            count,
+        ):
+            raise ModelError(f"{path} does not call itself part {index + 1} of {count}")
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise ModelError(f"{path}: the tensor {tensor.name} is in another part already")
+            tensors[tensor.name] = tensor
+    claimed = _split_value(parts[0], "split.tensors.count")
+    if claimed != len(tensors):
+        raise ModelError(
+            f"{parts[0].part.path}: its {count} parts should hold {claimed} tensors, they hold "
+            f"{len(tensors)}"
+        )
+    return GgufFile(
+        tuple(header.part for header in parts), parts[0].entries, tuple(tensors.values())
+    )
+
+
+def _describe(value: MetadataValue) -> str:
+    return "an array" if isinstance(value, GgufArray) else repr(value)

@@ -1,0 +1,299 @@
+"""Refuses the models on which llama.cpp would end the process instead of reporting an error.
+
+Knows what llama.cpp takes for granted about metadata, tensors and vocabulary; reads nothing but the
+header. What llama.cpp itself reports well (a missing tensor, a wrong shape) is left to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+MAX_CONTEXT = 1 << 30
+MAX_TOKEN_BYTES = 1 << 16
+IMPLIED_TOKEN = 11
+"""The token that llama.cpp puts before a text when a byte-level vocabulary does not name one."""
+NO_TOKEN = (1 << 32) - 1
+"""How files say that a special token does not exist."""
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+PLAIN_ARCHITECTURES = frozenset(
+    (
+        *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
+        *("gemma", "gemma2", "gemma3", "olmo", "olmo2", "olmoe", "smollm3", "granite"),
+        *("granitemoe", "internlm2", "starcoder2", "minicpm", "exaone", "command-r", "deepseek"),
+    )
+)
+"""Those whose graphs take it for granted that keys, values and rotation have one size, and that all
+layers use as many experts."""
+
+TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
+BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
+BYTE_TYPE = 6
+
+NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+"""Types without a CPU kernel for a product of weights with activations."""
+INDEX_TABLES = ("tid2eid", "d2t")
+"""Tensors that are looked up in and never multiplied, integers by right."""
+VECTORS = (
+    "norm.weight",
+    ".bias",
+    ".scale",
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+"""Tensors that are added or multiplied element by element, which is computed in F32 only."""
+
+
+BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
+    "llama": lambda byte: {b"<0x%02X>" % byte, bytes([byte])},
+    "plamo2": lambda byte: {b"<0x%02X>" % byte},
+    "rwkv": lambda byte: {repr(bytes([byte])).encode()[2:-1], b"\\x%02x" % byte},
+}
+"""How a token for a byte reads, where the tokenizer cannot do without a token for every byte."""
+
+
+def validate(header: GgufFile) -> None:
+    """Raise ModelError for a model that llama.cpp would not survive, saying why."""
+    if not header.tensors:
+        raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
+    if not header.architecture:
+        raise ModelError(f"{header.path}: general.architecture is empty")
+    _check_depth(header)
+    _check_experts(header)
+    _check_attention(header)
+    _check_rotation(header)
+    _check_norms(header)
+    _check_tensor_types(header)
+    _check_vocabulary(header)
+
+
+def _check_depth(header: GgufFile) -> None:
+    layers = _count(header, header.key("block_count"), 1, MAX_LAYERS)
+    _count(header, header.key("nextn_predict_layers"), 0, layers - 1, default=0)
+    _count(header, header.key("context_length"), 1, MAX_CONTEXT)
+    _count(header, header.key("embedding_length"), 1, 1 << 24)
+    window = header.key("attention.sliding_window")
+    if not isinstance(header.metadata.get(window), GgufArray):
+        _count(header, window, 0, MAX_CONTEXT, default=0)
+
+
+def _check_experts(header: GgufFile) -> None:
+    experts = _count(header, header.key("expert_count"), 0, MAX_EXPERTS, default=0)
+    used = _per_layer(header, header.key("expert_used_count"), default=0)
+    groups = _count(header, header.key("expert_group_count"), 0, MAX_EXPERTS, default=0)
+    groups_used = _count(header, header.key("expert_group_used_count"), 0, MAX_EXPERTS, default=0)
+    if max(used) > experts or (experts and not max(used)):
+        raise _wrong(header, f"{max(used)} of {experts} experts are used")
+    if header.architecture in PLAIN_ARCHITECTURES and len(set(used)) > 1:
+        raise _wrong(header, f"its layers use different numbers of experts, {sorted(set(used))}")
+    if groups and groups >= experts:
+        raise _wrong(header, f"{experts} experts stand in {groups} groups")
+    if groups > 1 and (experts % groups or not 0 < groups_used < groups):
+        raise _wrong(header, f"{experts} experts, {groups_used} of {groups} groups used")
+
+
+def _check_attention(header: GgufFile) -> None:
+    """Heads and KV heads of the layers that attend: zero divides, and groups must come out even."""
+    heads = _per_layer(header, header.key("attention.head_count"), default=0)
+    kv_heads = _per_layer(header, header.key("attention.head_count_kv"), default=None) or heads
+    for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
+        names = (f"blk.{layer}.attn_q.weight", f"blk.{layer}.attn_qkv.weight")
+        if not any(name in header.tensors_by_name for name in names):
+            continue
+        if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
+            raise _wrong(
+                header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
+            )
+    if len(set(zip(heads, kv_heads, strict=True))) > 1:
+        _check_heads_fit(header, heads, kv_heads)
+
+
+def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
+    """Where layers differ, projections of another size than their heads go unnoticed in a load."""
+    if header.architecture not in PLAIN_ARCHITECTURES:
+        return
+    for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
+        for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
+            tensor = header.tensors_by_name.get(f"blk.{layer}.attn_{name}.weight")
+            if tensor is not None and tensor.shape[1:] != (n_rows * _head_sizes(header)[0],):
+                raise _wrong(
+                    header, f"{tensor.name} has {tensor.shape[-1]} rows for {n_rows} heads"
+                )
+
+
+def _check_rotation(header: GgufFile) -> None:
+    scaling = header.text(header.key("rope.scaling.type"), "linear")
+    if scaling not in ROPE_SCALINGS:
+        raise _wrong(header, f"rope.scaling.type {scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
+    for suffix in ("rope.freq_base", "rope.freq_base_swa"):
+        if _real(header, header.key(suffix), 1.0) < 0:
+            raise _wrong(header, f"{suffix} is negative")
+    for suffix in ("factor", "attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow"):
+        if _real(header, header.key(f"rope.scaling.{suffix}"), 0.0) < 0:
+            raise _wrong(header, f"rope.scaling.{suffix} is negative")
+    key_size, value_size = _head_sizes(header)
+    if not key_size:
+        return
+    rotated = _count(header, header.key("rope.dimension_count"), 0, key_size, default=key_size)
+    if rotated % 2:
+        raise _wrong(header, f"rope.dimension_count {rotated} is odd")
+    if header.architecture in PLAIN_ARCHITECTURES and not rotated == key_size == value_size:
+        raise _wrong(
+            header,
+            f"keys of {key_size}, values of {value_size} and a rotation of {rotated} do not fit "
+            f"the architecture {header.architecture}",
+        )
+
+
+def _head_sizes(header: GgufFile) -> tuple[int, int]:
+    """Elements of a key and of a value, zeros in a model without attention."""
+    n_heads = _per_layer(header, header.key("attention.head_count"), default=0)[0]
+    if not n_heads:
+        return 0, 0
+    share = header.embedding_length // n_heads
+    return (
+        _count(header, header.key("attention.key_length"), 1, 1 << 16, default=share),
+        _count(header, header.key("attention.value_length"), 1, 1 << 16, default=share),
+    )
+
+
+def _check_norms(header: GgufFile) -> None:
+    for suffix in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        if _real(header, header.key(suffix), 0.0) < 0:
+            raise _wrong(header, f"{suffix} is negative")
+
+
+def _check_tensor_types(header: GgufFile) -> None:
+    for tensor in header.tensors:
+        if tensor.name.endswith(VECTORS) and tensor.type.name != "F32":
+            raise _unusable(header, tensor, "it must be F32")
+        looked_up = any(table in tensor.name for table in INDEX_TABLES)
+        if tensor.type.name in NOT_WEIGHTS and not looked_up:
+            raise _unusable(header, tensor, "there is no kernel for such weights")
+
+
+def _check_vocabulary(header: GgufFile) -> None:
+    model = header.text("tokenizer.ggml.model")
+    if model not in TOKENIZERS:
+        raise ModelError(
+            f"{header.path}: tokenizer {model!r} is not supported, only {', '.join(TOKENIZERS)}"
+        )
+    tokens = _strings(header, "tokenizer.ggml.tokens")
+    texts = [
+        text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
+    ]  # the name that llama.cpp gives to an empty one
+    if len(set(texts)) != len(texts):
+        raise _wrong(header, "the vocabulary holds a token twice")
+    if len(texts) <= IMPLIED_TOKEN:
+        raise _wrong(header, f"the vocabulary has no more than {len(texts)} tokens")
+    if max(map(len, texts)) > MAX_TOKEN_BYTES:
+        raise _wrong(header, f"the vocabulary holds a token of more than {MAX_TOKEN_BYTES} bytes")
+    embedding = header.tensors_by_name.get("token_embd.weight")
+    if embedding is not None and embedding.shape[1:] != (len(texts),):
+        raise _wrong(
+            header,
+            f"token_embd.weight has the shape {list(embedding.shape)} for {len(texts)} tokens",
+        )
+    _check_token_types(header, texts)
+    _check_special_tokens(header, len(texts))
+    if model in BYTE_SPELLINGS:
+        _check_byte_tokens(header, texts, BYTE_SPELLINGS[model])
+
+
+def _check_token_types(header: GgufFile, texts: Sequence[bytes]) -> None:
+    for key, kinds in (
+        ("tokenizer.ggml.token_type", (ValueType.INT32,)),
+        ("tokenizer.ggml.scores", (ValueType.FLOAT32, ValueType.INT32)),
+    ):
+        array = header.metadata.get(key)
+        if array is None:
+            continue
+        if not isinstance(array, GgufArray) or array.kind not in kinds or len(array) < len(texts):
+            raise _wrong(header, f"{key} does not give one number for each of {len(texts)} tokens")
+    types = header.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(types, GgufArray):
+        for token, (kind, text) in enumerate(zip(types.values(), texts, strict=False)):
+            if kind == BYTE_TYPE and not BYTE_TOKEN.fullmatch(text):
+                raise _wrong(header, f"token {token} is called a byte but reads {text!r}")
+
+
+def _check_special_tokens(header: GgufFile, n_tokens: int) -> None:
+    for name in ("bos", "eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        token = _count(header, key, 0, NO_TOKEN, default=NO_TOKEN)
+        if token != NO_TOKEN and token >= n_tokens:
+            raise _wrong(header, f"{key} is {token}, the vocabulary has {n_tokens} tokens")
+        added = header.metadata.get(f"tokenizer.ggml.add_{name}_token", False) is True
+        added |= name == "bos" and header.metadata["tokenizer.ggml.model"] == "gemma4"
+        if token == NO_TOKEN and added:
+            raise _wrong(header, f"every text gets a {name} token, but there is none")
+
+
+def _check_byte_tokens(
+    header: GgufFile, texts: Sequence[bytes], spellings: Callable[[int], set[bytes]]
+) -> None:
+    known = set(texts)
+    for byte in range(256):
+        if not spellings(byte) & known:
+            raise _wrong(header, f"the vocabulary has no token for the byte {byte:#04x}")
+
+
+def _count(
+    header: GgufFile, key: str, smallest: int, largest: int, default: int | None = None
+) -> int:
+    """An unsigned integer of the metadata, within bounds."""
+    if key in header.entries and header.entries[key].kind is not ValueType.UINT32:
+        raise _wrong(header, f"{key} is {header.entries[key].kind.name.lower()}, not uint32")
+    value = header.integer(key, default)
+    if not smallest <= value <= largest:
+        raise _wrong(header, f"{key} is {value}, not between {smallest} and {largest}")
+    return value
+
+
+def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
+    """One count for each layer: an array of them, or one number for all. [] without a default."""
+    array = header.metadata.get(key)
+    if not isinstance(array, GgufArray):
+        if array is None and default is None:
+            return []
+        return [_count(header, key, 0, 1 << 24, default)] * header.n_layers
+    if array.kind not in (ValueType.UINT32, ValueType.INT32) or len(array) != header.n_layers:
+        raise _wrong(header, f"{key} does not give one count for each of {header.n_layers} layers")
+    counts = [int(value) for value in array.values()]
+    if min(counts) < 0:
+        raise _wrong(header, f"{key} holds the negative count {min(counts)}")
+    return counts
+
+
+def _real(header: GgufFile, key: str, default: float) -> float:
+    entry = header.entries.get(key)
+    if entry is None:
+        return default
+    if entry.kind is not ValueType.FLOAT32 or not isinstance(entry.value, float):
+        raise _wrong(header, f"{key} is {entry.kind.name.lower()}, not float32")
+    if not math.isfinite(entry.value):
+        raise _wrong(header, f"{key} is {entry.value}")
+    return entry.value
+
+
+def _strings(header: GgufFile, key: str) -> GgufArray:
+    array = header.metadata.get(key)
+    if not isinstance(array, GgufArray) or array.kind is not ValueType.STRING:
+        raise _wrong(header, f"{key} is not an array of strings")
+    return array
+
+
+def _wrong(header: GgufFile, what: str) -> ModelError:
+    return ModelError(f"{header.path} is damaged: {what}")
+
+
+def _unusable(header: GgufFile, tensor: TensorEntry, why: str) -> ModelError:
+    return ModelError(f"{header.path}: {tensor.name} is stored as {tensor.type.name}: {why}")

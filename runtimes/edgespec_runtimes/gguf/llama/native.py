@@ -1,0 +1,421 @@
+"""llama.cpp through llama-cpp-python's low-level functions: loading, contexts, tensors, vocabulary.
+
+Native failures leave it as edgespec's exceptions, with the reason that llama.cpp logged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
+from edgespec.memory.process import return_free_memory
+from edgespec.ports import Progress
+from edgespec_runtimes.gguf.llama import log
+from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+    "iq4_nl": 20,
+}
+"""Names that llama.cpp's --cache-type-k takes, and their ggml types."""
+
+SMALL_MODEL_BYTES = 64 << 20
+"""Below this a second thread costs more in waking than it computes."""
+
+_LOAD_NONE, _LOAD_MMAP = 0, 1
+_MAX_NAME = 64
+
+
+class GgmlTensor(ctypes.Structure):
+    """Mirror of `struct ggml_tensor` (ggml.h); `verify_mirror` checks it against the library."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * _MAX_NAME),
+        ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    ]
+
+
+OP_OFFSET = GgmlTensor.op.offset
+SRC_OFFSET = GgmlTensor.src.offset
+DATA_OFFSET = GgmlTensor.data.offset
+
+
+@functools.cache
+def _start() -> None:
+    lib.llama_backend_init()
+    verify_mirror()
+
+
+@functools.cache
+def _ggml() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / _library_name("ggml-base")))
+
+
+def _library_name(stem: str) -> str:
+    folder = Path(lib.__file__).parent / "lib"
+    for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll", f"lib{stem}.dll"):
+        if (folder / name).exists():
+            return name
+    raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
+
+
+def library_path() -> str:
+    """Where libllama lies."""
+    return str((Path(lib.__file__).parent / "lib" / _library_name("llama")).resolve())
+
+
+def verify_mirror() -> None:
+    """Refuse to run when this build of ggml lays its tensors out differently.
+
+    Makes tensors in a context of its own and compares what the mirror sees with what the library
+    says. Raises EdgespecError.
+    """
+    ggml = _ggml()
+
+    class InitParams(ctypes.Structure):
+        _fields_ = [
+            ("mem_size", ctypes.c_size_t),
+            ("mem_buffer", ctypes.c_void_p),
+            ("no_alloc", ctypes.c_bool),
+        ]
+
+    ggml.ggml_init.restype = ggml.ggml_new_tensor_2d.restype = ctypes.c_void_p
+    ggml.ggml_get_data.restype = ggml.ggml_mul_mat.restype = ctypes.c_void_p
+    ggml.ggml_init.argtypes = [InitParams]
+    ggml.ggml_new_tensor_2d.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64,
+    ]  # fmt: skip
+    ggml.ggml_mul_mat.argtypes = [ctypes.c_void_p] * 3
+    ggml.ggml_get_data.argtypes = ggml.ggml_free.argtypes = [ctypes.c_void_p]
+    ggml.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    ggml.ggml_set_name.restype = ctypes.c_void_p
+    context = ggml.ggml_init(InitParams(1 << 16, None, False))
+    try:
+        a = ggml.ggml_new_tensor_2d(context, 0, 7, 3)
+        b = ggml.ggml_new_tensor_2d(context, 0, 7, 5)
+        ggml.ggml_set_name(a, b"edgespec mirror")
+        product = ggml.ggml_mul_mat(context, a, b)
+        left, out = GgmlTensor.from_address(a), GgmlTensor.from_address(product)
+        agrees = (
+            left.name == b"edgespec mirror"
+            and left.data == ggml.ggml_get_data(a)
+            and list(left.ne) == [7, 3, 1, 1]
+            and list(out.ne) == [3, 5, 1, 1]
+            and list(out.src[:3]) == [a, b, None]
+            and op_name(out.op) == "MUL_MAT"
+        )
+    finally:
+        ggml.ggml_free(context)
+    if not agrees:
+        raise EdgespecError(
+            "this build of llama-cpp-python lays out tensors in a way that edgespec does not know: "
+            "install the version that pyproject.toml names"
+        )
+
+
+@functools.cache
+def op_name(op: int) -> str:
+    """ggml's name of an operation."""
+    function = _ggml().ggml_op_name
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    name: bytes = function(op)
+    return name.decode()
+
+
+@functools.cache
+def op_number(name: str) -> int:
+    """ggml's number of an operation; the numbers change between versions, the names do not."""
+    for op in range(256):
+        if op_name(op) == name:
+            return op
+    raise EdgespecError(f"this build of ggml has no operation {name}")
+
+
+def buffer_is_host(buffer: int | None) -> bool:
+    """Whether a tensor's buffer lies in the process's own memory."""
+    function = _ggml().ggml_backend_buffer_is_host
+    function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+    return bool(buffer) and bool(function(buffer))
+
+
+def _complaint(lines: list[str]) -> str:
+    """The most telling line of a log that ended in failure."""
+    for line in reversed(lines):
+        match = re.search(r"error loading model: (.*)", line)
+        if match:
+            return match.group(1).strip()
+    errors = [line.strip() for line in lines if "error" in line.lower() or "failed" in line.lower()]
+    return errors[-1] if errors else "llama.cpp gave no reason"
+
+
+class Stop:
+    """A flag that llama.cpp polls without entering Python.
+
+    llama.cpp asks an abort callback `bool f(void *)` before every node. libc's strlen is such a
+    function: of an empty string it is 0 (go on), of one character 1 (abort).
+    """
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(b"", 2)
+        self.callback = lib.ggml_abort_callback(_pointer_to_strlen())
+        self.address = ctypes.addressof(self._text)
+
+    def set(self) -> None:
+        self._text.value = b"x"
+
+    def clear(self) -> None:
+        self._text.value = b""
+
+    def is_set(self) -> bool:
+        return bool(self._text.value)
+
+
+@functools.cache
+def _pointer_to_strlen() -> int:
+    libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """Bytes that a context allocates, as llama.cpp itself computed them."""
+
+    kv_bytes: int
+    compute_bytes: int
+    output_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.kv_bytes + self.compute_bytes + self.output_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """What decides a context's size."""
+
+    n_ctx: int
+    n_batch: int
+    n_outputs: int
+    n_branches: int
+    n_threads: int
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "on"
+
+    @property
+    def n_seq(self) -> int:
+        """A sequence for each branch, and where there are several, one that holds cells while they
+        are put in order."""
+        return self.n_branches + (self.n_branches > 1)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits: llama.cpp wants one for each sequence at least."""
+        return max(self.n_outputs, self.n_seq)
+
+    def params(self) -> Any:
+        p = lib.llama_context_default_params()
+        p.n_ctx = self.n_ctx
+        p.n_batch = p.n_ubatch = max(self.n_batch, self.n_rows)
+        p.n_seq_max = self.n_seq
+        p.n_outputs_max = self.n_rows
+        p.n_threads = p.n_threads_batch = self.n_threads
+        p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
+        p.type_k, p.type_v = CACHE_TYPES[self.cache_type_k], CACHE_TYPES[self.cache_type_v]
+        p.kv_unified = p.swa_full = p.no_perf = True
+        p.op_offload = False
+        return p
+
+
+class Model:
+    """A llama_model. `load_resident`, `load_mapped` and `load_sizes_only` make one."""
+
+    def __init__(self, handle: Any) -> None:
+        log.take()
+        self.handle = handle
+        self.vocab = lib.llama_model_get_vocab(handle)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
+        self.n_ctx_train: int = lib.llama_model_n_ctx_train(handle)
+        self.n_layers: int = lib.llama_model_n_layer(handle)
+        self.n_embd: int = lib.llama_model_n_embd(handle)
+
+    @property
+    def tree_capable(self) -> bool:
+        """Whether single tokens can be dropped from the model's state."""
+        return not (
+            lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
+        )
+
+    def close(self) -> None:
+        if self.handle is not None:
+            lib.llama_model_free(self.handle)
+            self.handle = None
+            log.give_back()
+            return_free_memory()
+
+
+def _load(path: Path, params: Any) -> Model:
+    _start()
+    with log.captured() as lines:
+        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            raise ModelError(f"{path} cannot be loaded: {_complaint(lines)}")
+        return Model(handle)
+
+
+def load_resident(
+    path: Path, n_gpu_layers: int, stop: Stop, progress: Progress | None = None
+) -> Model:
+    """All weights in memory, repacked for the CPU where llama.cpp can. Stops early on `stop`."""
+    params = lib.llama_model_default_params()
+    params.load_mode, params.use_extra_bufts = _LOAD_NONE, True
+    params.n_gpu_layers = n_gpu_layers
+
+    @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
+    def proceed(share: float, _: Any) -> bool:
+        if progress:
+            progress("reading weights", share)
+        return not stop.is_set()
+
+    params.progress_callback = proceed
+    try:
+        return _load(path, params)
+    except ModelError:
+        if stop.is_set():
+            raise Cancelled("loading was cancelled") from None
+        raise
+
+
+def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
+    """Weights mapped, none read; the second value says whether the platform kept that promise."""
+    params = lib.llama_model_default_params()
+    params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
+    params.n_gpu_layers = n_gpu_layers
+    _start()
+    with lazy_mapping(library_path()) as lazy:
+        return _load(path, params), lazy
+
+
+def useful_threads(weight_bytes: int, n_threads: int) -> int:
+    """Of `n_threads`, those that make a model of this size faster."""
+    return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
+
+
+def supports_gpu() -> bool:
+    """Whether this build of llama.cpp can place layers on a GPU."""
+    _start()
+    return bool(lib.llama_supports_gpu_offload())
+
+
+def load_sizes_only(path: Path) -> Model:
+    """No weights at all: good for `context_sizes` and vocabulary."""
+    params = lib.llama_model_default_params()
+    params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
+    params.n_gpu_layers = 0
+    return _load(path, params)
+
+
+_SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
+
+
+def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
+    """What a context of this shape would allocate; `model` comes from `load_sizes_only`."""
+    with log.captured() as lines:
+        handle = lib.llama_init_from_model(model.handle, shape.params())
+        if not handle:
+            raise UsageError(f"llama.cpp refuses this context: {_complaint(lines)}")
+        lib.llama_free(handle)
+    kv = compute = 0.0
+    for line in lines:
+        match = _SIZE.search(line)
+        if match is None:
+            continue
+        what, mib = match.group(1), float(match.group(2))
+        if what is None and line.startswith(("llama_kv_cache", "llama_memory_recurrent")):
+            kv += mib
+        elif what == "compute buffer":
+            compute += mib
+    to_bytes = 1 << 20
+    return ContextSizes(
+        kv_bytes=round(kv * to_bytes),
+        compute_bytes=round(compute * to_bytes),
+        output_bytes=4 * shape.n_rows * model.n_vocab,
+    )
+
+
+def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> Any:
+    """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason."""
+    params = shape.params()
+    if cb_eval is not None:
+        params.cb_eval = cb_eval
+    params.abort_callback = stop.callback
+    params.abort_callback_data = stop.address
+    with log.captured() as lines:
+        handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise UsageError(f"llama.cpp refuses this context: {_complaint(lines)}")
+    return handle
+
+
+class GgufVocabulary:
+    """Tokens and text through llama.cpp's own tokenizer."""
+
+    def __init__(self, model: Model, token_table: list[bytes]) -> None:
+        self._vocab = model.vocab
+        self._table = token_table
+        self.n_vocab = model.n_vocab
+        self.eog_tokens = frozenset(
+            token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
+        )
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        raw = text.encode()
+        room = len(raw) + 16
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            n = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, add_special, True)
+            if n >= 0:
+                return list(tokens[:n])
+            room = -n
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - the vocabulary lives as long as its model
+    def piece(self, token: int) -> bytes:
+        room = 64
+        while True:
+            text = ctypes.create_string_buffer(room)
+            n = lib.llama_token_to_piece(self._vocab, token, text, room, 0, False)
+            if n >= 0:
+                return text.raw[:n]
+            room = -n
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._table[token]

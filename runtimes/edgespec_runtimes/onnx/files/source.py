@@ -1,0 +1,282 @@
+"""Finds an ONNX model's files and where every weight lies in them; reads no weights.
+
+A file or a folder goes in; the graph, the places of its weights and the configuration beside it
+come out. External data must stay within the model's folder and be as long as the graph says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
+
+from edgespec.errors import ModelError
+from edgespec.paging.reader import Extent
+from edgespec.regular_files import read_regular
+from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_outline
+from edgespec_runtimes.onnx.files.roles import set_head_size
+
+MODEL_FILE = "model.onnx"
+GENAI_CONFIG = "genai_config.json"
+MOST_CONFIG_BYTES = 64 << 20
+_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor that stays in its file."""
+
+    name: str
+    kind: int
+    """Element type, of TensorProto."""
+    shape: tuple[int, ...]
+    extent: Extent
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.nbytes
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its elements begin where the processor can read them, wherever it is mapped."""
+        item_bytes = max(1, self.nbytes // max(1, math.prod(self.shape)))
+        return self.extent.offset % item_bytes == 0
+
+    @property
+    def can_be_bound(self) -> bool:
+        """Whether onnxruntime takes it from memory of ours: of numpy's own types it does."""
+        return helper.tensor_dtype_to_np_dtype(self.kind).isbuiltin == 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk. `model` refers to the weights by name; small tensors are in it."""
+
+    path: Path
+    model: onnx.ModelProto
+    files: tuple[Path, ...]
+    """What `Extent.file_index` counts."""
+    weights: Mapping[str, Weight]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights.values())
+
+    @property
+    def unbound(self) -> tuple[str, ...]:
+        """Names of the types of weights that cannot be bound: such a model cannot be paged."""
+        kinds = {weight.kind for weight in self.weights.values() if not weight.can_be_bound}
+        return tuple(TensorProto.DataType.Name(kind) for kind in sorted(kinds))
+
+    def references(self) -> tuple[Path, dict[str, dict[str, str]]]:
+        """A folder, and for each weight what a tensor says that lies in a file below it."""
+        files = [file.resolve() for file in self.files]
+        used = {files[weight.extent.file_index] for weight in self.weights.values()}
+        folder = Path(os.path.commonpath([file.parent for file in used or files]))
+        places = {
+            weight.name: {
+                "location": files[weight.extent.file_index].relative_to(folder).as_posix(),
+                "offset": str(weight.extent.offset),
+                "length": str(weight.extent.nbytes),
+            }
+            for weight in self.weights.values()
+        }
+        return folder, places
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return _read_json(self.folder / "config.json")
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        return _read_json(self.folder / "generation_config.json")
+
+    @cached_property
+    def genai_config(self) -> dict[str, Any]:
+        """The part about the model of onnxruntime-genai's configuration."""
+        inside = _read_json(self.folder / GENAI_CONFIG).get("model")
+        return inside if isinstance(inside, dict) else {}
+
+    @property
+    def genai_decoder(self) -> dict[str, Any]:
+        """Its part about the decoder."""
+        inside = self.genai_config.get("decoder")
+        return inside if isinstance(inside, dict) else {}
+
+
+def find_model(path: Path) -> Path | None:
+    """The ONNX file that `path` means, if it is one or a folder that holds one."""
+    if path.is_file():
+        return path if path.suffix == ".onnx" else None
+    if not path.is_dir():
+        return None
+    named = path / _genai_file(path)
+    if named.is_file():
+        return named
+    found = sorted(path.glob("*.onnx"))
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[:4])
+        raise ModelError(f"{path} holds several ONNX models ({names}): name one of them")
+    return found[0] if found else None
+
+
+def read_source(path: Path) -> Source:
+    """Read the graph of the ONNX file at `path`. Raises ModelError."""
+    try:
+        model = onnx.ModelProto.FromString(read_outline(path))
+    except DecodeError as error:
+        raise ModelError(f"{path} is no ONNX model, or is damaged: {error}") from error
+    if not model.graph.node:
+        raise ModelError(f"{path} is no ONNX model: its graph is empty")
+    if not all(isinstance(name, str) for name in _names(model.graph)):
+        raise ModelError(f"{path} is damaged: a name in it is not UTF-8")
+    files: dict[Path, int] = {path: 0}
+    weights: dict[str, Weight] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        if tensor.name in weights:
+            raise ModelError(f"{path} is damaged: the tensor {tensor.name} stands in it twice")
+        weight = _weight(path, tensor, files)
+        if weight.nbytes <= INLINE_BYTES:
+            _put_inline(tensor, weight, list(files))
+        else:
+            weights[tensor.name] = weight
+    source = Source(path, model, tuple(files), weights)
+    head_size = source.genai_decoder.get("head_size")
+    if isinstance(head_size, int) and head_size > 0:
+        set_head_size(model.graph, head_size)
+    return source
+
+
+def refer(tensor: TensorProto, place: Mapping[str, str]) -> None:
+    """Let a tensor lie in a file instead of the graph."""
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, text in place.items():
+        tensor.external_data.add(key=key, value=text)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[object]:
+    """Protobuf gives a string that is not UTF-8 as bytes."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, *node.input, *node.output)
+    for named in (*graph.initializer, *graph.input, *graph.output):
+        yield named.name
+
+
+def _genai_file(folder: Path) -> str:
+    config = _read_json(folder / GENAI_CONFIG).get("model", {})
+    decoder = config.get("decoder", {}) if isinstance(config, dict) else {}
+    name = decoder.get("filename") if isinstance(decoder, dict) else None
+    if isinstance(name, str) and Path(name).name == name:
+        return name
+    return MODEL_FILE
+
+
+def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> Weight:
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    shape = tuple(tensor.dims)
+    try:
+        offset, claimed = int(where.get("offset", 0)), int(where.get("length", -1))
+    except ValueError:
+        raise ModelError(f"{path} is damaged: {tensor.name} has no valid place") from None
+    nbytes = _nbytes(path, tensor)
+    if offset < 0 or claimed not in {-1, nbytes}:
+        raise ModelError(
+            f"{path} is damaged: {tensor.name} takes {nbytes:,} bytes, "
+            f"{claimed:,} are given at offset {offset:,}"
+        )
+    location = where.get("location", "")
+    if not isinstance(location, str):  # protobuf gives a string that is not UTF-8 as bytes
+        raise ModelError(f"{path} is damaged: {tensor.name} has no valid place")
+    file = path if location == THIS_FILE else _data_file(path, tensor.name, location)
+    size = file.stat().st_size
+    if offset + nbytes > size:
+        raise ModelError(
+            f"{file} is cut short: it ends at byte {size:,}, {tensor.name} reaches to "
+            f"{offset + nbytes:,}; download or copy it again"
+        )
+    index = files.setdefault(file, len(files))
+    return Weight(tensor.name, tensor.data_type, shape, Extent(index, offset, nbytes))
+
+
+def _nbytes(path: Path, tensor: TensorProto) -> int:
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"{path} is damaged: {tensor.name} has the shape {list(tensor.dims)}")
+    n_elements: int = math.prod(tensor.dims)
+    if tensor.data_type in _BITS:
+        return -(-n_elements * _BITS[tensor.data_type] // 8)
+    try:
+        item_bytes: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(
+            f"{path}: {tensor.name} has element type {tensor.data_type}, which is not known"
+        ) from None
+    return n_elements * item_bytes
+
+
+def _data_file(path: Path, tensor: str, location: str) -> Path:
+    """Where a tensor's bytes lie; never outside the folder that was named, links followed.
+
+    In a download cache the model and its data are links into one folder: that is allowed.
+    """
+    if (
+        not location
+        or "\0" in location
+        or PurePosixPath(location).is_absolute()
+        or PureWindowsPath(location).drive
+        or ".." in (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
+    ):
+        raise ModelError(
+            f"{path} keeps {tensor} in {location!r}, outside its own folder: "
+            "that is refused; put the data beside the model and correct its location"
+        )
+    file = path.parent / location
+    if not file.is_file():
+        raise ModelError(f"{path} keeps its weights in {location}, which is missing beside it")
+    real = file.resolve()
+    if not any(real.is_relative_to(home) for home in _homes(path)):
+        raise ModelError(
+            f"{path} keeps {tensor} in {location}, a link out of its folder to {real}: "
+            "that is refused; put the data itself beside the model"
+        )
+    return file
+
+
+def _homes(path: Path) -> tuple[Path, Path]:
+    return path.parent.resolve(), path.resolve().parent
+
+
+def _put_inline(tensor: TensorProto, weight: Weight, files: list[Path]) -> None:
+    with files[weight.extent.file_index].open("rb") as file:
+        file.seek(weight.extent.offset)
+        tensor.raw_data = file.read(weight.nbytes)
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.DEFAULT
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What the file says; nothing if it is missing. Raises ModelError if it is not JSON."""
+    try:
+        content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,1 @@
+"""A decoder's graph: understood, rewritten and cut."""

@@ -1,0 +1,291 @@
+"""Cuts a rewritten decoder into pieces that run one after another: what precedes the layers, each
+layer, and the head. Weights become inputs, and pieces of one structure share one graph.
+
+Knows where layers begin from `graph.py`, and nothing of files, memory or onnxruntime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.files.roles import Roles
+from edgespec_runtimes.onnx.graph.flow import Flow, nested, reads
+from edgespec_runtimes.onnx.graph.layers import find_stages
+from edgespec_runtimes.onnx.graph.lookups import is_by_row, made_of_columns, with_blocks_by_row
+from edgespec_runtimes.onnx.graph.shapes import Described, infer
+
+ALWAYS = "edgespec.always"
+"""An input that is true. onnxruntime would fold a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a decoder. The pairs are (name in the piece's graph, name in the decoder)."""
+
+    name: str
+    stage: int
+    graph: int
+    """Which graph computes it."""
+    inputs: tuple[tuple[str, str], ...]
+    weights: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A decoder in pieces, in order of execution, and the graphs that they share."""
+
+    graphs: tuple[bytes, ...]
+    pieces: tuple[Piece, ...]
+    embeddings: tuple[tuple[str, str], ...]
+    """Values that are looked up by token instead of computed, and the tables they come from."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """The same of tables that lie by column, [hidden, tokens]."""
+
+
+def cut(
+    model: onnx.ModelProto,
+    roles: Roles,
+    weights: Mapping[str, tuple[int, ...]],
+    where: str,
+    converts_halves: bool = True,
+) -> Cut:
+    """Cut a rewritten decoder; `weights` are the shapes of what is bound instead of built in.
+
+    `converts_halves`: what runs it computes half precision in single precision, as CPUs do.
+    """
+    model = with_blocks_by_row(model)
+    flow = Flow(model)
+    stages = find_stages(flow, roles, where)
+    known = infer(model)
+    looked_up, columns = _looked_up(flow, weights)
+    cutter = _Cutter(
+        flow,
+        stages.stage_of,
+        known,
+        set(weights),
+        {*looked_up, *columns},
+        where,
+        converts_halves,
+    )
+    graphs: dict[bytes, int] = {}
+    pieces = []
+    for stage in range(stages.head + 1):
+        outputs = cutter.outputs(stage)
+        if outputs:
+            pieces.append(cutter.piece(_piece_name(stage, stages.head), stage, outputs, graphs))
+    return Cut(tuple(graphs), tuple(pieces), tuple(looked_up.items()), tuple(columns.items()))
+
+
+def _looked_up(
+    flow: Flow, weights: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Embeddings and their tables: of those that lie by row, and of those that lie by column."""
+    by_row, by_column = {}, {}
+    for i in flow.lookups():
+        node = flow.nodes[i]
+        made, table = node.output[0], node.input[0]
+        users = [flow.nodes[user] for user in flow.consumers.get(made, ())]
+        if is_by_row(node):
+            by_row[made] = table
+        elif len(weights.get(table, ())) == 2 and (turned := made_of_columns(node, users)):
+            by_column[turned] = table
+    return by_row, by_column
+
+
+def _piece_name(stage: int, head: int) -> str:
+    return "prelude" if stage == 0 else "head" if stage == head else f"layer {stage - 1}"
+
+
+class _Cutter:
+    def __init__(
+        self,
+        flow: Flow,
+        stage_of: Sequence[int | None],
+        known: Mapping[str, Described],
+        weights: set[str],
+        looked_up: set[str],
+        where: str,
+        converts_halves: bool,
+    ) -> None:
+        self._where = where
+        self._converts_halves = converts_halves
+        self._flow, self._stage_of = flow, stage_of
+        self._known, self._weights = known, weights
+        self._given = flow.inputs | looked_up
+        self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
+
+    def outputs(self, stage: int) -> list[str]:
+        """What a stage makes that a later one reads, or that the decoder returns."""
+        found = []
+        for i, node in enumerate(self._flow.nodes):
+            if self._stage_of[i] != stage:
+                continue
+            for name in node.output:
+                users = {self._stage_of[user] for user in self._flow.consumers.get(name, ())}
+                if name in self._given:
+                    continue
+                if name in self._flow.outputs or users - {stage, None}:
+                    found.append(name)
+        return found
+
+    def piece(
+        self, name: str, stage: int, outputs: Sequence[str], graphs: dict[bytes, int]
+    ) -> Piece:
+        """The part of the graph that makes `outputs`, under names that tell nothing of where."""
+        nodes, given = self._nodes(stage, outputs)
+        if self._converts_halves:
+            nodes = self._one_at_a_time(nodes, given)
+        names: dict[str, str] = {}
+        inputs, weights, tensors = [], [], []
+        for value in given:
+            short = f"v{len(names)}"
+            if value in self._weights:
+                weights.append((short, value))
+            elif value in self._tensors:
+                tensor = TensorProto()
+                tensor.CopyFrom(self._tensors[value])
+                tensor.name = short
+                tensors.append(tensor)
+            else:
+                inputs.append((short, value))
+            names[value] = short
+        for node in nodes:
+            for value in node.output:
+                if value:
+                    names[value] = f"v{len(names)}"
+        graph = helper.make_graph(
+            [_renamed(node, names) for node in nodes],
+            "piece",
+            [self._declared(short, value) for short, value in (*inputs, *weights)],
+            [self._declared(names[value], value) for value in outputs],
+            tensors,
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=self._flow.model.opset_import,
+            ir_version=self._flow.model.ir_version,
+        )
+        index = graphs.setdefault(model.SerializeToString(deterministic=True), len(graphs))
+        made = tuple((names[value], value) for value in outputs)
+        return Piece(name, stage, index, tuple(inputs), tuple(weights), made)
+
+    def _nodes(self, stage: int, outputs: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
+        """Nodes that make `outputs`, inputs first, and the values that they are given.
+
+        The order follows from the structure alone, so that equal layers look equal.
+        """
+        flow = self._flow
+        nodes: list[NodeProto] = []
+        given: dict[str, None] = {}
+        done: set[int] = set()
+        pending: list[tuple[int, bool]] = []
+
+        def want(value: str) -> None:
+            i = flow.producer.get(value)
+            if i is None or value in self._given or self._stage_of[i] not in {stage, None}:
+                given[value] = None
+            elif i not in done:
+                pending.append((i, False))
+
+        for output in outputs:
+            want(output)
+            while pending:
+                i, is_ready = pending.pop()
+                if i in done:
+                    continue
+                if is_ready:
+                    done.add(i)
+                    nodes.append(flow.nodes[i])
+                    continue
+                pending.append((i, True))
+                for value in reversed(flow.reads[i]):
+                    want(value)
+        return nodes, list(given)
+
+    def _one_at_a_time(self, nodes: Sequence[NodeProto], given: list[str]) -> list[NodeProto]:
+        """Let weights in half precision be converted when it is their turn.
+
+        CPUs compute in single precision. onnxruntime converts what depends on nothing but weights
+        at the beginning of a run, all of it; the branch of an If it runs when it gets there.
+        """
+        users: dict[str, int] = {}
+        for node in nodes:
+            for name in reads(node):
+                users[name] = users.get(name, 0) + 1
+        made = {node.output[0]: node for node in nodes if len(node.output) == 1}
+        result: list[NodeProto] = []
+        moved: set[str] = set()
+        for node in nodes:
+            if node.op_type not in {"MatMul", "Gemm"} or len(node.input) < 2:
+                result.append(node)
+                continue
+            weight, before = node.input[1], None
+            if weight in made and made[weight].op_type == "Transpose" and users[weight] == 1:
+                before = made[weight]
+                weight = before.input[0]
+            if weight not in self._weights or self._known[weight].kind != TensorProto.FLOAT16:
+                result.append(node)
+                continue
+            if before is not None:
+                moved.add(before.output[0])
+            result.append(_when_it_is_its_turn([before, node] if before else [node]))
+        if len(result) == len(nodes) and all(a is b for a, b in zip(result, nodes, strict=True)):
+            return result
+        given.append(ALWAYS)
+        return [node for node in result if moved.isdisjoint(node.output)]
+
+    def _declared(self, short: str, value: str) -> onnx.ValueInfoProto:
+        if value in self._weights:
+            tensor = self._tensors[value]
+            return helper.make_tensor_value_info(short, tensor.data_type, list(tensor.dims))
+        if value == ALWAYS:
+            return helper.make_tensor_value_info(short, TensorProto.BOOL, [])
+        if value not in self._known:
+            raise ModelError(f"{self._where}: the type of {value!r} cannot be told from the graph")
+        return helper.make_tensor_value_info(short, self._known[value].kind, None)
+
+
+def _when_it_is_its_turn(nodes: Sequence[NodeProto]) -> NodeProto:
+    """A product in half precision, as the branch of an If that is always taken."""
+    product = nodes[-1]
+    output = product.output[0]
+    value = helper.make_tensor_value_info(output, TensorProto.FLOAT16, None)
+    taken = helper.make_graph(nodes, "product", [], [value])
+    never = f"{output}.never"
+    other = helper.make_tensor_value_info(never, TensorProto.FLOAT16, None)
+    left = helper.make_node("Identity", [product.input[0]], [never])
+    not_taken = helper.make_graph([left], "nothing", [], [other])
+    return helper.make_node("If", [ALWAYS], [output], then_branch=taken, else_branch=not_taken)
+
+
+def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
+    """A copy with short names, in nested graphs, too."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.name = copy.doc_string = ""
+    copy.ClearField("metadata_props")
+    for graph in nested(copy):
+        _rename_nested(graph, dict(names))
+    for field in (copy.input, copy.output):
+        for i, name in enumerate(field):
+            field[i] = names[name] if name else ""
+    return copy
+
+
+def _rename_nested(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """What a nested graph makes gets names of its own; what it captures the new ones."""
+    own = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
+    own += [name for node in graph.node for name in node.output if name]
+    for name in dict.fromkeys(own):
+        names[name] = f"n{len(names)}"
+    for named in (*graph.input, *graph.output, *graph.initializer):
+        named.name = names[named.name]
+    del graph.value_info[:]
+    for i, node in enumerate(list(graph.node)):
+        graph.node[i].CopyFrom(_renamed(node, names))

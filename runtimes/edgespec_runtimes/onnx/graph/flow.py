@@ -1,0 +1,249 @@
+"""A decoder's graph, checked and simplified, and what depends on what in it.
+
+Knows no weights' bytes and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, defs, inliner
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.files.roles import IDS
+from edgespec_runtimes.onnx.graph.lookups import looks_up, with_columns_gathered
+
+FUSED_ATTENTION = "GroupQueryAttention"
+BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
+"""They take one scale for all tokens of a batch, so tokens influence each other."""
+PACKED = ("MatMulNBits",)
+"""Fast only on weights that onnxruntime has packed for itself."""
+SHAPES = ("Shape", "Size")
+"""What they make depends on no content."""
+_ANGLES = 7
+"""Of GroupQueryAttention."""
+_RING_CACHE = "sliding_window_cache"
+_SOURCES = ("Constant", "RandomNormal", "RandomUniform")
+
+
+def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    """Local functions inlined, initializers called by one name, what only one way of running a
+    graph needs taken out of it. Raises ModelError.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    _check_operators(model, where)
+    graph = model.graph
+    tensors = {tensor.name for tensor in graph.initializer}
+    feeds = {value.name for value in graph.input} - tensors
+    aliases: dict[str, str] = {}
+    outputs = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name in aliases:
+                node.input[i] = aliases[name]
+        if node.op_type == "Identity" and node.input[0] in tensors - outputs:
+            aliases[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    if aliases:
+        captured = {name for node in kept for name in _captures(node)}
+        if captured & aliases.keys():
+            raise ModelError(f"{where}: a nested graph reads a renamed weight: export it anew")
+        del graph.node[:]
+        graph.node.extend(kept)
+    _check_order(graph, feeds | tensors, where)
+    with_columns_gathered(graph)
+    _keep_all_tokens(graph)
+    # older exports list initializers among the inputs, too
+    inputs = [value for value in graph.input if value.name in feeds]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    return model
+
+
+def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
+    """What chooses between two tables of angles by length, and the last length of the first.
+
+    The tables of LongRoPE: a text that grows beyond that would have to be computed anew.
+    """
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type != FUSED_ATTENTION or len(node.input) <= _ANGLES:
+            continue
+        choice = made.get(node.input[_ANGLES])
+        if choice is None or choice.op_type != "If":
+            return None
+        test = made.get(choice.input[0])
+        if test is None or test.op_type != "Greater" or test.input[1] not in made:
+            return None
+        length = _whole_number(made[test.input[1]])
+        return (test, length) if length else None
+    return None
+
+
+def _whole_number(constant: NodeProto) -> int | None:
+    """What a Constant says, if it is one integer."""
+    for attribute in constant.attribute:
+        tensor = attribute.t
+        if attribute.name == "value" and tensor.data_type == TensorProto.INT64:
+            if len(tensor.raw_data) == 8:
+                return int.from_bytes(tensor.raw_data, "little", signed=True)
+            if len(tensor.int64_data) == 1:
+                return int(tensor.int64_data[0])
+    return None
+
+
+def reads(node: NodeProto) -> list[str]:
+    """Values that a node reads, those that its nested graphs capture included."""
+    return [name for name in (*node.input, *_captures(node)) if name]
+
+
+class Flow:
+    """What depends on what. Node numbers are places in `nodes`, which is in order of execution."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.graph = graph = model.graph
+        self.nodes = list(graph.node)
+        self.reads = [reads(node) for node in self.nodes]
+        self.producer = {
+            name: i for i, node in enumerate(self.nodes) for name in node.output if name
+        }
+        self.consumers: dict[str, list[int]] = {}
+        for i, names in enumerate(self.reads):
+            for name in names:
+                self.consumers.setdefault(name, []).append(i)
+        self.inputs = {value.name for value in graph.input}
+        self.outputs = {value.name for value in graph.output}
+        self.tensors = {tensor.name for tensor in graph.initializer}
+
+    def descendants(self, values: Iterable[str], through_shapes: bool = False) -> set[int]:
+        """Nodes that depend on the content of `values`; their shapes alone do not count."""
+        reached, found = set(values), set()
+        for i, node in enumerate(self.nodes):
+            if not reached.isdisjoint(self.reads[i]):
+                if node.op_type in SHAPES and not through_shapes:
+                    continue
+                found.add(i)
+                reached.update(node.output)
+        return found
+
+    def ancestors(self, values: Iterable[str], stop: Iterable[str] = ()) -> list[int]:
+        """Nodes that `values` are computed from, in order; what makes `stop` is left out."""
+        stopped = set(stop)
+        wanted = set(values) - stopped
+        found = []
+        for i in range(len(self.nodes) - 1, -1, -1):
+            if not wanted.isdisjoint(self.nodes[i].output):
+                found.append(i)
+                wanted.update(name for name in self.reads[i] if name not in stopped)
+        return found[::-1]
+
+    def lookups(self) -> list[int]:
+        """Nodes that look the tokens' embeddings up."""
+        found = []
+        for i in sorted(self.descendants([IDS])):
+            if looks_up(self.nodes[i]):
+                name = self.nodes[i].input[0]
+                maker = self.nodes[self.producer[name]] if name in self.producer else None
+                if maker is not None and maker.op_type == "Reshape":
+                    name = maker.input[0]
+                if name in self.tensors:
+                    found.append(i)
+        return found
+
+
+def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
+    """Every value is made once, before it is read; nested graphs hold no weights."""
+    known = {"", *given}
+    for node in graph.node:
+        for name in reads(node):
+            if name not in known:
+                raise ModelError(f"{where} is damaged: {node.op_type} reads {name!r} too early")
+        for name in node.output:
+            if name and name in known:
+                raise ModelError(f"{where} is damaged: {name!r} is made twice")
+            known.add(name)
+        for inner in nested(node):
+            if any(t.data_location == TensorProto.EXTERNAL for t in inner.initializer):
+                raise ModelError(f"{where}: weights of a nested graph cannot be read")
+        for attribute in node.attribute:
+            if attribute.t.data_location == TensorProto.EXTERNAL:
+                raise ModelError(f"{where}: a constant of {node.op_type} lies outside the graph")
+    for value in graph.output:
+        if value.name not in known:
+            raise ModelError(f"{where} is damaged: nothing makes its output {value.name!r}")
+
+
+def _check_operators(model: onnx.ModelProto, where: str) -> None:
+    """Standard operators have the inputs, outputs and attributes that their definition wants."""
+    versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
+    for node in _with_nested(model.graph):
+        if not node.input and node.op_type not in _SOURCES:
+            raise ModelError(f"{where} is damaged: {node.op_type} reads nothing")
+        if not node.output:
+            raise ModelError(f"{where} is damaged: {node.op_type} makes nothing")
+        if node.op_type == "Constant" and not node.attribute:
+            raise ModelError(f"{where} is damaged: Constant has no value")
+        try:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            version = versions.get(domain or "ai.onnx", 1)
+            schema = defs.get_schema(node.op_type, version, domain)
+        except defs.SchemaError:
+            continue  # onnxruntime knows more operators, and is asked later
+        if not (
+            schema.min_input <= len(node.input) <= schema.max_input
+            and schema.min_output <= len(node.output) <= schema.max_output
+        ):
+            raise ModelError(
+                f"{where} is damaged: {node.op_type} has the wrong number of inputs or outputs"
+            )
+        given = {attribute.name for attribute in node.attribute}
+        for name, attribute in schema.attributes.items():
+            if attribute.required and name not in given:
+                raise ModelError(f"{where} is damaged: {node.op_type} lacks its attribute {name}")
+
+
+def _with_nested(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph, and those of the graphs in their attributes."""
+    for node in graph.node:
+        yield node
+        for inner in nested(node):
+            yield from _with_nested(inner)
+
+
+def _keep_all_tokens(graph: onnx.GraphProto) -> None:
+    """Let windowed attention expect a past of all tokens, as our cache holds it.
+
+    Built for a ring of as many tokens as its window sees, it computes the same on either.
+    """
+    for node in graph.node:
+        if node.op_type == FUSED_ATTENTION:
+            kept = [item for item in node.attribute if item.name != _RING_CACHE]
+            if len(kept) < len(node.attribute):
+                del node.attribute[:]
+                node.attribute.extend(kept)
+
+
+def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes: branches of an If, the body of a Loop."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _captures(node: NodeProto) -> list[str]:
+    """Values of the surrounding graph that a node's nested graphs read."""
+    found = []
+    for graph in nested(node):
+        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        for inner in graph.node:
+            found += [name for name in reads(inner) if name not in own]
+            own.update(inner.output)
+        found += [value.name for value in graph.output if value.name not in own]
+    return found

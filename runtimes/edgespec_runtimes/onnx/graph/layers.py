@@ -1,0 +1,133 @@
+"""Where a decoder's layers begin, found from the structure of its graph alone.
+
+The residual stream is followed from the embeddings to the logits; names of values play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
+from edgespec_runtimes.onnx.graph.flow import SHAPES, Flow
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The graph divided at the layers: 0 is what precedes them, the last one is the head."""
+
+    stage_of: tuple[int | None, ...]
+    """Of each node; None for what depends on nothing that is fed: it goes where it is read."""
+    head_input: str
+    """The hidden state that the head reads, [batch, tokens, hidden]."""
+    head: int
+    """The last stage."""
+
+
+def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
+    """Divide a decoder at its layers.
+
+    The residual stream is what leads from the embeddings to the logits. Every path of it runs
+    through some nodes; a layer begins after the last of these before its past joins. Raises
+    ModelError if there is no such place.
+    """
+    lookups = flow.lookups()
+    if not lookups:
+        raise ModelError(f"{where} is not a decoder: it looks no embeddings up by {IDS}")
+    roots = [name for i in lookups for name in flow.nodes[i].output if name]
+    leading = set(flow.ancestors([LOGITS]))
+    stream = sorted((flow.descendants(roots) | set(lookups)) & leading)
+    narrow = _bottlenecks(flow, stream)
+    joins = []
+    for pair in roles.past:
+        joined = flow.descendants(pair)
+        joins.append(next((k for k, i in enumerate(stream) if i in joined), len(stream)))
+    cuts = [max((k for k in narrow if k < join), default=-1) for join in joins]
+    if cuts != sorted(set(cuts)) or cuts[0] < 0 or joins[-1] == len(stream):
+        raise ModelError(f"{where}: its layers cannot be told apart in the graph")
+    cuts.append(_head_cut(flow, stream, narrow, cuts, where))
+    stage_of: list[int | None] = [None] * len(flow.nodes)
+    for k, i in enumerate(stream):
+        stage_of[i] = sum(cut < k for cut in cuts)
+    _place_others(flow, stage_of)
+    return Stages(tuple(stage_of), _stream_value(flow, stream, cuts[-1], where), len(cuts))
+
+
+def _bottlenecks(flow: Flow, stream: Sequence[int]) -> list[int]:
+    """Places in `stream` whose nodes every path from its start to its end runs through."""
+    place = {i: k for k, i in enumerate(stream)}
+    narrow, reach = [], 0
+    for k, i in enumerate(stream):
+        if reach <= k:
+            narrow.append(k)
+        for name in flow.nodes[i].output:
+            for user in flow.consumers.get(name, ()):
+                if flow.nodes[user].op_type not in SHAPES:
+                    reach = max(reach, place.get(user, 0))
+    return narrow
+
+
+def _head_cut(
+    flow: Flow, stream: Sequence[int], narrow: Sequence[int], cuts: Sequence[int], where: str
+) -> int:
+    """Where the last layer ends: as many bottlenecks after its beginning as in other layers."""
+    head = next(
+        (
+            k
+            for k in range(len(stream) - 1, -1, -1)
+            if any(_is_weight(flow, name) for name in flow.reads[stream[k]])
+        ),
+        0,
+    )
+    inside = [k for k in narrow if cuts[-1] < k < head]
+    if not inside:
+        raise ModelError(f"{where}: the output head cannot be told apart in the graph")
+    if len(cuts) > 1:
+        usual = sum(cuts[-2] < k <= cuts[-1] for k in narrow)
+        return inside[min(usual, len(inside)) - 1]
+    return inside[-1]
+
+
+def _is_weight(flow: Flow, name: str) -> bool:
+    """A tensor of the file, or something computed from one alone."""
+    while name in flow.producer:
+        node = flow.nodes[flow.producer[name]]
+        if node.op_type == "Constant" or not node.input:
+            return False
+        name = node.input[0]
+    return name in flow.tensors
+
+
+def _stream_value(flow: Flow, stream: Sequence[int], cut: int, where: str) -> str:
+    """The one value that crosses a cut of the residual stream."""
+    later = set(stream[cut + 1 :])
+    names: list[str] = [
+        name
+        for name in flow.nodes[stream[cut]].output
+        if not later.isdisjoint(flow.consumers.get(name, ()))
+    ]
+    if len(names) != 1:
+        raise ModelError(f"{where}: the output head reads more than the hidden state")
+    return names[0]
+
+
+def _place_others(flow: Flow, stage_of: list[int | None]) -> None:
+    """Stages of what is beside the stream: where it is read, or where it can be first."""
+    earliest: list[int | None] = []
+    for i, names in enumerate(flow.reads):
+        fixed = stage_of[i]
+        known = [0 for name in names if name in flow.inputs]
+        for name in names:
+            if name in flow.producer:
+                before = earliest[flow.producer[name]]
+                if before is not None:
+                    known.append(before)
+        earliest.append(fixed if fixed is not None else max(known, default=None))
+    for i in range(len(flow.nodes) - 1, -1, -1):
+        if stage_of[i] is not None or earliest[i] is None:
+            continue
+        users = {
+            stage_of[user] for name in flow.nodes[i].output for user in flow.consumers.get(name, ())
+        }
+        stage_of[i] = users.pop() if len(users) == 1 else earliest[i]

@@ -1,0 +1,138 @@
+"""Embedding lookups as exporters write them, rewritten so that no table is read or copied whole.
+
+A table may be kept in blocks of quantised weights, or lie by column because the output head shares
+it. Knows single nodes; what is a decoder and which node reads its ids, `graph.py` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from edgespec_runtimes.onnx.files.roles import IDS
+
+BLOCKS = "GatherBlockQuantized"
+_TURNED = [1, 2, 0]
+"""From [hidden, batch, tokens] to [batch, tokens, hidden]."""
+_ZERO, _ONE = "edgespec.first", "edgespec.step"
+_COUNT = tuple(
+    numpy_helper.from_array(np.array(number, np.int64), name)
+    for name, number in ((_ZERO, 0), (_ONE, 1))
+)
+
+
+def looks_up(node: NodeProto) -> bool:
+    """Whether a node gathers something by the tokens' ids."""
+    return node.op_type in {"Gather", BLOCKS} and node.input[1:2] == [IDS]
+
+
+def is_by_row(node: NodeProto) -> bool:
+    """Whether a lookup yields rows of its table as they are."""
+    return node.op_type == "Gather" and _axis(node, "axis") == 0
+
+
+def made_of_columns(node: NodeProto, users: Sequence[NodeProto]) -> str | None:
+    """The embeddings that a lookup by column makes; None if this is none."""
+    if node.op_type != "Gather" or _axis(node, "axis") != 1 or len(users) != 1:
+        return None
+    turned = users[0]
+    orders = [list(attribute.ints) for attribute in turned.attribute]
+    return turned.output[0] if turned.op_type == "Transpose" and orders == [_TURNED] else None
+
+
+def with_columns_gathered(graph: onnx.GraphProto) -> None:
+    """Let lookups in a transposed matrix gather its columns, in place.
+
+    onnxruntime would transpose such a table at loading and keep both.
+    """
+    tensors = {tensor.name for tensor in graph.initializer}
+    transposed = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose"
+        and node.input[0] in tensors
+        and [list(attribute.ints) for attribute in node.attribute] in ([], [[1, 0]])
+    }
+    nodes = []
+    for node in graph.node:
+        if looks_up(node) and is_by_row(node) and node.input[0] in transposed:
+            columns, name = f"{node.output[0]}.columns", transposed[node.input[0]]
+            nodes += [
+                helper.make_node("Gather", [name, IDS], [columns], axis=1),
+                helper.make_node("Transpose", [columns], node.output, perm=_TURNED),
+            ]
+        else:
+            nodes.append(NodeProto.FromString(node.SerializeToString()))
+    if len(nodes) > len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Let lookups of quantised weights gather the rows of all their tables first.
+
+    The rows of a batch, flat, are then a table of their own, whose rows are taken in order.
+    """
+    reshaped = {
+        node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Reshape"
+    }
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    for node in model.graph.node:
+        if node.op_type == BLOCKS and looks_up(node):
+            tables = [reshaped.get(node.input[0], node.input[0]), *node.input[2:]]
+            takes_rows = _have_rows(node, [tensors.get(name) for name in tables if name])
+            result.graph.node.extend(_by_row(node, tables) if takes_rows else [node])
+        else:
+            result.graph.node.append(node)
+    if len(result.graph.node) > len(model.graph.node):
+        result.graph.initializer.extend(_COUNT)
+    return result
+
+
+def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:
+    """Whether all tables of a lookup have a row of whole bytes for each token."""
+    found = [table for table in tables if table is not None]
+    return (
+        len(found) == len(tables)
+        and _axis(node, "gather_axis") == 0
+        and found[0].data_type == TensorProto.UINT8
+        and all(table.dims[:1] == found[0].dims[:1] != [] for table in found)
+    )
+
+
+def _by_row(node: NodeProto, tables: list[str]) -> list[NodeProto]:
+    made = node.output[0]
+    nodes, flat = [], []
+    for i, table in enumerate(tables):
+        if not table:
+            flat.append("")
+            continue
+        rows = f"{made}.rows.{i}"
+        flat.append(f"{rows}.flat")
+        nodes += [
+            helper.make_node("Gather", [table, IDS], [rows], axis=0),
+            helper.make_node("Flatten", [rows], [flat[-1]], axis=2),
+        ]
+    count, order, shape, places = (f"{made}.{what}" for what in ("count", "order", "shape", "at"))
+    unpacked = NodeProto()
+    unpacked.CopyFrom(node)
+    del unpacked.input[:]
+    unpacked.input.extend([flat[0], places, *flat[1:]])
+    return [
+        *nodes,
+        helper.make_node("Size", [IDS], [count]),
+        helper.make_node("Range", [_ZERO, count, _ONE], [order]),
+        helper.make_node("Shape", [IDS], [shape]),
+        helper.make_node("Reshape", [order, shape], [places]),
+        unpacked,
+    ]
+
+
+def _axis(node: NodeProto, name: str) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)

@@ -1,0 +1,123 @@
+"""Types and shapes of a graph's values, and the memory that its intermediate values take.
+
+ONNX's own inference knows the standard operators; others are replaced, in a scratch copy, by
+standard ones of the same types and shapes. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.graph.flow import Flow
+
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
+"""Their outputs take no memory worth counting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A value's element type, of TensorProto, and its shape as far as it is known."""
+
+    kind: int
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def nbytes(self) -> int | None:
+        if self.shape is None or None in self.shape:
+            return None
+        n_elements = math.prod(dim for dim in self.shape if dim is not None)
+        return n_elements * helper.tensor_dtype_to_np_dtype(self.kind).itemsize
+
+
+def infer(
+    model: onnx.ModelProto, feeds: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, Described]:
+    """What is known of every value; `feeds` are the shapes of the inputs, where they are given."""
+    scratch = onnx.ModelProto()
+    scratch.CopyFrom(model)
+    graph = scratch.graph
+    nodes = [stand_in for node in graph.node for stand_in in _stand_ins(node, graph)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for given in graph.input:
+        shape = (feeds or {}).get(given.name)
+        if shape is not None:
+            kind = given.type.tensor_type.elem_type
+            given.CopyFrom(helper.make_tensor_value_info(given.name, kind, shape))
+    for made in graph.output:
+        made.type.tensor_type.ClearField("shape")
+    try:
+        known = shape_inference.infer_shapes(scratch, data_prop=True).graph
+    except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"the types in the graph contradict each other: {reason}") from error
+    found = {t.name: Described(t.data_type, tuple(t.dims)) for t in known.initializer}
+    for value in (*known.input, *known.output, *known.value_info):
+        tensor = value.type.tensor_type
+        if tensor.elem_type:
+            dims = tensor.shape.dim if tensor.HasField("shape") else None
+            shape = dims and tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+            found[value.name] = Described(tensor.elem_type, shape or (None if dims is None else ()))
+    return found
+
+
+def peak_bytes(
+    flow: Flow, stage_of: Sequence[int | None], feeds: Mapping[str, tuple[int, ...]]
+) -> list[int]:
+    """Most memory that the intermediate values of each stage take together, run in their order.
+
+    Half precision is computed in single precision on CPUs: such a value exists twice.
+    """
+    known = infer(flow.model, feeds)
+    last_use = {name: max(users) for name, users in flow.consumers.items()}
+    fed = flow.descendants(flow.inputs, through_shapes=True)
+    peaks = [0] * (1 + max(stage or 0 for stage in stage_of))
+    live = [0] * len(peaks)
+    dying: dict[int, list[tuple[int, int]]] = {}
+    for i, node in enumerate(flow.nodes):
+        stage = stage_of[i]
+        if i in fed and stage is not None and node.op_type not in _VIEWS:
+            for name in node.output:
+                described = known.get(name)
+                size = (described.nbytes if described else None) or 0
+                if described and described.kind == TensorProto.FLOAT16:
+                    size *= 3
+                live[stage] += size
+                peaks[stage] = max(peaks[stage], live[stage])
+                dying.setdefault(last_use.get(name, len(flow.nodes)), []).append((stage, size))
+        for ended, size in dying.pop(i, ()):
+            live[ended] -= size
+    return peaks
+
+
+def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    """Standard nodes that make what `node` makes, as far as types and shapes go."""
+    if node.domain in {"", "ai.onnx"} and defs.has(node.op_type):
+        yield node
+        return
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    for place, name in enumerate(node.output):
+        if not name:
+            continue
+        if node.op_type == "MatMulNBits":
+            stand_in = f"{name}.weights"
+            shape = [attributes.get("K"), attributes.get("N")]
+            graph.input.append(helper.make_tensor_value_info(stand_in, TensorProto.FLOAT, shape))
+            yield helper.make_node("MatMul", [node.input[0], stand_in], [name])
+        elif node.op_type == "GatherBlockQuantized" and len(node.input) > 2:
+            scales, repeats = f"{name}.scales", f"{name}.repeats"
+            counts = np.array([1, 1, attributes.get("block_size", 128)])  # weights for each scale
+            graph.initializer.append(numpy_helper.from_array(counts, repeats))
+            yield helper.make_node("Gather", [node.input[2], node.input[1]], [scales], axis=0)
+            yield helper.make_node("Tile", [scales, repeats], [name])
+        elif node.op_type == "GroupQueryAttention" and place in {1, 2}:
+            yield helper.make_node("Identity", [node.input[2 + place]], [name])
+        else:
+            yield helper.make_node("Identity", [node.input[0]], [name])

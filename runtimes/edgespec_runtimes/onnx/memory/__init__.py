@@ -1,0 +1,1 @@
+"""What a decoder needs, and where its bytes go."""

@@ -1,0 +1,214 @@
+"""What a decoder needs besides its weights, and the sizes of batches that follow from a budget.
+
+Arithmetic on inferred shapes; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
+from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.graph.cutting import Cut
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, Flow
+from edgespec_runtimes.onnx.graph.layers import find_stages
+from edgespec_runtimes.onnx.graph.rewriting import (
+    LOGIT_ROWS,
+    PAST_LENGTH,
+    PAST_ROWS,
+    MaskForm,
+    past_name,
+)
+from edgespec_runtimes.onnx.graph.shapes import peak_bytes
+from edgespec_runtimes.onnx.ort.devices import Device
+
+CHUNKS = (128, 64, 32, 16)
+BUFFER_SHARE = 0.05
+"""Of the budget; larger batches compute faster, and leave less for weights."""
+TOKENS_PER_PASS = 512
+"""Of a prompt. Batches share a pass, so a pass can be longer than a batch."""
+ALIGNMENT = 256
+"""Of tensors in CUDA's memory."""
+ARENA_SHARE = 0.25
+"""More than all values together: what an arena may lose in gaps. No GPU has confirmed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """How large batches may be, and what the largest takes while it is computed."""
+
+    chunk: int
+    max_rows: int
+    tokens_per_pass: int
+    compute_bytes: int
+    """In one session that computes all."""
+    more_bytes: int
+    """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
+
+
+def choose_sizes(
+    model: onnx.ModelProto,
+    roles: Roles,
+    masks: Sequence[MaskForm],
+    made: Cut,
+    request: ModelRequest,
+    n_ctx: int,
+) -> BatchSizes:
+    """The largest batches whose intermediate values stay within their share of the budget."""
+    most = BUFFER_SHARE * (request.budget_bytes or 1 << 62)
+    flow = Flow(model)
+    stage_of = find_stages(flow, roles, request.path.name).stage_of
+
+    def peaks(n_rows: int, n_new: int) -> list[int]:
+        """Of each graph of the cut."""
+        by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
+        found = [0] * len(made.graphs)
+        for piece in made.pieces:
+            found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
+        return found
+
+    n_nodes = request.max_nodes
+    tree, max_rows = peaks(1, n_nodes), 1
+    if not masks and _takes_padding(flow, roles):
+        for n_rows in (request.max_branches, 8, 4, 2):
+            if 1 < n_rows <= request.max_branches:
+                # the rows of a tree share its nodes: the deepest has few beside it
+                wider = peaks(n_rows, max(1, n_nodes - n_rows + 1))
+                if max(wider) <= most:
+                    tree, max_rows = wider, n_rows
+                    break
+    per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
+    chunk, largest = 1, tree
+    for wanted in CHUNKS:
+        chunk = min(wanted, per_pass)
+        prompt = peaks(1, chunk)
+        largest = [max(pair) for pair in zip(tree, prompt, strict=True)]
+        if sum(largest) <= max(most, sum(tree)):
+            break
+    fed = _fed_bytes(roles, masks, per_pass, n_ctx)
+    return BatchSizes(chunk, max_rows, per_pass, max(largest) + fed, sum(largest) - max(largest))
+
+
+def _takes_padding(flow: Flow, roles: Roles) -> bool:
+    """Whether rows of different lengths can be padded at the beginning of their past.
+
+    Fused attention counts tokens from the first one on, and so does a graph without positions.
+    """
+    is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
+    return roles.has_mask and roles.has_positions and not is_fused
+
+
+def feed_shapes(
+    roles: Roles, masks: Sequence[MaskForm], n_rows: int, n_new: int, n_past: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of everything that is fed for a batch of rows behind `n_past` tokens."""
+    n_all = n_past + n_new
+    shapes: dict[str, tuple[int, ...]] = {
+        IDS: (n_rows, n_new),
+        POSITIONS: (n_rows, n_new),
+        MASK: (n_rows, n_all),
+        PAST_LENGTH: (1,),
+        PAST_ROWS: (n_rows, n_past),
+        LOGIT_ROWS: (1,),
+    }
+    shapes |= {mask.name: (1, 1, n_new, n_all) for mask in masks}
+    cache = (n_past, roles.kv_heads, roles.head_size)
+    for layer in range(roles.n_layers):
+        shapes |= {past_name(layer, what): cache for what in ("key", "value")}
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSizes:
+    """What a decoder takes of the memory of a device that computes it."""
+
+    weight_bytes: int
+    whole_bytes: int
+    """Besides, where one session computes all of it."""
+    pieces_bytes: int
+    """Where each graph of the cut has a session, besides weights."""
+
+
+def device_sizes(
+    device: Device,
+    model: onnx.ModelProto,
+    made: Cut,
+    sizes: BatchSizes,
+    cache_bytes: int,
+    n_layers: int,
+    weights: Sequence[Weight],
+) -> DeviceSizes:
+    """Buffers, the part of the cache that a run reads, and what packed weights are unpacked to.
+
+    The cache is in the process's memory: what a session reads of it is copied for each run.
+    """
+    unpacked = max((_unpacked_bytes(node) for node in model.graph.node), default=0)
+    n = len(made.graphs)
+    a_layers_cache = -(-cache_bytes // n_layers)
+
+    def held(values_bytes: int, n_sessions: int) -> int:
+        return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
+
+    return DeviceSizes(
+        device_bytes(weights),
+        held(sizes.compute_bytes + cache_bytes + unpacked, 1),
+        held(sizes.compute_bytes + sizes.more_bytes + n * (a_layers_cache + unpacked), n),
+    )
+
+
+def device_bytes(weights: Sequence[Weight]) -> int:
+    """What tensors take of a device's memory, where each begins at a round address."""
+    return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
+
+
+def _unpacked_bytes(node: onnx.NodeProto) -> int:
+    """GPUs unpack the whole matrix for more than a few tokens, at most to single precision."""
+    if node.op_type not in PACKED:
+        return 0
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    return int(4 * attributes.get("K", 0) * attributes.get("N", 0))
+
+
+def resident_bytes(weight: Weight) -> int:
+    """Of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
+    return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
+
+
+def loading_bytes(source: Source) -> int:
+    """What onnxruntime takes for a while when it packs weights, besides what it keeps.
+
+    Measured with matrices of one size: 1.5 copies, where half precision is converted 4.6.
+    """
+    return max(
+        (
+            resident_bytes(weight) * (6 if weight.kind == TensorProto.FLOAT16 else 2)
+            for weight in source.weights.values()
+        ),
+        default=0,
+    )
+
+
+def converted_bytes(made: Cut, source: Source) -> int:
+    """Most memory that single-precision copies of weights take, on CPUs.
+
+    Each session converts one weight at a time, in memory that it keeps.
+    """
+    largest = [0] * len(made.graphs)
+    for piece in made.pieces:
+        for _, name in piece.weights:
+            weight = source.weights[name]
+            if weight.kind == TensorProto.FLOAT16:
+                largest[piece.graph] = max(largest[piece.graph], 2 * weight.nbytes)
+    return sum(largest)
+
+
+def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
+    """What a prompt's batches keep from piece to piece: hidden states, angles and masks."""
+    wide = 4 * roles.kv_heads * roles.head_size
+    mask_bytes = sum(helper.tensor_dtype_to_np_dtype(mask.kind).itemsize for mask in masks)
+    return n_tokens * (4 * 4 * wide + n_ctx * mask_bytes)

@@ -1,0 +1,144 @@
+"""A decoder on the device that computes it: made ready for that, given its memory, or moved to the
+CPU where the device has no room or turns out not to work.
+
+Knows what is where; plans rows of nothing and loads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from edgespec.errors import EdgespecError, ModelError
+from edgespec.memory.budget import MIB
+from edgespec.owning import Owner
+from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place
+from edgespec_runtimes.onnx.ort.devices import CPU, Device
+from edgespec_runtimes.onnx.ort.sessions import Session
+from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.providers import Choice, device_notes
+from edgespec_runtimes.onnx.weights.paged import PieceWeights
+
+
+class Deployment(Owner):
+    """What is known of where a decoder is computed; changes until it is loaded."""
+
+    def __init__(
+        self, name: str, n_threads: int, choice: Choice, fit: Callable[[Device], FittedDecoder]
+    ) -> None:
+        """`name` is the model's; `fit` makes it ready for a device, without sessions."""
+        self.placement = Placement()
+        self.most_bytes = 0
+        """What a session may allocate on the device; 0 for no limit."""
+        self._name = name
+        self._n_threads = n_threads
+        self._choice = choice
+        self._fit = fit
+        self._operators: Sequence[Mapping[str, Mapping[str, int]]] = ()
+        self.fitted = fit(choice.device)
+
+    @property
+    def device(self) -> Device:
+        return self._choice.device
+
+    @property
+    def in_memory(self) -> list[PieceWeights]:
+        """What the process keeps or streams: the weights that do not stay on a GPU."""
+        return [group for i, group in enumerate(self.fitted.groups) if i not in self.placement.kept]
+
+    @property
+    def on_gpu(self) -> list[PieceWeights]:
+        return [group for i, group in enumerate(self.fitted.groups) if i in self.placement.kept]
+
+    def make_sessions(self) -> None:
+        """A session for each graph of the cut. Raises ModelError if even the CPU cannot run it."""
+        fitted = self.fitted
+        try:
+            fitted.make_sessions(self._n_threads, self.most_bytes)
+        except ModelError as error:
+            if not self.device.has_memory:
+                raise
+            self.leave_device(f"{self.device.label} failed ({error})")
+            return
+        self._operators = [session.operators for session in fitted.sessions]
+        if fitted.is_refused:
+            self.leave_device(f"onnxruntime could not use {self.device.label}")
+
+    def gpu_needs(
+        self, source: Source, cache_bytes: int, n_layers: int, can_be_cut: bool
+    ) -> tuple[needs.DeviceSizes, GpuNeeds]:
+        """What it would take of the device's memory, whole and, if it can be cut, by pieces."""
+        fitted = self.fitted
+        sizes = needs.device_sizes(
+            fitted.device,
+            fitted.model,
+            fitted.cut,
+            fitted.sizes,
+            cache_bytes,
+            n_layers,
+            list(source.weights.values()),
+        )
+        pieces = (
+            PieceSize(fitted.cut.pieces[group.piece].graph, needs.device_bytes(group.weights))
+            for group in (fitted.groups if can_be_cut else ())
+        )
+        whole_bytes = sizes.weight_bytes + sizes.whole_bytes
+        return sizes, GpuNeeds(whole_bytes, fitted.small_bytes + sizes.pieces_bytes, tuple(pieces))
+
+    def place(self, gpu_bytes: int, sizes: needs.DeviceSizes, wanted: GpuNeeds) -> None:
+        """Take what fits of so many bytes. What sessions allocate is limited to what is planned."""
+        self.placement = place(gpu_bytes, wanted)
+        if not self.placement.uses_gpu:
+            self.leave_device(
+                f"{self._name} needs {-(-wanted.least_bytes // MIB):,} MiB on "
+                f"{self.device.label}, {gpu_bytes // MIB:,} are left for it"
+            )
+        elif self.placement.is_whole:
+            self.most_bytes = wanted.whole_bytes
+        else:
+            self.most_bytes = sizes.pieces_bytes
+            self.make_sessions()
+
+    def leave_device(self, why: str) -> None:
+        """The CPU computes this model after all."""
+        self._choice = Choice(CPU, f"{why}: the CPU computes {self._name}")
+        self.placement, self.most_bytes = Placement(), 0
+        self.close()
+        self.fitted = self._fit(CPU)
+        self.make_sessions()
+
+    def hear_from(self, whole: Session) -> None:
+        """Note what onnxruntime lets the device compute of a session that has everything.
+
+        Raises EdgespecError if it is nothing and the weights were planned for a GPU.
+        """
+        self._operators = [whole.operators]
+        if self.device.provider in whole.providers:
+            return
+        if self.device.has_memory:
+            raise EdgespecError(
+                f"onnxruntime did not load {self._name} onto {self.device.label}, which it could "
+                "use before: lower --gpu-memory-budget, or take --provider cpu"
+            )
+        why = f"onnxruntime could not use {self.device.label}"
+        self._choice = Choice(CPU, f"{why}: the CPU computes {self._name}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What computes it and why, in sentences; nothing where there was no choice."""
+        notes = [self._choice.note] if self._choice.note else []
+        if self.device.is_cpu:
+            return notes
+        if self.fitted.refuses_masks:
+            notes.append(
+                f"{self._name}: fused attention takes no tree mask on {self.device.label}; every "
+                "branch of a tree is computed by itself"
+            )
+        n_parts = len(self.fitted.groups)
+        return notes + device_notes(
+            self._name, self.device, self.placement, n_parts, self._operators
+        )
+
+    def close(self) -> None:
+        self.fitted.close()

@@ -1,0 +1,79 @@
+"""What an ONNX model's files say to people. Reads no weights and knows nothing of onnxruntime."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from onnx import TensorProto
+
+from edgespec.values import ENLARGED_FROM, ModelDetails
+from edgespec_runtimes.onnx.files.roles import Roles
+from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, angle_switch
+
+_NAMES: dict[int, str] = {
+    TensorProto.FLOAT: "F32",
+    TensorProto.FLOAT16: "F16",
+    TensorProto.INT8: "INT8",
+    TensorProto.UINT8: "INT8",
+}
+
+
+def details_of(source: Source, roles: Roles) -> ModelDetails:
+    """The details of a model whose graph was validated."""
+    bits, others = _blocks(source)
+    elements = Counter[str]()
+    for weight in source.weights.values():
+        if weight.name in bits:
+            elements[f"INT{bits[weight.name]}"] += 8 * weight.nbytes // bits[weight.name]
+        elif weight.name not in others:
+            kind = weight.kind
+            elements[_NAMES.get(kind, TensorProto.DataType.Name(kind))] += math.prod(weight.shape)
+    config = source.config or source.genai_decoder
+    heads = _count(config, "num_attention_heads")
+    props = {entry.key: entry.value for entry in source.model.metadata_props}
+    return ModelDetails(
+        format="onnx",
+        quantization=elements.most_common(1)[0][0] if elements else None,
+        parameters=elements.total(),
+        embedding_length=_count(config, "hidden_size"),
+        heads=heads,
+        kv_heads=roles.kv_heads,
+        context_length=context_length(source),
+        equals=props.get(ENLARGED_FROM) or None,
+        files=source.files,
+    )
+
+
+def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
+    """Bits of the weights that are quantised in blocks, and tensors that are no weights: what
+    scales those, and tables of angles.
+    """
+    bits: dict[str, int] = {}
+    others: set[str] = set()
+    for node in source.model.graph.node:
+        if node.op_type in PACKED:
+            given = {attribute.name: attribute.i for attribute in node.attribute}
+            bits[node.input[1]] = given.get("bits", 4)
+            others.update(node.input[2:4])
+        elif node.op_type == FUSED_ATTENTION:
+            others.update(node.input[7:9])
+    return bits, others
+
+
+def context_length(source: Source) -> int | None:
+    """The tokens that the model was trained on, as its configuration says, and its angles."""
+    configured = (
+        _count(source.config, "max_position_embeddings")
+        or _count(source.config, "n_positions")
+        or _count(source.genai_config, "context_length")
+    )
+    switch = angle_switch(source.model)
+    return min(configured, switch[1]) if configured and switch else configured
+
+
+def _count(config: Any, key: str) -> int | None:
+    value = config.get(key) if isinstance(config, dict) else None
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,100 @@
+"""A decoder's graph made ready for what is to compute it: rewritten, cut, its batches sized, and a
+session for each graph of the cut.
+
+A GPU needs it otherwise than the CPU. Knows no budget; where weights come from is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from edgespec.owning import Owner
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.onnx.files.roles import Roles
+from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.graph.cutting import cut
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
+from edgespec_runtimes.onnx.graph.rewriting import rewritten
+from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.ort.devices import CPU, Device
+from edgespec_runtimes.onnx.ort.sessions import Session
+from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
+from edgespec_runtimes.onnx.prepare.masks import find_masks
+from edgespec_runtimes.onnx.weights import artifacts
+from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
+
+CUT_VERSION = b"2 "
+"""Changes when the same graph would be cut in another way."""
+
+
+class FittedDecoder(Owner):
+    """One decoder for one device."""
+
+    def __init__(
+        self,
+        graph: onnx.ModelProto,
+        roles: Roles,
+        source: Source,
+        device: Device,
+        request: ModelRequest,
+        n_ctx: int,
+        capacity: int,
+    ) -> None:
+        where = str(source.path)
+        self.device = device
+        self.where = where
+        # CUDA's fused attention refuses a bias, which is how it would be given a mask of ours
+        self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
+        self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
+        most_new = max(needs.CHUNKS[0], request.max_nodes)
+        sizes = sizes_to_compare(roles, self.masks, most_new, capacity)
+        self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
+        shapes = {weight.name: weight.shape for weight in source.weights.values()}
+        converts_halves = not device.has_memory
+        key = CUT_VERSION + onnx.__version__.encode() + self.model.SerializeToString()
+        self.cut = artifacts.cached_cut(
+            key if converts_halves else b"without conversions " + key,
+            lambda: cut(self.model, roles, shapes, where, converts_halves),
+        )
+        self._roles, self._n_ctx = roles, n_ctx
+        self.size(request)
+        self.groups = own_weights(self.cut, source)
+        self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
+        self.sessions: list[Session] = []
+
+    def size(self, request: ModelRequest) -> None:
+        """Choose how large batches may be within the request's budget."""
+        self.sizes = needs.choose_sizes(
+            self.model, self._roles, self.masks, self.cut, request, self._n_ctx
+        )
+
+    def has(self, operators: Sequence[str]) -> bool:
+        return _has(self.model, operators)
+
+    def make_sessions(self, n_threads: int, most_bytes: int = 0) -> None:
+        """One for each graph of the cut, without weights; instead of those made before.
+
+        `most_bytes`: what each may allocate on a device with memory of its own.
+        """
+        self.close()
+        device = self.device if self.device.has_memory else CPU
+        for graph in self.cut.graphs:
+            self.sessions.append(
+                Session(graph, self.where, n_threads, device.providers(most_bytes))
+            )
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether onnxruntime gave a session another provider than was wanted."""
+        wanted = self.device.provider if self.device.has_memory else CPU.provider
+        return any(wanted not in session.providers for session in self.sessions)
+
+    def close(self) -> None:
+        while self.sessions:
+            self.sessions.pop().close()
+
+
+def _has(model: onnx.ModelProto, operators: Sequence[str]) -> bool:
+    return any(node.op_type in operators for node in model.graph.node)

@@ -1,0 +1,228 @@
+"""Puts constants in the place of what a graph computes about shapes, where it comes out the same.
+
+An export works the shapes of its values out anew in every run and in every layer: of a small
+decoder's nodes that is a third. Computed for several sizes of batches, most of these numbers stay
+the same, and most shapes vary in one dimension, which an operator finds out by itself. Only
+integers are replaced, by what they would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from edgespec_runtimes.onnx.files.roles import Roles
+from edgespec_runtimes.onnx.graph.rewriting import LOGIT_ROWS, MaskForm, pruned
+from edgespec_runtimes.onnx.graph.shapes import Described, infer
+from edgespec_runtimes.onnx.memory import needs
+
+Shape = tuple[int, ...]
+Numbers = np.ndarray[Any, Any]
+
+MOST_NUMBERS = 16
+"""Longer tensors are no shapes."""
+ROUNDS = 3
+"""What one round finds out tells the next one more shapes."""
+
+
+def sizes_to_compare(
+    roles: Roles, masks: Sequence[MaskForm], most_new: int, most_past: int
+) -> list[dict[str, Shape]]:
+    """Shapes of what a rewritten decoder is fed: the least batch, the largest, and one between."""
+    several = 1 if masks else 3
+    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, most_new, most_past, most_new))
+    return [
+        needs.feed_shapes(roles, masks, n_rows, n_new, n_past) | {LOGIT_ROWS: (n_chosen,)}
+        for n_rows, n_new, n_past, n_chosen in sizes
+    ]
+
+
+def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx.ModelProto:
+    """The model with constant shapes, in place; `sizes` are shapes of all its inputs.
+
+    What is the same for all of `sizes` is taken for constant.
+    """
+    for _ in range(ROUNDS):
+        folding = _Folding(model, [infer(model, feeds) for feeds in sizes])
+        nodes = [folding.folded(node) for node in model.graph.node]
+        if not folding.found_something:
+            break
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        known = {tensor.name for tensor in model.graph.initializer}
+        model.graph.initializer.extend(t for name, t in folding.made.items() if name not in known)
+        pruned(model)
+    return model
+
+
+class _Folding:
+    """What is known of a graph's integers for each of the sizes, and what follows from it."""
+
+    def __init__(self, model: onnx.ModelProto, known: Sequence[Mapping[str, Described]]) -> None:
+        self.made: dict[str, TensorProto] = {}
+        """What operators are to be told, by name."""
+        self.found_something = False
+        self._known = known
+        self._constants = _small_integers(model.graph)
+        self._numbers = [_computed(model.graph, self._constants, shapes) for shapes in known]
+
+    def folded(self, node: NodeProto) -> NodeProto:
+        """A copy of the node, or one that makes the same from constants."""
+        same = self._same(node.output[0]) if len(node.output) == 1 else None
+        if same is not None:
+            self.found_something = True
+            value = numpy_helper.from_array(same)
+            return helper.make_node("Constant", [], node.output, value=value)
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        if node.op_type in {"Reshape", "Expand"} and node.input[1] not in self._constants:
+            given, made = self._shapes(node.input[0]), self._shapes(node.output[0])
+            told = None
+            if node.op_type == "Reshape" and made:
+                told = _reshape(made)
+            elif node.op_type == "Expand" and given:
+                shapes = [numbers.get(node.input[1]) for numbers in self._numbers]
+                told = _expand(given, shapes)
+            if told:
+                copy.input[1] = self._constant(np.array(told, np.int64))
+        return copy
+
+    def _same(self, name: str) -> Numbers | None:
+        """Of a computed value that is the same for all sizes: that value."""
+        if name in self._constants:
+            return None
+        found = [numbers[name] for numbers in self._numbers if name in numbers]
+        if len(found) < len(self._numbers):
+            return None
+        same = all(np.array_equal(found[0], other) for other in found[1:])
+        return found[0] if same and found[0].dtype == np.int64 else None
+
+    def _shapes(self, name: str) -> list[Shape] | None:
+        """The value's shape for each of the sizes, if all are known and of one rank."""
+        shapes = [shape for known in self._known if (shape := _known_shape(known, name))]
+        if len(shapes) < len(self._known) or len({len(shape) for shape in shapes}) > 1:
+            return None
+        return shapes
+
+    def _constant(self, numbers: Numbers) -> str:
+        name = f"edgespec.shape.{numbers.ndim}.{'_'.join(str(n) for n in numbers.flat)}"
+        self.found_something = True
+        self.made[name] = numpy_helper.from_array(numbers, name)
+        return name
+
+
+def _known_shape(known: Mapping[str, Described], name: str) -> Shape | None:
+    described = known.get(name)
+    if described is None or described.shape is None:
+        return None
+    dims = tuple(dim for dim in described.shape if dim is not None)
+    return dims if len(dims) == len(described.shape) else None
+
+
+def _reshape(made: Sequence[Shape]) -> list[int] | None:
+    """What Reshape is to be told, if at most one dimension varies."""
+    told = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*made, strict=True)]
+    return told if told.count(-1) <= 1 and 0 not in told else None
+
+
+def _expand(given: Sequence[Shape], wanted: Sequence[Numbers | None]) -> list[int] | None:
+    """What Expand is to be told: 1 for a dimension that it leaves as it is."""
+    told = []
+    shapes = [tuple(numbers.tolist()) for numbers in wanted if numbers is not None]
+    if len(shapes) < len(given) or {len(s) for s in shapes} != {len(g) for g in given}:
+        return None
+    for before, after in zip(zip(*given, strict=True), zip(*shapes, strict=True), strict=True):
+        if all(new in {1, old} for old, new in zip(before, after, strict=True)):
+            told.append(1)
+        elif len(set(after)) == 1 and after[0] > 0:
+            told.append(after[0])
+        else:
+            return None
+    return told
+
+
+def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
+    """Constants of the graph that may be indices or shapes."""
+    tensors = [(tensor.name, tensor) for tensor in graph.initializer]
+    tensors += [
+        (node.output[0], node.attribute[0].t)
+        for node in graph.node
+        if node.op_type == "Constant" and node.attribute[0].name == "value"
+    ]
+    found = {}
+    for name, tensor in tensors:
+        is_inside = tensor.data_location != TensorProto.EXTERNAL
+        if tensor.data_type == TensorProto.INT64 and is_inside and sum(tensor.dims) <= MOST_NUMBERS:
+            with suppress(ValueError):  # it is damaged; onnxruntime will say so
+                found[name] = numpy_helper.to_array(tensor)
+    return found
+
+
+def _computed(
+    graph: onnx.GraphProto, constants: Mapping[str, Numbers], known: Mapping[str, Described]
+) -> dict[str, Numbers]:
+    """The integers that follow from shapes and constants, by name."""
+    numbers = dict(constants)
+    for node in graph.node:
+        if node.op_type == "Shape" and not node.attribute:
+            shape = _known_shape(known, node.input[0])
+            if shape is not None:
+                numbers[node.output[0]] = np.array(shape, np.int64)
+        elif (rule := _RULES.get(node.op_type)) and all(name in numbers for name in node.input):
+            with suppress(TypeError, ValueError, IndexError):  # damaged, or not meant for shapes
+                attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+                made = rule(*(numbers[name] for name in node.input), **attributes)
+                if made.size <= MOST_NUMBERS:
+                    numbers[node.output[0]] = made
+    return numbers
+
+
+def _filled(shape: Numbers, value: TensorProto | None = None) -> Numbers:
+    if shape.size != 1 or not 0 < shape[0] <= MOST_NUMBERS:
+        raise ValueError("this is no shape")
+    filling = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    return np.full(shape, filling[0])
+
+
+def _divided(numbers: Numbers, by: Numbers) -> Numbers:
+    """Where the result does not depend on which way it is rounded."""
+    if (numbers < 0).any() or (by <= 0).any():
+        raise ValueError("these are no sizes")
+    return np.floor_divide(numbers, by)
+
+
+def _cast(numbers: Numbers, to: int) -> Numbers:
+    if to != TensorProto.INT64:
+        raise ValueError("this is no shape")
+    return numbers.astype(np.int64)
+
+
+def _squeezed(numbers: Numbers, axes: Any = None) -> Numbers:
+    return np.squeeze(numbers, None if axes is None else tuple(np.asarray(axes).tolist()))
+
+
+def _unsqueezed(numbers: Numbers, axes: Any) -> Numbers:
+    return np.expand_dims(numbers, tuple(np.asarray(axes).tolist()))
+
+
+_RULES: dict[str, Callable[..., Numbers]] = {
+    "Add": np.add,
+    "Cast": _cast,
+    "Concat": lambda *parts, axis: np.concatenate(parts, axis),
+    "ConstantOfShape": _filled,
+    "Div": _divided,
+    "Equal": np.equal,
+    "Gather": lambda numbers, at, axis=0: np.take(numbers, at, axis),
+    "Mul": np.multiply,
+    "Reshape": lambda numbers, shape, allowzero=0: numbers.reshape(shape),
+    "Squeeze": _squeezed,
+    "Sub": np.subtract,
+    "Unsqueeze": _unsqueezed,
+    "Where": np.where,
+}
+"""On integers as numpy computes them; an operator that is missing here is left as it is."""

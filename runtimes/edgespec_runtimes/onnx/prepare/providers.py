@@ -1,0 +1,93 @@
+"""Which of onnxruntime's execution providers computes a model, and what to say about it.
+
+`auto` is what is really there. Finding devices and dividing their memory is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+from edgespec_runtimes.onnx.memory.placement import Placement
+from edgespec_runtimes.onnx.ort.devices import (
+    CPU,
+    CUDA_PROVIDER,
+    Device,
+    find_coreml,
+    find_cuda,
+    is_listed,
+)
+
+_MOST_KINDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What computes a model."""
+
+    device: Device
+    note: str | None = None
+    """Why it is not what this onnxruntime could have, for people."""
+
+
+def choose(wanted: str) -> Choice:
+    """`auto` is CUDA where it can be used, else the CPU. CoreML has to be asked for: where it pays
+    was never measured, and the weights are planned twice for it.
+
+    Raises UsageError for what was asked for by name and cannot be used.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not is_listed(CUDA_PROVIDER)):
+        return Choice(CPU)
+    found = find_coreml() if wanted == "coreml" else find_cuda()
+    if isinstance(found, Device):
+        return Choice(found)
+    if wanted == "auto":
+        return Choice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
+    raise UsageError(f"--provider {wanted} cannot be used: {found}; --provider auto can")
+
+
+def device_notes(
+    model: str,
+    device: Device,
+    placement: Placement,
+    n_parts: int,
+    operators: Sequence[Mapping[str, Mapping[str, int]]],
+) -> list[str]:
+    """What a device does for a model, and which operators onnxruntime did not let it compute."""
+    if not device.has_memory:
+        what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
+    elif placement.is_whole:
+        what = f"{device.label} computes {model} and has all of its weights"
+    else:
+        what = (
+            f"{device.label} computes {model} and keeps the weights of {len(placement.kept)} of "
+            f"{n_parts} parts; those of the others are copied there in every pass"
+        )
+    left = _left_to_cpu(model, device, operators)
+    return [what, left] if left else [what]
+
+
+def _left_to_cpu(
+    model: str, device: Device, operators: Sequence[Mapping[str, Mapping[str, int]]]
+) -> str | None:
+    """What to say about operators that onnxruntime did not let the device compute.
+
+    `operators`: for each session how many of each kind a provider computes.
+    """
+    elsewhere: Counter[str] = Counter()
+    n = 0
+    for by_provider in operators:
+        for provider, kinds in by_provider.items():
+            n += sum(kinds.values())
+            if provider != device.provider:
+                elsewhere.update(kinds)
+    if not elsewhere:
+        return None
+    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MOST_KINDS))
+    more = ", ..." if len(elsewhere) > _MOST_KINDS else ""
+    return (
+        f"{model}: onnxruntime leaves {elsewhere.total()} of {n} operators to the CPU instead of "
+        f"{device.label}: {shown}{more}"
+    )

@@ -1,0 +1,99 @@
+"""Who gets which bytes when a decoder runs: rows of the process's memory and of a GPU's.
+
+Arithmetic on what is known of the decoder and on where its weights will be; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize
+from edgespec.values import ModelInfo
+from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.prepare.deployment import Deployment
+from edgespec_runtimes.onnx.weights.packing import is_packed
+
+
+def fixed_rows(
+    owner: str, there: Deployment, info: ModelInfo, cache_bytes: int
+) -> Sequence[MemoryRow]:
+    """Wherever the weights are: what a GPU leaves to the CPU is computed in the same buffers."""
+    logits_bytes = 4 * info.max_nodes * info.n_vocab
+    return (
+        MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),
+        MemoryRow(owner, "compute buffers", there.fitted.sizes.compute_bytes),
+        # onnxruntime's output, and the copy that the engine works on
+        MemoryRow(owner, f"logits ({info.max_nodes} nodes)", 2 * logits_bytes),
+    )
+
+
+def resident_rows(owner: str, there: Deployment, source: Source) -> Sequence[MemoryRow] | None:
+    """Of one session that has all weights; None where a GPU has room for some of them only."""
+    weights = source.weights.values()
+    if there.placement.is_whole:
+        # mapped one after another, and what the driver copies them through
+        largest = max((weight.nbytes for weight in weights), default=0)
+        return (MemoryRow(owner, LOADING, 2 * largest),)
+    if there.placement.uses_gpu:
+        return None
+    rows = (
+        MemoryRow(owner, "weights", sum(needs.resident_bytes(weight) for weight in weights)),
+        MemoryRow(owner, LOADING, needs.loading_bytes(source)),
+    )
+    if there.device.is_cpu:
+        return rows
+    return (*rows, MemoryRow(owner, f"copies of {there.device.label}", source.weight_bytes))
+
+
+def paged_rows(there: Deployment, source: Source) -> Sequence[MemoryRow]:
+    if source.unbound:
+        return ()
+    rows = (
+        MemoryRow("target", "norms and other small tensors", there.fitted.small_bytes),
+        MemoryRow("target", "compute buffers of further sessions", there.fitted.sizes.more_bytes),
+    )
+    if there.placement.uses_gpu:
+        kept = (group.segment.slot_bytes for group in there.on_gpu)
+        return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
+    cut = there.fitted.cut
+    packed = max(
+        (
+            group.segment.nbytes
+            for group in there.fitted.groups
+            if is_packed(cut.graphs[cut.pieces[group.piece].graph])
+        ),
+        default=0,
+    )
+    converted = needs.converted_bytes(cut, source)
+    return (
+        # one piece computes while the next is packed; the rest is what the allocator leaves
+        MemoryRow("target", "packed weights of streamed layers", 4 * packed),
+        *rows,
+        MemoryRow("target", "weights in single precision", converted),
+    )
+
+
+def segmentations(there: Deployment, source: Source) -> Sequence[Sequence[SegmentSize]]:
+    if there.placement.is_whole or source.unbound:
+        return []
+    segments = [group.segment for group in there.in_memory]
+    return [[SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments]]
+
+
+def gpu_rows(owner: str, there: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:
+    """Of the GPU's memory; nothing where the CPU computes."""
+    buffers = "compute buffers and cache in use"
+    if there.placement.is_whole:
+        return (
+            MemoryRow(owner, "weights", sizes.weight_bytes),
+            MemoryRow(owner, buffers, sizes.whole_bytes),
+        )
+    if not there.placement.uses_gpu:
+        return ()
+    kept = f"weights of {len(there.placement.kept)} of {len(there.fitted.groups)} parts"
+    return (
+        MemoryRow(owner, kept, there.placement.kept_bytes + there.fitted.small_bytes),
+        MemoryRow(owner, "room for parts that are copied there", there.placement.room_bytes),
+        MemoryRow(owner, buffers, sizes.pieces_bytes),
+    )

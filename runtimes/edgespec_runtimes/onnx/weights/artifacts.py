@@ -1,0 +1,241 @@
+"""Keeps what was made of a model in the cache folder: cuts of graphs under a hash of what they are
+made of, and weights in another order, under the place and the state of the model's files.
+
+Entries are written beside their place and moved there whole, so that several processes may write
+the same one; an entry that is damaged is made again. Where the folder cannot be written, graphs are
+cut anew in every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from edgespec import cache_folder
+from edgespec.errors import Cancelled, ModelError
+from edgespec.paging.reader import BLOCK_BYTES, Extent
+from edgespec.ports import Progress
+from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+
+SMALL_BYTES = 1 << 16
+"""Weights up to this size can be kept in memory wherever they lie in their file."""
+_COPY_BYTES = 4 << 20
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def folder() -> Path:
+    return cache_folder.folder() / "onnx"
+
+
+def cached_cut(key: bytes, make: Callable[[], Cut]) -> Cut:
+    """The cut of a graph; `key` is all that it depends on."""
+    path = folder() / f"{hashlib.sha256(key).hexdigest()[:32]}.cut"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return _unpacked(path.read_bytes())
+    made = make()
+    with suppress(OSError), _replacing(path) as file:
+        file.write(_packed(made))
+    return made
+
+
+def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
+    """The same model with every larger weight at an address that the processor can read from.
+
+    What lies in a protobuf begins at any byte. Such a model's weights are copied once, to a file
+    in the cache folder. Raises ModelError, and Cancelled.
+    """
+    weights = source.weights.values()
+    if all(weight.is_aligned or weight.nbytes <= SMALL_BYTES for weight in weights):
+        return source
+    places, end = _laid_out(source)
+    path = _copied(
+        source,
+        "weights",
+        end,
+        lambda out: _copy_weights(source, places, out, end, is_stopped),
+        "the weights must be copied to be streamed",
+    )
+    return Source(source.path, source.model, (path,), places)
+
+
+def by_row(
+    source: Source, table: str, is_stopped: Callable[[], bool], progress: Progress | None = None
+) -> Source:
+    """A table that lies by column, [hidden, tokens], as [tokens, hidden] in a file of its own.
+
+    The columns of a few tokens are spread over all of a file, their rows are not. The table is
+    copied once, to a file in the cache folder. Raises ModelError, and Cancelled.
+    """
+    weight = source.weights[table]
+    path = _copied(
+        source,
+        f"{_short_hash(table)}.rows",
+        weight.nbytes,
+        lambda out: _copy_by_row(source, weight, out, is_stopped, progress),
+        "the embeddings must be copied to be looked up by row",
+    )
+    turned = Weight(table, weight.kind, weight.shape[::-1], Extent(0, 0, weight.nbytes))
+    return Source(source.path, source.model, (path,), {table: turned})
+
+
+def _copied(
+    source: Source, kind: str, nbytes: int, write: Callable[[BinaryIO], None], why: str
+) -> Path:
+    """A file that `write` makes of a model's weights, once for as long as the model stays the same.
+
+    It takes the place of the one that was made of the model as it was before.
+    """
+    place, state = _identity(source)
+    path = folder() / f"{place}-{state}.{kind}"
+    if not (path.is_file() and path.stat().st_size == nbytes):
+        for outdated in folder().glob(f"{place}-*.{kind}"):
+            with suppress(OSError):
+                outdated.unlink()
+        try:
+            with _replacing(path) as out:
+                write(out)
+        except OSError as error:
+            raise ModelError(
+                f"{source.path}: {why}, and writing {path} failed: {error.strerror}; free some "
+                "space there, or let XDG_CACHE_HOME name a folder that has it"
+            ) from error
+    return path
+
+
+def _identity(source: Source) -> tuple[str, str]:
+    """Of the model, without reading it: where it lies; how large and how old its files are."""
+    states = [file.stat() for file in source.files]
+    known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
+    return _short_hash(str(source.path.resolve())), _short_hash(repr(known))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _laid_out(source: Source) -> tuple[dict[str, Weight], int]:
+    """The weights in a file of their own, in their order, and its size."""
+    places: dict[str, Weight] = {}
+    end = 0
+    for weight in source.weights.values():
+        begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES if weight.nbytes > BLOCK_BYTES else end
+        begin = -(-begin // 64) * 64
+        extent = Extent(0, begin, weight.nbytes)
+        places[weight.name] = Weight(weight.name, weight.kind, weight.shape, extent)
+        end = begin + weight.nbytes
+    return places, end
+
+
+def _copy_weights(
+    source: Source,
+    places: dict[str, Weight],
+    out: BinaryIO,
+    end: int,
+    is_stopped: Callable[[], bool],
+) -> None:
+    out.truncate(end)
+    for weight in source.weights.values():
+        with source.files[weight.extent.file_index].open("rb", buffering=0) as file:
+            file.seek(weight.extent.offset)
+            out.seek(places[weight.name].extent.offset)
+            left = weight.nbytes
+            while left:
+                if is_stopped():
+                    raise Cancelled("loading was cancelled")
+                data = file.read(min(left, _COPY_BYTES))
+                if not data:
+                    raise ModelError(f"{source.path} became shorter while it was read")
+                out.write(data)
+                left -= len(data)
+
+
+def _copy_by_row(
+    source: Source,
+    weight: Weight,
+    out: BinaryIO,
+    is_stopped: Callable[[], bool],
+    progress: Progress | None,
+) -> None:
+    """Some columns at a time: the table may be larger than the memory that there is."""
+    n_rows, n_columns = weight.shape
+    item = np.dtype(f"u{weight.nbytes // (n_rows * n_columns)}")
+    step = max(1, _COPY_BYTES // (n_rows * item.itemsize))
+    row_bytes = n_columns * item.itemsize
+    with source.files[weight.extent.file_index].open("rb", buffering=0) as file:
+        for begin in range(0, n_columns, step):
+            some = np.empty((n_rows, min(step, n_columns - begin)), item)
+            for row in range(n_rows):
+                if is_stopped():
+                    raise Cancelled("loading was cancelled")
+                file.seek(weight.extent.offset + row * row_bytes + begin * item.itemsize)
+                if file.readinto(memoryview(some[row])) != some[row].nbytes:
+                    raise ModelError(f"{source.path} became shorter while it was read")
+            out.write(some.T.tobytes())
+            if progress:
+                progress("copying embeddings, once", min(1.0, (begin + step) / n_columns))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when it is complete, and is gone otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _packed(made: Cut) -> bytes:
+    """A digest of the rest, a line of JSON, and the graphs one after the other."""
+    description: dict[str, Any] = {
+        "sizes": [len(graph) for graph in made.graphs],
+        "pieces": [asdict(piece) for piece in made.pieces],
+        "embeddings": made.embeddings,
+        "columns": made.columns,
+    }
+    rest = json.dumps(description).encode() + b"\n" + b"".join(made.graphs)
+    return hashlib.sha256(rest).digest() + rest
+
+
+def _unpacked(data: bytes) -> Cut:
+    rest = data[_DIGEST_BYTES:]
+    if hashlib.sha256(rest).digest() != data[:_DIGEST_BYTES]:
+        raise ValueError("the entry is damaged")
+    line, _, graphs = rest.partition(b"\n")
+    description = json.loads(line)
+    at, parts = 0, []
+    for size in description["sizes"]:
+        parts.append(graphs[at : at + size])
+        at += size
+    pieces = [
+        Piece(
+            piece["name"],
+            piece["stage"],
+            piece["graph"],
+            _pairs(piece["inputs"]),
+            _pairs(piece["weights"]),
+            _pairs(piece["outputs"]),
+        )
+        for piece in description["pieces"]
+    ]
+    embeddings, columns = _pairs(description["embeddings"]), _pairs(description["columns"])
+    return Cut(tuple(parts), tuple(pieces), embeddings, columns)
+
+
+def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in items)

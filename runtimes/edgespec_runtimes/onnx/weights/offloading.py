@@ -1,0 +1,96 @@
+"""Where the weights of a cut decoder are while a device with memory of its own computes it: some
+stay there, the others are copied there when their turn comes.
+
+What is copied comes from the process's memory: pinned there, or streamed through the pager's ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from edgespec.errors import Cancelled
+from edgespec.paging.pager import PinnedSegments
+from edgespec.ports import Progress
+from edgespec.tracing import Track
+from edgespec_runtimes.onnx.files.source import Weight
+from edgespec_runtimes.onnx.ort.devices import Device
+from edgespec_runtimes.onnx.ort.sessions import Bound, Session, copy_to, room_on, translated_memory
+from edgespec_runtimes.onnx.weights.paged import PagedWeights, PieceWeights, located, small_weights
+
+
+class OffloadedWeights(PagedWeights):
+    """Like PagedWeights, for pieces that a device computes; `groups` do not stay there."""
+
+    def __init__(
+        self, *arguments: Any, device: Device, kept: Sequence[PieceWeights], **options: Any
+    ) -> None:
+        """`kept` are the weights that stay on the device."""
+        super().__init__(*arguments, **options)
+        self._device = device
+        self._kept = tuple(kept)
+        self._on_device: dict[str, Any] = {}
+        """OrtValues of the weights that stay there, by name."""
+        self._room: dict[int, dict[str, Any]] = {}
+        """For each graph whose weights come piece by piece: OrtValues, by their names there."""
+
+    def fill(self, progress: Progress | None) -> None:
+        with translated_memory(self._device):
+            self._keep(progress)
+            for group in self.groups:
+                piece = self._cut.pieces[group.piece]
+                room = self._room.setdefault(piece.graph, {})
+                own = {weight.name: weight for weight in group.weights}
+                for short, name in piece.weights:
+                    if name in own and short not in room:
+                        room[short] = self._reserve(own[name])
+        super().fill(progress)
+        with translated_memory(self._device):
+            for weight in small_weights(self._cut, self._source):
+                self._put(weight, self._resident[weight.name])
+
+    @contextmanager
+    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Any]]]:
+        piece = self._cut.pieces[index]
+        there = {short: self._on_device.get(name) for short, name in piece.weights}
+        if missing := {short for short, value in there.items() if value is None}:
+            room = self._room[piece.graph]
+            with self._in_memory(index) as weights, self._trace.span(Track.TARGET, "copy"):
+                # A copy is complete when it returns: the slot is free for the next read while this
+                # piece computes. So is a run: its room is free then. onnxruntime would not wait for
+                # a run with `disable_synchronize_execution_providers`, which is never set.
+                for short, name in piece.weights:
+                    if short in missing:
+                        copy_to(room[short], weights[name])
+            there |= {short: room[short] for short in missing}
+        with self._trace.span(Track.TARGET, "compute"):
+            yield self._sessions[piece.graph], there
+
+    def close(self) -> None:
+        self._on_device.clear()
+        self._room.clear()
+        super().close()
+
+    def _keep(self, progress: Progress | None) -> None:
+        """Read what stays on the device, one piece at a time, and copy it there."""
+        total, done = sum(group.segment.nbytes for group in self._kept), 0
+        for group in self._kept:
+            if self._is_stopped():
+                raise Cancelled("loading was cancelled")
+            with closing(PinnedSegments(self._trace)) as memory:
+                base = memory.load(group.segment, self._reader, self._is_stopped)
+                places = located(group.segment, group.weights, base)
+                for weight in group.weights:
+                    self._put(weight, places[weight.name])
+            done += group.segment.nbytes
+            if progress:
+                progress(f"copying weights to {self._device.label}", done / total)
+
+    def _put(self, weight: Weight, place: Bound) -> None:
+        value = self._reserve(weight)
+        copy_to(value, place)
+        self._on_device[weight.name] = value
+
+    def _reserve(self, weight: Weight) -> Any:
+        return room_on(self._device, weight.kind, weight.shape)

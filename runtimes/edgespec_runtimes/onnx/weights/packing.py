@@ -1,0 +1,159 @@
+"""Pages weights that onnxruntime computes fast only after packing them into memory of its own.
+
+A session is made of each piece, from constants: of pinned pieces once, of streamed ones in every
+pass, from the bytes in their slot. While one piece computes, a thread packs the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from edgespec.errors import Cancelled, EdgespecError
+from edgespec.ports import Progress
+from edgespec_runtimes.onnx.files.source import refer
+from edgespec_runtimes.onnx.graph.flow import PACKED
+from edgespec_runtimes.onnx.ort.sessions import Bound, Session, value
+from edgespec_runtimes.onnx.weights.paged import PagedWeights, located
+
+
+def is_packed(graph: bytes) -> bool:
+    """Whether a graph has operators whose weights must be constants."""
+    nodes = onnx.load_from_string(graph).graph.node
+    return any(node.op_type in PACKED for node in nodes)
+
+
+def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> bytes:
+    """The graph with some of its inputs as tensors that lie elsewhere, in these places."""
+    model = onnx.load_from_string(graph)
+    for given in [given for given in model.graph.input if given.name in places]:
+        kind = given.type.tensor_type.elem_type
+        dims = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
+        tensor = model.graph.initializer.add(name=given.name, data_type=kind, dims=dims)
+        refer(tensor, places[given.name])
+        model.graph.input.remove(given)
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The session of a streamed segment, whose slot is held as long as it lives."""
+
+    segment: int
+    session: Session
+    constants: Mapping[str, Any]
+    """OrtValues of the slot's memory: what was not packed is read from there."""
+
+
+class PackedWeights(PagedWeights):
+    """Like PagedWeights, with constants instead of bound weights where the operators want them."""
+
+    _worker: ThreadPoolExecutor | None = None
+    _next: Future[_Ready] | None = None
+    _next_segment = -1
+
+    def fill(self, progress: Progress | None) -> None:
+        self._worker = ThreadPoolExecutor(1, "edgespec-packer")
+        given = {"location": "given with the session"}
+        self._constant = {
+            piece.graph: with_constants(
+                self._cut.graphs[piece.graph], {short: given for short, _ in piece.weights}
+            )
+            for piece in self._cut.pieces
+            if is_packed(self._cut.graphs[piece.graph])
+        }
+        self._pinned_sessions: dict[int, Session] = {}
+        super().fill(progress)
+
+    @contextmanager
+    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
+        piece = self._cut.pieces[index]
+        if piece.graph not in self._constant:
+            if index in self._segment_of:
+                self._forget_next()  # of a pass that was given up: its slot would stay held
+            with super().held(index) as usual:
+                yield usual
+            return
+        if index in self._pinned_sessions:
+            yield self._pinned_sessions[index], {}
+            return
+        segment = self._segment_of[index]
+        ready = self._take(segment)
+        try:
+            self._prepare_ahead((segment + 1) % len(self._streamed))
+            yield ready.session, {}
+        finally:
+            self._drop(ready)
+
+    def close(self) -> None:
+        self.cancel()
+        self._forget_next()
+        if self._worker:
+            self._worker.shutdown()
+            for session in self._pinned_sessions.values():
+                session.close()
+        super().close()
+
+    def _pin(self, index: int) -> None:
+        """Let onnxruntime map a pinned segment and pack it; what it packs it unmaps."""
+        group = self.groups[index]
+        piece = self._cut.pieces[group.piece]
+        if piece.graph not in self._constant:
+            super()._pin(index)
+            return
+        folder, places = self._source.references()
+        graph = with_constants(
+            self._cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
+        )
+        self._pinned_sessions[group.piece] = self._sessions[piece.graph].like(graph, folder)
+
+    def _take(self, segment: int) -> _Ready:
+        if self._next is not None and self._next_segment == segment:
+            future, self._next = self._next, None
+            # two slots of different sizes may not fit beside each other; alone this one does
+            with suppress(EdgespecError):
+                return future.result()
+        self._forget_next()
+        return self._prepare(segment)
+
+    def _prepare_ahead(self, segment: int) -> None:
+        if self._worker and self._cut.pieces[self._streamed[segment].piece].graph in self._constant:
+            self._next = self._worker.submit(self._prepare, segment)
+            self._next_segment = segment
+
+    def _prepare(self, segment: int) -> _Ready:
+        """Wait for a segment and pack it. Raises WeightReadError and Cancelled."""
+        assert self.pager is not None
+        base = self.pager.acquire(segment)
+        if base is None:
+            raise Cancelled("the model was asked to stop")
+        group = self._streamed[segment]
+        try:
+            piece = self._cut.pieces[group.piece]
+            bound = self._resident | located(group.segment, group.weights, base)
+            constants = {short: value(bound[name].array()) for short, name in piece.weights}
+            graph = self._constant[piece.graph]
+            session = self._sessions[piece.graph].like(graph, constants=constants)
+            return _Ready(segment, session, constants)
+        except BaseException:
+            self.pager.release(segment)
+            raise
+
+    def _drop(self, ready: _Ready) -> None:
+        assert self.pager is not None
+        ready.session.close()
+        self.pager.release(ready.segment)
+
+    def _forget_next(self) -> None:
+        """Give back what was prepared for a piece that did not come next."""
+        if self._next is None:
+            return
+        future, self._next = self._next, None
+        with suppress(EdgespecError):  # whoever needs the segment again hears of it
+            self._drop(future.result())

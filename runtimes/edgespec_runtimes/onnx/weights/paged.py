@@ -1,0 +1,257 @@
+"""Where the weights of a cut decoder are while it runs: small ones resident, layers pinned or
+streamed, embeddings looked up row by row.
+
+Gives each piece of the graph the addresses of its weights. Knows pieces and segments; running them
+is `decoder.py`'s business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import helper
+
+from edgespec.errors import Cancelled, WeightReadError
+from edgespec.owning import Owner
+from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.reader import DirectReader, Segment
+from edgespec.ports import Progress
+from edgespec.tracing import OFF, Trace, Track
+from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.ort.sessions import Bound, Session
+from edgespec_runtimes.onnx.weights.artifacts import SMALL_BYTES, by_row
+
+SHARED_BYTES = 4 << 20
+"""Weights up to this size that several pieces read stay in memory; each would stream them again."""
+
+
+@dataclass(frozen=True)
+class PieceWeights:
+    """The weights that one piece has for itself, read together."""
+
+    piece: int
+    segment: Segment
+    weights: tuple[Weight, ...]
+
+
+def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
+    """Segments in the order of their use: one for each piece that has weights of its own."""
+    small = {weight.name for weight in small_weights(cut, source)}
+    groups = []
+    for i, piece in enumerate(cut.pieces):
+        names = dict.fromkeys(name for _, name in piece.weights if name not in small)
+        weights = tuple(source.weights[name] for name in names)
+        if weights:
+            segment = Segment(piece.name, [weight.extent for weight in weights])
+            groups.append(PieceWeights(i, segment, weights))
+    return groups
+
+
+def small_weights(cut: Cut, source: Source) -> list[Weight]:
+    """What stays in memory: several pieces read it, or it is too small to be aligned."""
+    users: dict[str, int] = {}
+    for piece in cut.pieces:
+        for name in {name for _, name in piece.weights}:
+            users[name] = users.get(name, 0) + 1
+    found = []
+    for name, n in users.items():
+        weight = source.weights[name]
+        most = SHARED_BYTES if n > 1 else 0 if weight.is_aligned else SMALL_BYTES
+        if weight.nbytes <= most:
+            found.append(weight)
+    return found
+
+
+class EmbeddingTable(Owner):
+    """Rows of an embedding table, read when their token comes up."""
+
+    def __init__(self, source: Source, weight: Weight) -> None:
+        self._path = source.files[weight.extent.file_index]
+        self._weight = weight
+        self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
+        self._row_bytes = weight.nbytes // weight.shape[0]
+        self._file = os.open(self._path, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            extent = weight.extent
+            os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
+
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        """Embeddings of ids [rows, tokens]: [rows, tokens, hidden]. Raises WeightReadError."""
+        distinct, places = np.unique(tokens, return_inverse=True)
+        table = np.empty((len(distinct), *self._weight.shape[1:]), self._kind)
+        for i, token in enumerate(distinct.tolist()):
+            offset = self._weight.extent.offset + token * self._row_bytes
+            try:
+                n = os.preadv(self._file, [memoryview(table[i]).cast("B")], offset)
+            except OSError as error:
+                raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
+            if n != self._row_bytes:
+                raise WeightReadError(f"{self._path} was cut short: embeddings end early")
+        rows: np.ndarray = table[places.reshape(tokens.shape)]
+        return rows
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def open_tables(
+    cut: Cut, source: Source, is_stopped: Callable[[], bool], progress: Progress | None
+) -> Iterator[tuple[str, EmbeddingTable]]:
+    """What is looked up by token, with its table; one that lies by column is copied by row first.
+
+    Raises ModelError and Cancelled.
+    """
+    for value, table in cut.embeddings:
+        yield value, EmbeddingTable(source, source.weights[table])
+    for value, table in cut.columns:
+        rows = by_row(source, table, is_stopped, progress)
+        yield value, EmbeddingTable(rows, rows.weights[table])
+
+
+class PagedWeights(Owner):
+    """All weights of a cut decoder. `fill` reads what stays in memory and starts streaming."""
+
+    def __init__(
+        self,
+        source: Source,
+        cut: Cut,
+        sessions: Sequence[Session],
+        groups: Sequence[PieceWeights],
+        pinned: frozenset[int],
+        ring_bytes: int,
+        is_stopped: Callable[[], bool],
+        trace: Trace = OFF,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.pager: WeightPager | None = None
+        self.passes = 0
+        self._source = source
+        self._cut = cut
+        self._sessions = tuple(sessions)
+        self._pinned_groups = pinned
+        self._ring_bytes = ring_bytes
+        self._is_stopped = is_stopped
+        self._reader = DirectReader(source.files)
+        self._memory = PinnedSegments(trace)
+        self._trace = trace
+        self._small: list[np.ndarray] = []
+        self._resident: dict[str, Bound] = {}
+        """Weights at addresses that last, by name."""
+        self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
+        self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+
+    def fill(self, progress: Progress | None) -> None:
+        """Raises WeightReadError and Cancelled."""
+        for weight in small_weights(self._cut, self._source):
+            array = _read(self._source, weight)
+            self._small.append(array)
+            kind = helper.tensor_dtype_to_np_dtype(weight.kind).type
+            self._resident[weight.name] = Bound(kind, weight.shape, array.ctypes.data)
+        pinned = sorted(self._pinned_groups)
+        total = sum(self.groups[i].segment.nbytes for i in pinned)
+        done = 0
+        for i in pinned:
+            if self._is_stopped():
+                raise Cancelled("loading was cancelled")
+            self._pin(i)
+            done += self.groups[i].segment.nbytes
+            if progress:
+                progress("reading pinned weights", done / total)
+        if self._is_stopped():
+            raise Cancelled("loading was cancelled")
+        if self._streamed:
+            segments = [group.segment for group in self._streamed]
+            self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
+
+    @contextmanager
+    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
+        """The session of a piece, and its weights by their names there, while the block lasts.
+
+        Raises WeightReadError, and Cancelled when waiting for storage was ended.
+        """
+        piece = self._cut.pieces[index]
+        segment = self._segment_of.get(index)
+        what = "compute pinned" if segment is None else "compute"
+        with self._in_memory(index) as bound, self._trace.span(Track.TARGET, what) as span:
+            if segment is not None:
+                span.note(segment=segment)
+            yield self._sessions[piece.graph], named(piece, bound)
+
+    def resume(self) -> None:
+        if self.pager:
+            self.pager.resume()
+
+    def cancel(self) -> None:
+        if self.pager:
+            self.pager.cancel()
+
+    @contextmanager
+    def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
+        """Where in memory the weights of a piece are, by name, while the block lasts."""
+        segment = self._segment_of.get(index)
+        if segment is None:
+            yield self._resident
+            return
+        assert self.pager is not None
+        base = self.pager.acquire(segment)
+        if base is None:
+            raise Cancelled("the model was asked to stop")
+        try:
+            group = self._streamed[segment]
+            yield self._resident | located(group.segment, group.weights, base)
+        finally:
+            self.pager.release(segment)
+
+    def _pin(self, index: int) -> None:
+        """Read a segment into memory of its own."""
+        group = self.groups[index]
+        base = self._memory.load(group.segment, self._reader, self._is_stopped)
+        self._resident |= located(group.segment, group.weights, base)
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+        if self.pager:
+            self.pager.close()
+            self.pager = None
+        else:
+            self._reader.close()
+        self._memory.close()
+
+
+def _read(source: Source, weight: Weight) -> np.ndarray:
+    """A weight's bytes in memory of their own. Raises WeightReadError."""
+    path = source.files[weight.extent.file_index]
+    try:
+        array = np.fromfile(path, np.uint8, weight.nbytes, offset=weight.extent.offset)
+    except OSError as error:
+        raise WeightReadError(f"reading {path} failed: {error.strerror}") from error
+    if array.nbytes != weight.nbytes:
+        raise WeightReadError(f"{path} was cut short: {weight.name} ends early")
+    return array
+
+
+def located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str, Bound]:
+    return {
+        weight.name: Bound(
+            helper.tensor_dtype_to_np_dtype(weight.kind).type,
+            weight.shape,
+            base + segment.locate(weight.extent.file_index, weight.extent.offset),
+        )
+        for weight in weights
+    }
+
+
+def named(piece: Piece, bound: Mapping[str, Bound]) -> dict[str, Bound]:
+    return {short: bound[name] for short, name in piece.weights}

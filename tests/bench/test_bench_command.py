@@ -1,0 +1,265 @@
+"""`edgespec bench` from the command line: what is refused, what applies, and one small bench."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench_rows import report, row
+from edgespec.baselines import Baseline
+from edgespec.bench import limits
+from edgespec.bench.model_files import copies, files_of, largest_of, size_of
+from edgespec.bench.modes import ENGINE_MODES, known_modes
+from edgespec.bench.settings import BenchSettings
+from edgespec.cli import bench, entry, flags
+from edgespec.cli.bench import applicable, chosen_prompts, request_from
+from edgespec.errors import UsageError
+from edgespec.models.embedded import embedded_pair
+
+KNOWN = known_modes(
+    [Baseline("mmap", ""), Baseline("resident", "", resident=True), Baseline("spec", "", True)]
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--memory half", "'half' is not a size"),
+        ("--memory 0%", "not a size"),
+        ("--disk-bandwidth 50%", "--disk-bandwidth 50%: write bytes a second"),
+        ("--quik", "did you mean '--quick'?"),
+        ("--html /nonexistent/a.html", "/nonexistent/a.html cannot be written"),
+        ("--compare /nonexistent.toml", "--compare /nonexistent.toml: No such file"),
+        ("--repetitions 0", "--repetitions 0"),
+        ("-md d.gguf", "--model-draft needs the model"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(capsys, words: str, message: str):
+    assert entry.main(["bench", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_mode_is_refused_before_anything_is_made(capsys, monkeypatch):
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(bench.demo, "enlarged", lambda *args: pytest.fail("made a model"))
+    assert entry.main(["bench", "--modes", "mmap,pagd"]) == 2
+    assert "unknown mode 'pagd'; did you mean 'paged'?" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_exit_code_3(capsys):
+    assert entry.main(["bench", "-m", "/nonexistent.gguf"]) == 3
+    assert "/nonexistent.gguf does not exist" in capsys.readouterr().err
+
+
+def test_help_names_every_mode(capsys):
+    pytest.importorskip("llama_cpp")
+    from edgespec_runtimes.gguf import runtime
+
+    with pytest.raises(SystemExit):
+        flags.parse(["bench", "--help"])
+    out = capsys.readouterr().out
+    for mode in known_modes(runtime.baselines):
+        assert mode.name in out or mode.name.removesuffix("-3") in out
+
+
+def settings_of(*words: str) -> BenchSettings:
+    return request_from(flags.parse(["bench", *words])).settings
+
+
+def test_quick_gives_way_to_what_is_said():
+    settings = settings_of("--quick", "-n", "7")
+    assert (settings.n_prompts, settings.repetitions, settings.max_tokens) == (1, 1, 7)
+
+
+def test_expected_ratios_bring_their_settings_and_flags_win(tmp_path: Path):
+    path = tmp_path / "expected.toml"
+    path.write_text(
+        'note = "n"\n[bench]\nsize = "64MiB"\nn_prompts = 2\n'
+        '[ratios]\n"auto to mmap" = { ratio = 1.0, tolerance = 0.1 }'
+    )
+    settings = settings_of("--compare", str(path), "--n-prompts", "1")
+    assert (settings.size, settings.n_prompts) == (64 << 20, 1)
+
+
+def test_the_report_says_the_command():
+    request = request_from(flags.parse(["bench", "--quick", "--memory", "30%", "--json"]))
+    assert request.command == "edgespec bench --quick --memory 30% --json"
+    assert request.json_to_stdout
+
+
+def test_modes_that_draft_need_a_draft():
+    modes, left_out = applicable(KNOWN, None, False, 100, 1000)
+    assert [mode.name for mode in modes] == ["mmap", "resident", "paged"]
+    assert all("no draft" in gone.reason for gone in left_out)
+
+
+def test_a_library_cannot_draft_with_a_model_of_another_runtime():
+    modes, (gone,) = applicable(KNOWN, Path("d"), True, 100, 1000)
+    assert (gone.mode, gone.reason) == ("spec", "its library cannot run this draft")
+    assert len(modes) == len(KNOWN) - 1
+
+
+def test_resident_needs_room_for_all_weights():
+    modes, (gone,) = applicable(KNOWN, Path("d"), False, 100, 99)
+    assert gone.mode == "resident"
+    assert "100 bytes" in gone.reason
+    assert len(modes) == len(KNOWN) - 1
+
+
+def test_prompts_are_named_by_number_and_beginning(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "def one(text):\\n    pass"}\n\n{"prompt": "two\\n"}\n')
+    prompts = chosen_prompts(BenchSettings(prompts=path, n_prompts=2))
+    assert [prompt.name for prompt in prompts] == ["1 def one(text):", "2 two"]
+    assert prompts[1].text == "two\n"
+
+
+def test_no_more_prompts_than_the_file_has(tmp_path: Path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+    with pytest.raises(UsageError, match="has only 1"):
+        chosen_prompts(BenchSettings(prompts=path, n_prompts=2))
+
+
+def test_a_split_file_is_all_its_parts(tmp_path: Path):
+    for number in (1, 2):
+        (tmp_path / f"big-0000{number}-of-00002.gguf").write_bytes(bytes(number))
+    first = tmp_path / "big-00001-of-00002.gguf"
+    assert size_of(first) == 3
+    assert largest_of(first).name == "big-00002-of-00002.gguf"
+
+
+def test_an_onnx_model_is_its_graph_and_its_weights(tmp_path: Path):
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+    from onnx_files import DATA_FILE, write_llama
+
+    model = write_llama(tmp_path)
+    (tmp_path / "other.bin").write_bytes(bytes(1 << 20))
+    assert {path.name for path in files_of(tmp_path)} == {"model.onnx", DATA_FILE}
+    assert files_of(model) == files_of(tmp_path)
+    assert largest_of(tmp_path).name == DATA_FILE
+
+
+def test_copies_that_runtimes_keep_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert copies() == []
+    copy = tmp_path / "edgespec" / "onnx" / "0.weights"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"weights")
+    assert copies() == [copy]
+
+
+@pytest.fixture
+def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded pair as it is: a bench of seconds."""
+    target = tmp_path / "target.gguf"
+    shutil.copy(embedded_pair().target, target)
+    monkeypatch.setattr(bench.demo, "enlarged", lambda *args: target)
+
+
+def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys):
+    """Two modes write the same four tokens; every output holds both."""
+    pytest.importorskip("llama_cpp")
+    words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    page, data = tmp_path / "a.html", tmp_path / "a.json"
+    assert entry.main(["bench", *words.split(), "--html", str(page), "--json", str(data)]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing was limited" in out
+    assert "[3/3]" in err
+    content = json.loads(data.read_text())
+    assert [mode["name"] for mode in content["modes"]] == ["mmap", "auto"]
+    assert content["limits"]["method"] == "unlimited"
+    assert content["raw_bytes_per_s"]["median"] > 0
+    mmap, auto = content["modes"]
+    assert auto["agreement"] == {"tokens": 4, "compared": 4}
+    assert mmap["tokens_per_pass"] == 1.0
+    assert ElementTree.fromstring(page.read_text()).tag == "html"
+
+
+def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
+    """Against onnxruntime, which the report names and no other library."""
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+    from onnx_files import write_llama
+
+    for name, layers in (("target", 2), ("draft", 1)):
+        write_llama(tmp_path / name, layers=layers)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def read_lines\n")
+    words = (
+        f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory unlimited "
+        f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
+        "-c 64 -t 1"
+    )
+    page, data = tmp_path / "a.html", tmp_path / "a.json"
+    assert entry.main(["bench", *words.split(), "--html", str(page), "--json", str(data)]) == 0
+    content = json.loads(data.read_text())
+    assert "onnxruntime" in content["versions"]
+    mmap, auto = content["modes"]
+    assert auto["agreement"] == {"tokens": 4, "compared": 4}
+    assert mmap["tokens_per_pass"] == 1.0
+    assert ElementTree.fromstring(page.read_text()).tag == "html"
+    assert "llama.cpp" not in capsys.readouterr().out + page.read_text()
+
+
+def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
+    pytest.importorskip("llama_cpp")
+    assert entry.main(["bench", "--memory", "50%", "--modes", "auto", "--quick"]) == 4
+    assert "raise --memory " in capsys.readouterr().err
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench that is over at once."""
+    rows = [row("mmap", 1.0), row("paged", 2.0)]
+    monkeypatch.setattr(bench, "measure", lambda *args: report(rows))
+
+
+def test_json_on_stdout_is_alone_there(measured: None, capsys):
+    assert entry.main(["bench", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["reference"] == "mmap"
+    assert "tokens/s" in err
+
+
+def compare_with(path: Path, ratio: float) -> list[str]:
+    path.write_text(
+        'note = "a wish"\n[bench]\nn_prompts = 2\n'
+        f'[ratios]\n"paged to mmap" = {{ ratio = {ratio}, tolerance = 0.1 }}'
+    )
+    return ["bench", "--compare", str(path)]
+
+
+def test_a_ratio_that_fell_is_exit_code_1(tmp_path: Path, measured: None, capsys):
+    assert entry.main(compare_with(tmp_path / "expected.toml", 3.0)) == 1
+    out, err = capsys.readouterr()
+    assert "fell" in out
+    assert err == "edgespec: error: below expectation: paged to mmap\n"
+
+
+def test_a_ratio_that_holds_is_exit_code_0(tmp_path: Path, measured: None, capsys):
+    assert entry.main(compare_with(tmp_path / "expected.toml", 2.0)) == 0
+    assert "as expected" in capsys.readouterr().out
+
+
+def test_other_settings_than_the_expectations_are_told(tmp_path: Path, measured: None, capsys):
+    assert entry.main([*compare_with(tmp_path / "expected.toml", 2.0), "--n-prompts", "1"]) == 0
+    assert "--n-prompts is 1 here, the expectations are for 2" in capsys.readouterr().err
+
+
+def test_expectations_are_not_held_against_runs_without_their_limits(
+    tmp_path: Path, unenlarged: None, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(limits, "find", lambda *args: (limits.UNLIMITED, ["no"]))
+    assert entry.main(compare_with(tmp_path / "expected.toml", 2.0)) == 1
+    assert "the expectations are for limited runs" in capsys.readouterr().err
+
+
+def test_engine_modes_are_named_once():
+    assert len({mode.name for mode in ENGINE_MODES}) == len(ENGINE_MODES)

@@ -1,0 +1,115 @@
+"""The order of runs, their estimated time, and what may be set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from edgespec.baselines import Baseline
+from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
+from edgespec.bench.schedule import RAW, Sizes, duration, estimate_s, turns
+from edgespec.bench.settings import BenchSettings, parse_rate
+from edgespec.errors import UsageError
+
+KNOWN = known_modes([Baseline("mmap", "mapped"), Baseline("resident", "kept", resident=True)])
+MODE = {mode.name: mode for mode in KNOWN}
+GIB = 1 << 30
+SLOW = Sizes(
+    target_bytes=GIB, fits=False, pass_bytes=GIB // 2, disk_bytes_per_s=300e6, raw_bytes=GIB
+)
+
+
+def test_every_mode_and_the_raw_reads_have_a_turn_per_prompt_and_repetition():
+    due = list(turns(["a", "b"], 3, 2))
+    assert Counter(turn.mode for turn in due) == {"a": 6, "b": 6, RAW: 6}
+    assert len(set(due)) == len(due)
+
+
+def test_modes_of_one_prompt_and_repetition_run_one_after_the_other():
+    due = list(turns(["a", "b"], 2, 2))
+    for at in range(0, len(due), 3):
+        assert len({(turn.prompt, turn.repetition) for turn in due[at : at + 3]}) == 1
+
+
+def test_no_mode_is_always_first():
+    due = list(turns(["a", "b"], 3, 1))
+    assert {due[at].mode for at in range(0, len(due), 3)} == {"a", "b", RAW}
+
+
+def test_a_mapped_pass_is_estimated_to_read_the_whole_file():
+    """1 GiB at 300 MB/s: 3.6 s to load and for each of the prompt and 4 tokens."""
+    assert estimate_s(MODE["mmap"], 4, SLOW) == pytest.approx(6 * GIB / 300e6, rel=0.1)
+
+
+def test_a_draft_is_estimated_to_halve_the_passes():
+    paged, tree = (estimate_s(MODE[name], 64, SLOW) for name in ("paged", "tree"))
+    assert 1.6 < paged / tree < 2
+
+
+def test_what_stays_in_memory_reads_only_once():
+    assert estimate_s(MODE["resident"], 16, SLOW) < estimate_s(MODE["mmap"], 2, SLOW)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(40.2, "40 s"), (720, "12 min"), (7500, "2 h 5 min")]
+)
+def test_durations_are_said_as_people_do(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+def test_modes_come_in_the_order_in_which_they_are_known():
+    assert [mode.name for mode in choose(["auto", " mmap"], KNOWN)] == ["mmap", "auto"]
+    assert choose(None, KNOWN) == KNOWN
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match="'tre'; did you mean 'tree'"):
+        choose(["tre"], KNOWN)
+
+
+def test_modes_with_hardly_a_token_a_pass_are_the_slow_ones():
+    assert [mode.name for mode in KNOWN if mode.is_slow] == ["mmap", "paged"]
+
+
+def test_ablations_never_leave_their_rules():
+    fixed = [mode for mode in ENGINE_MODES if mode.name not in {"paged", "auto"}]
+    assert all(mode.engine and not mode.engine.step_aside for mode in fixed)
+    overlapping = [mode.name for mode in fixed if mode.engine and mode.engine.overlap]
+    assert overlapping == ["tree-overlap", "marginal-overlap"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("300M", 300_000_000), ("1.5G", 1_500_000_000), ("300MB/s", 300_000_000)]
+)
+def test_rates_are_decimal(text: str, rate: int):
+    assert parse_rate(text) == rate
+
+
+def test_a_share_is_of_the_models():
+    settings = BenchSettings(memory="30%")
+    assert settings.memory_bytes(1000) == 300
+    assert BenchSettings(memory="unlimited").memory_bytes(1000) is None
+
+
+def test_slow_modes_get_no_more_tokens_than_the_others():
+    assert BenchSettings(max_tokens=4).tokens_of(is_slow=True) == 4
+    assert BenchSettings().tokens_of(is_slow=True) == 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory": "half"}, "'half' is not a size"),
+        ({"disk_bandwidth": "fast"}, "--disk-bandwidth fast"),
+        ({"draft": Path("d.gguf")}, "--model-draft needs the model"),
+        ({"model": Path("m.gguf"), "size": "1GiB"}, "--size is of the embedded target"),
+        ({"repetitions": 0}, "--repetitions 0"),
+        ({"max_tokens": "many"}, "--n-predict many"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: str):
+    with pytest.raises(UsageError) as refusal:
+        BenchSettings.model_validate(settings)
+    assert message in str(refusal.value)

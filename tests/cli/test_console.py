@@ -1,0 +1,111 @@
+"""Text, notes and progress on streams that are, or are not, one terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from edgespec.cli.console import Console, wants_color
+from edgespec.values import TokenEvent
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("mode", "stream", "environ", "wanted"),
+    [
+        ("auto", Terminal(), {}, True),
+        ("auto", io.StringIO(), {}, False),
+        ("auto", Terminal(), {"NO_COLOR": "1"}, False),
+        ("auto", Terminal(), {"NO_COLOR": ""}, True),
+        ("auto", Terminal(), {"TERM": "dumb"}, False),
+        ("always", io.StringIO(), {"NO_COLOR": "1"}, True),
+        ("never", Terminal(), {}, False),
+    ],
+)
+def test_color_is_for_terminals_that_want_it(mode, stream, environ, wanted):
+    assert wants_color(mode, stream, environ) is wanted
+
+
+@pytest.mark.parametrize(("stream", "text"), [(Terminal(), "word\n"), (io.StringIO(), "word")])
+def test_only_a_terminal_gets_a_line_end_that_the_text_lacks(stream: io.StringIO, text: str):
+    console = Console("never", stdout=stream, stderr=io.StringIO())
+    console.token(TokenEvent("word", 1, "target", 0))
+    console.end_of_text()
+    assert stream.getvalue() == text
+
+
+def test_a_result_after_text_begins_a_line():
+    out = io.StringIO()
+    console = Console("never", stdout=out)
+    console.token(TokenEvent("word", 1, "target", 0))
+    console.end_of_text()
+    console.write("result")
+    assert out.getvalue() == "word\nresult\n"
+
+
+def test_what_is_soon_done_shows_no_progress():
+    err, clock = Terminal(), Clock()
+    console = Console(stderr=err, clock=clock)
+    for share in (0.0, 0.5, 1.0):
+        console.progress("loading", share)
+        clock.now_s += 0.3
+    assert err.getvalue() == ""
+
+
+def test_a_terminal_sees_one_line_that_text_removes():
+    out, err, clock = Terminal(), Terminal(), Clock()
+    console = Console("never", stdout=out, stderr=err, clock=clock)
+    for share in (0.0, 0.25, 0.5):
+        console.progress("loading", share)
+        clock.now_s += 2
+    console.token(TokenEvent("word", 1, "target", 0))
+    console.token(TokenEvent("word", 1, "target", 0))
+    clear = "\r\x1b[K"
+    assert err.getvalue() == f"{clear}loading: 25%\r{clear}loading: 50%\r{clear}"
+
+
+def test_a_log_gets_plain_lines_now_and_then():
+    err, clock = io.StringIO(), Clock()
+    console = Console(stderr=err, clock=clock)
+    for share in range(0, 100, 10):
+        console.progress("loading", share / 100)
+        clock.now_s += 2
+    assert err.getvalue() == "loading: 10%\nloading: 40%\nloading: 70%\n"
+
+
+def test_every_phase_has_its_own_patience():
+    err, clock = io.StringIO(), Clock()
+    console = Console(stderr=err, clock=clock)
+    console.progress("loading", 0.0)
+    clock.now_s += 2
+    console.progress("reading", 0.0)
+    assert err.getvalue() == ""
+
+
+def test_quiet_keeps_notes_and_progress():
+    err, clock = io.StringIO(), Clock()
+    console = Console(quiet=True, stderr=err, clock=clock)
+    console.progress("loading", 0.0)
+    clock.now_s += 9
+    console.progress("loading", 0.5)
+    console.note("to know")
+    assert err.getvalue() == ""
+
+
+def test_an_object_is_one_line_of_json():
+    out = io.StringIO()
+    Console("never", stdout=out, stderr=io.StringIO()).json({"text": "a\nß"})
+    assert out.getvalue() == '{"text": "a\\nß"}\n'

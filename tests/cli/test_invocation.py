@@ -1,0 +1,84 @@
+"""How flags, a file and defaults come together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.invocation import Request, read_prompts, settings_from
+from edgespec.errors import UsageError
+
+
+def request(tmp_path: Path, config: str = "", **flags: object) -> Request:
+    given = argparse.Namespace(**flags)
+    if config:
+        (tmp_path / "settings.toml").write_text(config)
+        given.config = str(tmp_path / "settings.toml")
+    return settings_from(given)
+
+
+def test_flags_win_over_the_file(tmp_path: Path):
+    result = request(tmp_path, "n-predict = 5\nctx-size = 64", max_tokens="7")
+    assert (result.generate.max_tokens, result.load.ctx_size) == (7, 64)
+
+
+def test_a_file_may_name_the_models(tmp_path: Path):
+    load = request(tmp_path, 'model = "m.gguf"\nmodel-draft = "d.gguf"').load
+    assert (load.model, load.draft) == (tmp_path / "m.gguf", tmp_path / "d.gguf")
+
+
+def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):
+    config = 'model = "m.gguf"\nmodel-draft = "d.gguf"\npacer = "linear"'
+    result = request(tmp_path, config, no_draft=True)
+    assert result.load.draft is None
+    assert len(result.notes) == 2
+    assert "--model-draft of the --config file is not used" in result.notes[0]
+
+
+def test_a_draft_by_flag_overrules_no_draft_in_the_file(tmp_path: Path):
+    result = request(tmp_path, "no-draft = true", model="m.gguf", draft="d.gguf")
+    assert result.load.draft == Path("d.gguf")
+    assert not result.generate.no_draft
+
+
+def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="contradicts"):
+        request(tmp_path, 'model = "m"\ndraft = "d"\nno-draft = true')
+
+
+def test_no_draft_leaves_the_embedded_target_alone(tmp_path: Path):
+    result = request(tmp_path, no_draft=True)
+    assert result.load.draft is None
+    assert result.notes == ()
+
+
+def prompts(tmp_path: Path, name: str, content: str) -> list[str]:
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    return read_prompts(path)
+
+
+def test_every_line_of_a_text_file_is_a_prompt(tmp_path: Path):
+    assert prompts(tmp_path, "p.txt", "one\r\n\n  two\u2028{}\n") == ["one", "  two\u2028{}"]
+
+
+def test_a_file_of_json_lines_has_a_prompt_an_object(tmp_path: Path):
+    lines = '{"name": "x", "prompt": "one\\ntwo"}\n\n{"prompt": "three"}\n'
+    assert prompts(tmp_path, "p.jsonl", lines) == ["one\ntwo", "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", "\n \n", "there is no prompt in it"),
+        ("p.jsonl", '{"prompt": "one"}\n{"prompt', "line 2 is no JSON"),
+        ("p.jsonl", '{"text": "one"}', 'line 1 is no object with a "prompt"'),
+        ("p.jsonl", '["prompt"]', 'line 1 is no object with a "prompt"'),
+        ("p.jsonl", '{"prompt": ""}', 'line 1 is no object with a "prompt"'),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        prompts(tmp_path, name, content)

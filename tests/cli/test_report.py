@@ -1,0 +1,76 @@
+"""What people read about a plan and a generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.cli.reports import generation_summary, plan_report, plan_table
+from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.units import format_size
+from edgespec.values import GenerationResult, PagingStats
+
+MIB = 1 << 20
+SEGMENTS = tuple(SegmentSize(f"layer {i}", 100 * MIB, 100 * MIB) for i in range(4))
+PAGED = MemoryPlan(
+    budget_bytes=400 * MIB,
+    rows=(MemoryRow("draft", "weights", 30 * MIB), MemoryRow("target", "unused", 0)),
+    segments=SEGMENTS,
+    pinned=frozenset({0}),
+    ring_bytes=200 * MIB,
+    paged=True,
+    smallest_bytes=300 * MIB,
+    enforced=False,
+    notes=("a note",),
+)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 bytes"), (1536, "1.5 KiB"), (250 * MIB, "250 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_sizes_are_short(nbytes: int, text: str):
+    assert format_size(nbytes) == text
+
+
+def test_a_paged_plan_says_what_a_pass_costs():
+    text = "\n".join(plan_table(PAGED, 100 * MIB, "as given"))
+    assert "1 of 4 segments are pinned (100 MiB)" in text
+    assert "A pass reads 300 MiB" in text
+    assert "3.00 s per token alone" in text
+    assert "not enforced on this platform" in text
+    assert "a note" in text
+    assert "unused" not in text
+
+
+def test_without_a_bandwidth_there_is_no_prediction():
+    assert "per token" not in "\n".join(plan_table(PAGED))
+    assert plan_report(PAGED, None)["seconds_per_pass"] is None
+
+
+def test_the_prediction_is_a_number():
+    assert plan_report(PAGED, 100 * MIB)["seconds_per_pass"] == 3.0
+
+
+def test_the_summary_of_a_paged_run_names_what_was_read():
+    result = GenerationResult(
+        "text", (1,), (2, 3), "stop", paging=PagingStats(bytes_read=300 * MIB, passes=2)
+    )
+    lines = generation_summary(result, PAGED, {"total": 1.0}, peak_bytes=390 * MIB)
+    assert "paging: 300 MiB read in 2 passes, 0.00 s waited for storage" in lines
+    assert any("peak 390 MiB" in line and "not enforced here" in line for line in lines)
+    assert not any(line.startswith("draft:") for line in lines)
+
+
+def test_a_gpus_memory_is_a_table_of_its_own():
+    rows = (MemoryRow("draft", "weights of the draft", 20 * MIB),)
+    plan = replace(PAGED, gpu_budget_bytes=50 * MIB, gpu_rows=rows)
+    assert plan.planned_bytes == PAGED.planned_bytes
+    lines = plan_table(plan)
+    at = lines.index("")
+    table = [" ".join(line.split()) for line in lines[at + 1 :]]
+    assert table[0] == "draft weights of the draft 20.0 MiB"
+    assert table[1:3] == ["planned on the GPU 20.0 MiB", "budget there 50.0 MiB"]
+    assert plan_report(plan, None)["gpu_planned_bytes"] == 20 * MIB
+    assert "GPU" not in "\n".join(plan_table(PAGED))

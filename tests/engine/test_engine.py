@@ -1,0 +1,309 @@
+"""The loop on models of known probabilities: what it yields and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.engine.fallback import FALLBACKS
+from edgespec.engine.loop import Engine
+from edgespec.engine.pacer import PACERS
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.ports import LanguageModel
+from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
+from edgespec.testing.port_contract import PortContract
+from engine_cases import (
+    COUNTING,
+    GREEDY,
+    N_VOCAB,
+    PROMPT,
+    WARM,
+    assert_nothing_provisional,
+    counting,
+    follow,
+    generate,
+    waits_for_steps_of,
+)
+
+# The fakes keep the contract that the runtimes keep
+
+
+class TestFakeModelKeepsTheContract(PortContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
+
+
+# Nothing about the draft changes the text
+
+
+@settings(max_examples=120)
+@given(
+    seed=st.integers(0, 10_000),
+    pacer=st.sampled_from(sorted(PACERS)),
+    fallback=st.sampled_from(sorted(FALLBACKS)),
+    disagreement=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    overlap=st.booleans(),
+    sampling=st.sampled_from(
+        [
+            GREEDY,
+            WARM,
+            SamplingParams(temperature=1.3, top_k=5, top_p=0.9, min_p=0.02, seed=9),
+            SamplingParams(temperature=0.7, repeat_penalty=1.5, repeat_last_n=8, seed=2),
+        ]
+    ),
+    draft_max=st.integers(1, 12),
+    max_depth=st.integers(1, 8),
+    target_limits=st.tuples(st.integers(1, 10), st.integers(1, 5)),
+    draft_limits=st.tuples(st.integers(1, 6), st.integers(1, 5)),
+    n_ctx=st.integers(20, 60),
+)
+def test_a_draft_changes_no_token(
+    seed: int,
+    pacer: str,
+    fallback: str,
+    disagreement: float,
+    overlap: bool,
+    sampling: SamplingParams,
+    draft_max: int,
+    max_depth: int,
+    target_limits: tuple[int, int],
+    draft_limits: tuple[int, int],
+    n_ctx: int,
+) -> None:
+    language = random_language(seed, N_VOCAB)
+    draft_language = blend(language, random_language(seed + 1, N_VOCAB), disagreement)
+
+    def target() -> FakeModel:
+        max_nodes, max_branches = target_limits
+        return FakeModel(
+            language,
+            N_VOCAB,
+            n_ctx=50,
+            eog_tokens=[N_VOCAB - 1],
+            stall_share=0.9,
+            max_nodes=max_nodes,
+            max_branches=max_branches,
+        )
+
+    max_nodes, max_branches = draft_limits
+    draft = FakeModel(
+        draft_language, N_VOCAB, n_ctx=n_ctx, max_nodes=max_nodes, max_branches=max_branches
+    )
+    alone = generate(target(), sampling=sampling, max_tokens=40)
+    paired = generate(
+        target(),
+        draft,
+        sampling=sampling,
+        max_tokens=40,
+        pacer=pacer,
+        fallback=fallback,
+        overlap=overlap,
+        draft_max=draft_max,
+        max_depth=max_depth,
+    )
+    assert paired.tokens == alone.tokens
+    assert paired.text == alone.text
+    assert paired.finish_reason == alone.finish_reason
+    assert_nothing_provisional(draft)
+
+
+@pytest.mark.parametrize("pacer", PACERS)
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_drafting_beside_the_pass_changes_no_token(pacer: str, sampling: SamplingParams) -> None:
+    language = random_language(7, N_VOCAB)
+    draft = FakeModel(blend(language, random_language(8, N_VOCAB), 0.3), N_VOCAB)
+    alone = generate(FakeModel(language, N_VOCAB), sampling=sampling, max_tokens=60)
+    target = FakeModel(language, N_VOCAB, stall_share=0.9, hook=waits_for_steps_of(draft, 3))
+    paired = generate(target, draft, sampling=sampling, max_tokens=60, pacer=pacer)
+    assert paired.tokens == alone.tokens
+    assert paired.speculation.provisional_drafted > 0
+    assert_nothing_provisional(target, draft)
+
+
+def test_a_draft_with_a_smaller_vocabulary_changes_no_token() -> None:
+    """The families that pad their vocabularies: the draft cannot read every token of the text."""
+    language = random_language(3, N_VOCAB)
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=40)
+    draft = FakeModel(lambda context: language(context)[:6], 6)
+    paired = generate(FakeModel(language, N_VOCAB), draft, sampling=WARM, max_tokens=40)
+    assert paired.tokens == alone.tokens
+
+
+def test_a_draft_with_a_larger_vocabulary_changes_no_token() -> None:
+    target = counting()
+    draft = FakeModel(lambda context: np.append(COUNTING(context), np.float32(99)), N_VOCAB + 1)
+    assert generate(target, draft).tokens == generate(counting()).tokens
+
+
+# What a round yields
+
+
+def test_without_a_draft_every_pass_gives_a_token() -> None:
+    result = generate(counting(), max_tokens=5)
+    assert result.tokens == (0, 1, 2, 3, 4)
+    assert result.speculation.target_passes == 5
+
+
+def test_a_draft_that_agrees_fills_every_pass() -> None:
+    result = generate(
+        counting(), counting(), max_tokens=25, pacer="linear", fallback="fixed", draft_max=4
+    )
+    assert result.speculation.accepted_lengths == (4, 4, 4, 4, 4)
+
+
+def test_a_draft_that_is_always_wrong_costs_no_token_of_a_pass() -> None:
+    wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
+    result = generate(counting(), wrong, max_tokens=5, n_candidates=1)
+    assert result.tokens == (0, 1, 2, 3, 4)
+    assert result.speculation.accepted == 0
+    assert result.speculation.rounds == 5
+
+
+def test_the_text_of_the_events_is_the_text_of_the_result() -> None:
+    with Engine(counting(), counting()) as engine:
+        events, result = follow(engine.generate(PROMPT, GREEDY, 12))
+    assert "".join(event.text for event in events) == result.text == "abcdefghijab"
+    assert tuple(event.token for event in events) == result.tokens
+
+
+def test_events_say_whose_token_it_is() -> None:
+    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    with Engine(counting(), counting(), settings) as engine:
+        events, _ = follow(engine.generate(PROMPT, GREEDY, 6))
+    assert [event.origin for event in events] == ["draft", "draft", "target"] * 2
+    assert [event.round for event in events] == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_draft_reads_the_end_of_the_path_and_the_new_root_in_one_step() -> None:
+    draft = counting()
+    generate(counting(), draft, max_tokens=6, pacer="linear", fallback="fixed", draft_max=2)
+    assert draft.evaluations == [1, 1, 2, 1, 1][:4]
+
+
+def test_max_nodes_of_the_target_bounds_every_pass() -> None:
+    target = counting(max_nodes=3)
+    generate(target, counting(), draft_max=10)
+    assert max(target.evaluations) == 3
+
+
+# Where a text ends
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 8, 9])
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_max_tokens_is_exact(n: int, with_draft: bool) -> None:
+    result = generate(counting(), counting() if with_draft else None, max_tokens=n)
+    assert len(result.tokens) == n
+    assert result.finish_reason == "length"
+
+
+def test_no_tokens_wanted_is_no_pass() -> None:
+    target = counting()
+    generate(target, max_tokens=0)
+    assert (target.prefilled, target.evaluations) == ([], [])
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_an_end_of_generation_token_ends_the_text_and_adds_none(with_draft: bool) -> None:
+    draft = counting(eog_tokens=[5]) if with_draft else None
+    result = generate(counting(eog_tokens=[5]), draft)
+    assert result.tokens == (0, 1, 2, 3, 4, 5)
+    assert result.text == "abcde"
+    assert result.finish_reason == "stop"
+
+
+def test_nothing_is_drafted_after_the_end_of_a_text() -> None:
+    result = generate(counting(eog_tokens=[2]), counting(), pacer="linear", fallback="fixed")
+    assert result.speculation.drafted == 3
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_a_stop_string_ends_the_text_before_it(with_draft: bool) -> None:
+    result = generate(counting(), counting() if with_draft else None, stop=["de"])
+    assert result.text == "abc"
+    assert result.tokens == (0, 1, 2, 3, 4)
+    assert result.finish_reason == "stop"
+
+
+def test_a_stop_string_that_never_completes_is_shown_at_the_end() -> None:
+    with Engine(counting()) as engine:
+        events, result = follow(engine.generate(PROMPT, GREEDY, 4, stop=["dx"]))
+    assert [event.text for event in events] == ["a", "b", "c", "d"]
+    assert result.text == "abcd"
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_a_text_that_fills_the_context_says_so(with_draft: bool) -> None:
+    draft = counting(n_ctx=16) if with_draft else None
+    result = generate(counting(n_ctx=16), draft, max_tokens=None)
+    assert len(result.tokens) == 16 - len(PROMPT) + 1
+    assert result.finish_reason == "context"
+
+
+def test_a_prompt_that_fills_the_context_still_gets_a_token() -> None:
+    result = generate(counting(n_ctx=4), counting(n_ctx=4), max_tokens=None)
+    assert result.tokens == (0,)
+
+
+def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
+    result = generate(counting(), counting(n_ctx=10), max_tokens=30)
+    assert result.tokens == tuple(n % 10 for n in range(30))
+    assert "holds 10" in result.notes[0]
+
+
+# What cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"prompt": []}, "empty"),
+        ({"prompt": [1] * 600}, "600 tokens and the context 512"),
+        ({"prompt": [N_VOCAB]}, "between 0 and 11"),
+        ({"prompt": [-1]}, "between 0 and 11"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": [""]}, "not empty"),
+        ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "logit_bias names token 12"),
+        ({"pacer": "best-frist"}, "did you mean best-first"),
+        ({"fallback": "none"}, "unknown fallback 'none'"),
+        ({"draft_max": 0}, "draft_max must be >= 1"),
+        ({"draft_temperature": 0.0}, "draft_temperature must be > 0"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        generate(counting(), **request_)
+
+
+def test_a_second_generation_at_the_same_time_is_refused() -> None:
+    with Engine(counting()) as engine:
+        first = engine.generate(PROMPT, GREEDY, 5)
+        next(first)
+        with pytest.raises(UsageError, match="one generation at a time"):
+            engine.generate(PROMPT, GREEDY, 5)
+        first.close()
+
+
+def test_a_closed_engine_refuses_to_generate() -> None:
+    engine = Engine(counting())
+    engine.close()
+    engine.close()
+    with pytest.raises(UsageError, match="closed"):
+        engine.generate(PROMPT, GREEDY, 5)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_recurrent_state_is_decoded_without_a_tree_and_the_result_says_so(role: str) -> None:
+    target, draft = counting(tree_capable=role != "target"), counting(tree_capable=role != "draft")
+    result = generate(target, draft)
+    assert result.tokens == generate(counting()).tokens
+    assert f"the {role} fake (table) keeps recurrent state" in result.notes[0]
+    assert draft.evaluations == []

@@ -1,0 +1,186 @@
+"""Errors, interruptions and what they leave: nothing provisional, no thread, a usable engine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import EdgespecError, ModelError
+from edgespec.testing.fake_model import FakeModel, random_language
+from engine_cases import (
+    GREEDY,
+    N_VOCAB,
+    PROMPT,
+    Failing,
+    assert_nothing_provisional,
+    counting,
+    finish,
+    follow,
+    generate,
+)
+
+# Provisional KV is a transaction
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_after_an_error_the_engine_can_be_used_again(role: str, n: int) -> None:
+    target, draft = counting(stall_share=0.9), counting()
+    failing = target if role == "target" else draft
+    failing.hook = Failing(n, ModelError("the disk is gone"))
+    with Engine(target, draft) as engine:
+        with pytest.raises(ModelError, match="the disk is gone"):
+            finish(engine.generate(PROMPT, GREEDY, 30))
+        assert_nothing_provisional(target, draft)
+        assert finish(engine.generate(PROMPT, GREEDY, 30)).tokens == tuple(
+            n % 10 for n in range(30)
+        )
+
+
+def test_closing_a_generation_early_leaves_nothing_provisional() -> None:
+    target, draft = counting(), counting()
+    with Engine(target, draft) as engine:
+        events = engine.generate(PROMPT, GREEDY, 30)
+        next(events)
+        events.close()
+        assert_nothing_provisional(target, draft)
+        assert finish(engine.generate(PROMPT, GREEDY, 3)).tokens == (0, 1, 2)
+
+
+def test_the_next_call_reads_only_what_differs_from_the_last_one() -> None:
+    target, draft = counting(), counting()
+    with Engine(target, draft) as engine:
+        first = finish(engine.generate(PROMPT, GREEDY, 3))
+        finish(engine.generate([*PROMPT, *first.tokens, 3, 4], GREEDY, 2))
+    assert target.prefilled == [3, 2]
+
+
+def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
+    language = random_language(1, N_VOCAB, order=20)
+    target = FakeModel(language, N_VOCAB)
+    with Engine(target, FakeModel(language, N_VOCAB)) as engine:
+        finish(engine.generate([1, 2, 3, 4, 5], GREEDY, 8))
+        again = finish(engine.generate([1, 2, 9, 4, 5], GREEDY, 8))
+    fresh = generate(FakeModel(language, N_VOCAB), prompt=[1, 2, 9, 4, 5], max_tokens=8)
+    assert again.tokens == fresh.tokens
+    assert target.prefilled == [4, 2]
+
+
+def test_every_error_of_a_pass_keeps_its_type() -> None:
+    for error in (ModelError("a"), EdgespecError("b"), OSError("c"), TimeoutError("d")):
+        engine = Engine(counting(hook=Failing(2, error)))
+        with engine, pytest.raises(type(error)) as caught:
+            finish(engine.generate(PROMPT, GREEDY, 3))
+        assert caught.value is error
+
+
+# Interruptions
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+
+
+def test_an_interrupt_stops_the_pass_before_it_reaches_the_caller() -> None:
+    """Ctrl-C lands in the main thread while the target is at work in the other."""
+    target, draft = counting(stall_share=0.9), counting()
+    pass_ended = threading.Event()
+
+    def slow(model: FakeModel) -> None:
+        if model.prefilled:
+            model.wait_until(lambda: False)  # only `cancel` ends it
+            pass_ended.set()
+
+    target.hook = slow
+    draft.hook = Failing(3, KeyboardInterrupt())
+    settings = EngineSettings(fallback="fixed", draft_max=1, step_aside=False)
+    with Engine(target, draft, settings) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            finish(engine.generate(PROMPT, GREEDY, 30))
+        assert pass_ended.is_set()
+        assert_nothing_provisional(target, draft)
+        target.hook = draft.hook = None
+        assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
+
+
+def test_cancelling_from_another_thread_ends_the_text_where_it_is() -> None:
+    target = counting()
+    with Engine(target) as engine:
+        events = engine.generate(PROMPT, GREEDY, 30)
+        assert [next(events).token, next(events).token] == [0, 1]
+        target.hook = lambda model: model.wait_until(lambda: False)
+        canceller = threading.Timer(0.02, engine.cancel)
+        canceller.start()
+        result = finish(events)
+        canceller.join()
+    assert result.finish_reason == "cancelled"
+    assert result.tokens == (0, 1)
+    assert_nothing_provisional(target)
+
+
+def test_cancelling_between_two_tokens_counts() -> None:
+    with Engine(counting()) as engine:
+        events = engine.generate(PROMPT, GREEDY, 30)
+        next(events)
+        engine.cancel()
+        assert finish(events).tokens == (0,)
+
+
+def test_a_cancelled_text_shows_what_was_held_back() -> None:
+    with Engine(counting()) as engine:
+        events = engine.generate(PROMPT, GREEDY, 30, stop=["ax"])
+        next(events)
+        engine.cancel()
+        assert finish(events).text == "a"
+
+
+def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
+    """The draft is told to stop while it reads what the round has just accepted."""
+    target, draft = counting(), counting()
+    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    with Engine(target, draft, settings) as engine:
+
+        def cancel_in_follow(model: FakeModel) -> None:
+            if len(target.evaluations) == 1:
+                engine.cancel()
+
+        draft.hook = cancel_in_follow
+        events, result = follow(engine.generate(PROMPT, GREEDY, 30))
+    assert tuple(event.token for event in events) == result.tokens == (0, 1, 2)
+    assert result.finish_reason == "cancelled"
+
+
+def test_closing_the_engine_ends_its_thread() -> None:
+    with Engine(counting()) as engine:
+        finish(engine.generate(PROMPT, GREEDY, 3))
+        assert engine_threads()
+    assert not engine_threads()
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A test run in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_a_real_ctrl_c_during_a_pass_reaches_the_caller() -> None:
+    target = counting()
+    target.hook = lambda model: model.wait_until(lambda: not model.prefilled)
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    ctrl_c = threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT))
+    with Engine(target) as engine:
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            finish(engine.generate(PROMPT, GREEDY, 30))
+        ctrl_c.join()
+        target.hook = None
+        assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)

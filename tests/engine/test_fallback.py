@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.fallback import (
+    FALLBACKS,
+    AdaptiveThreshold,
+    FixedLength,
+    FullTree,
+    Growing,
+    MarginalRate,
+    PassCost,
+)
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.tree import ROOT, TokenTree
+
+OUTCOME = RoundOutcome(
+    n_tokens=1,
+    accepted=0,
+    drafted=4,
+    verified=4,
+    best_confidence=0.25,
+    best_length=4,
+    best_correct=4,
+    provisional_drafted=0,
+    provisional_kept=0,
+    draft_steps=4,
+    draft_s=0.1,
+    passes=1,
+    pass_s=1.0,
+    stall_s=0.0,
+    wall_s=1.1,
+)
+
+
+def growing(*confidences: float) -> Growing:
+    """A root with an open child of each confidence."""
+    tree = TokenTree(0)
+    return Growing(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
+
+
+def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
+    assert AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.29))
+
+
+def test_the_threshold_waits_while_one_branch_is_above_it() -> None:
+    assert not AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.3))
+
+
+def test_the_threshold_fires_when_nothing_can_grow() -> None:
+    assert AdaptiveThreshold().fires(Growing(TokenTree(0), []))
+
+
+def test_the_threshold_starts_at_one_percent() -> None:
+    assert AdaptiveThreshold().alpha == 0.01
+
+
+def test_a_best_branch_that_was_right_halves_the_threshold() -> None:
+    assert AdaptiveThreshold(alpha=0.2).observe(OUTCOME).alpha == pytest.approx(0.1)
+
+
+def test_a_best_branch_that_failed_raises_the_threshold_by_the_share_that_was_wrong() -> None:
+    """0.1 / 0.25 ** ((4 - 2) / 4) = 0.2."""
+    outcome = replace(OUTCOME, best_correct=2)
+    assert AdaptiveThreshold(alpha=0.1).observe(outcome).alpha == pytest.approx(0.2)
+
+
+def test_a_round_without_drafts_teaches_the_threshold_nothing() -> None:
+    outcome = replace(OUTCOME, best_length=0, best_correct=0, best_confidence=1.0)
+    assert AdaptiveThreshold(alpha=0.1).observe(outcome) == AdaptiveThreshold(alpha=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9), st.integers(0, 9)), max_size=60))
+def test_no_history_keeps_a_bare_root_from_being_drafted(
+    history: list[tuple[float, int, int]],
+) -> None:
+    """A threshold above the root's confidence of 1 would end drafting for good."""
+    rule = AdaptiveThreshold()
+    for best_confidence, length, correct in history:
+        rule = rule.observe(
+            replace(
+                OUTCOME,
+                best_confidence=best_confidence,
+                best_length=length,
+                best_correct=min(correct, length),
+            )
+        )
+    assert not rule.fires(Growing(TokenTree(0), [ROOT]))
+
+
+def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
+    tree = TokenTree(0)
+    tip = tree.add(ROOT, 1, 0.5)
+    assert not FixedLength(length=2).fires(Growing(tree, [tip]))
+    tip = tree.add(tip, 2, 0.5)
+    assert FixedLength(length=2).fires(Growing(tree, [tip]))
+
+
+def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
+    assert not FullTree().fires(growing(0.001))
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_a_fallback_registers_under_its_own_name(name: str) -> None:
+    assert FALLBACKS[name].name == name
+
+
+# Marginal rate: a step costs 10 ms, computing a pass 70 ms and 30 ms a node.
+
+MARGINAL = replace(OUTCOME, draft_steps=1, draft_s=0.01, accepted=2)
+
+
+def marginal(stall_s: float) -> MarginalRate:
+    rule = MarginalRate()
+    for verified in (3, 7, 11, 5):
+        compute_s = 0.07 + 0.03 * (1 + verified)
+        pass_s = stall_s + compute_s
+        rule = rule.observe(replace(MARGINAL, verified=verified, pass_s=pass_s, stall_s=stall_s))
+    return rule
+
+
+def test_the_marginal_rule_drafts_on_until_it_has_seen_a_pass() -> None:
+    assert not MarginalRate().fires(growing(0.01))
+
+
+def test_the_marginal_rule_fills_the_tree_while_passes_wait_for_storage() -> None:
+    assert not marginal(stall_s=1.0).fires(growing(0.9, 0.05))
+
+
+def test_the_marginal_rule_keeps_trees_small_while_the_target_computes() -> None:
+    assert marginal(stall_s=0.0).fires(growing(0.9, 0.05)) is False
+    assert marginal(stall_s=0.0).fires(growing(0.3, 0.3, 0.2)) is True
+
+
+def test_only_nodes_that_are_worth_their_computing_are_verified() -> None:
+    """Tokens a second: 1 / 0.10 alone, 1.9 / 0.13 with the first guess, 1.95 / 0.16 with both."""
+    assert marginal(stall_s=0.0).n_worth_verifying(growing(0.9, 0.05)) == 2
+    assert marginal(stall_s=1.0).n_worth_verifying(growing(0.9, 0.05)) == 3
+
+
+def test_the_marginal_rule_drafts_as_long_as_the_draft_is_right() -> None:
+    right, wrong = marginal(stall_s=0.0), marginal(stall_s=0.0)
+    for _ in range(20):
+        wrong = wrong.observe(replace(MARGINAL, accepted=0, missed=True, pass_s=0.2))
+        right = right.observe(replace(MARGINAL, accepted=2, pass_s=0.2))
+    assert wrong.fires(growing(0.9))
+    assert not right.fires(growing(0.9))
+
+
+def passes(*measured: tuple[int, float, float]) -> PassCost:
+    """After passes of these nodes, wall-clock and stalled seconds."""
+    cost = PassCost()
+    for one in measured:
+        cost = cost.with_pass(*one)
+    return cost
+
+
+def seconds(cost: PassCost, n_nodes: int) -> float:
+    return float(cost.seconds(np.array([n_nodes]))[0])
+
+
+def test_the_cost_of_a_node_is_the_slope_over_passes_of_different_size() -> None:
+    cost = passes(*((n_nodes, 0.5 + 0.1 * n_nodes, 0.0) for n_nodes in (2, 5, 9, 17)))
+    assert cost.per_node_s == pytest.approx(0.1, rel=0.01)
+    assert seconds(cost, 7) == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_node_costs_no_more_than_its_share_of_passes_of_one_size() -> None:
+    assert passes((8, 2.0, 0.0), (8, 2.0, 0.0)).per_node_s == pytest.approx(0.25)
+
+
+def test_a_further_node_is_tried_where_only_single_ones_were_seen() -> None:
+    """Taken to cost a whole pass, as its share would be, it never would."""
+    assert passes((1, 2.0, 0.0), (1, 2.0, 0.0)).per_node_s == pytest.approx(0.5)
+
+
+def test_a_single_node_does_not_lie_on_the_line_of_several() -> None:
+    """Kernels for one row: 58 ms alone, 132 ms and 12 ms a node from two nodes on."""
+    cost = passes((1, 0.058, 0.0), *((n, 0.132 + 0.012 * n, 0.0) for n in (2, 4, 8)))
+    assert seconds(cost, 1) == pytest.approx(0.058)
+    assert seconds(cost, 12) == pytest.approx(0.276, rel=0.02)
+
+
+def test_a_tree_grows_past_the_sizes_that_do_not_pay() -> None:
+    """Two nodes cost more than their tokens are worth, eight do not."""
+    rule = MarginalRate(cost=passes((1, 0.058, 0.0), (2, 0.156, 0.0), (8, 0.228, 0.0)))
+    assert rule.n_worth_verifying(growing(0.9)) == 1
+    assert not rule.fires(growing(0.9))
+    tree = TokenTree(0)
+    end = ROOT
+    for token in range(7):
+        end = tree.add(end, token, 0.95)
+    assert rule.n_worth_verifying(Growing(tree, [end])) == 8
+
+
+def test_nodes_are_free_until_their_computing_takes_as_long_as_the_reads() -> None:
+    """Reads of 1 s, 0.1 s of computing and 0.02 s a node: 45 nodes are hidden."""
+    cost = passes(*((n, 1.0, 1.0 - 0.1 - 0.02 * n) for n in (1, 9, 17, 25)))
+    assert seconds(cost, 40) == seconds(cost, 1) == pytest.approx(1.0)
+    assert seconds(cost, 70) == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_pass_that_hardly_waited_shows_what_reads_take_at_most() -> None:
+    cost = passes((1, 1.0, 0.8), (9, 0.6, 0.0))
+    assert cost.read_s == 0.6

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tree import trees
+
+from edgespec.engine.pacer import (
+    PACERS,
+    BestFirstPacer,
+    Candidate,
+    Limits,
+    LinearPacer,
+    LLMCadPacer,
+    candidates,
+)
+from edgespec.errors import ModelError
+from edgespec.tree import ROOT, TokenTree
+
+WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
+
+
+def forked(*confidences: float) -> TokenTree:
+    """A root with a child of each confidence."""
+    tree = TokenTree(0)
+    for token, confidence in enumerate(confidences):
+        tree.add(ROOT, token, confidence)
+    return tree
+
+
+def test_candidates_are_the_softmax_best_first() -> None:
+    logits = np.log(np.array([0.1, 0.6, 0.05, 0.25], np.float32))
+    best = candidates(logits, 3)
+    assert [candidate.token for candidate in best] == [1, 3, 0]
+    assert [candidate.confidence for candidate in best] == pytest.approx([0.6, 0.25, 0.1])
+
+
+def test_a_temperature_below_one_makes_candidates_surer() -> None:
+    logits = np.log(np.array([0.2, 0.8], np.float32))
+    assert candidates(logits, 1, temperature=0.5)[0].confidence == pytest.approx(0.64 / 0.68)
+
+
+def test_candidates_leave_the_logits_as_they_are() -> None:
+    logits = np.array([1.0, 2.0], np.float32)
+    candidates(logits, 1)
+    assert logits.tolist() == [1.0, 2.0]
+
+
+def test_candidates_of_huge_logits_are_probabilities() -> None:
+    assert candidates(np.array([1e30, 0.0], np.float32), 1) == [Candidate(0, 1.0)]
+
+
+def test_a_draft_that_yields_no_number_is_reported() -> None:
+    with pytest.raises(ModelError, match="nan"):
+        candidates(np.array([0.0, np.nan], np.float32), 1)
+
+
+# LLMCad
+
+
+def test_llmcad_opens_a_branch_for_every_candidate_above_three_tenths() -> None:
+    offered = [Candidate(1, 0.35), Candidate(2, 0.33), Candidate(3, 0.3)]
+    assert LLMCadPacer().children(TokenTree(0), ROOT, offered) == offered[:2]
+
+
+def test_llmcad_goes_on_with_the_best_candidate_however_unlikely() -> None:
+    offered = [Candidate(1, 0.02), Candidate(2, 0.01)]
+    assert LLMCadPacer().children(TokenTree(0), ROOT, offered) == offered[:1]
+
+
+def test_llmcad_extends_the_branch_that_lacks_most_of_its_fair_share() -> None:
+    """Shares of three tokens: 3 * 0.6 / 0.8 - 2 = 0.25 against 3 * 0.2 / 0.8 - 1 = -0.25."""
+    tree = forked(0.6, 0.2)
+    tip = tree.add(1, 5, 1.0)
+    assert LLMCadPacer().extend(tree, [2, tip], WIDE) == [tip]
+
+
+def test_llmcad_turns_to_another_branch_when_the_best_has_had_its_share() -> None:
+    """Shares of four tokens: 4 * 0.4 / 0.8 - 3 = -1 against 4 * 0.4 / 0.8 - 1 = 1."""
+    tree = forked(0.4, 0.4)
+    tip = tree.add(tree.add(1, 5, 1.0), 6, 1.0)
+    assert LLMCadPacer().extend(tree, [2, tip], WIDE) == [2]
+
+
+# Best first
+
+
+def test_best_first_extends_the_most_probable_open_node() -> None:
+    tree = forked(0.2, 0.7)
+    assert BestFirstPacer().extend(tree, [1, 2], WIDE) == [2]
+
+
+def test_best_first_evaluates_near_equals_in_one_step() -> None:
+    tree = forked(0.3, 0.4, 0.1)
+    assert BestFirstPacer().extend(tree, [1, 2, 3], WIDE) == [1, 2]
+
+
+def test_best_first_keeps_no_node_that_is_hardly_possible() -> None:
+    tree = forked(0.1)
+    offered = [Candidate(1, 0.2), Candidate(2, 0.05)]
+    assert BestFirstPacer().children(tree, 1, offered) == offered[:1]
+
+
+def test_best_first_is_done_when_no_open_node_can_have_a_child_among_the_best() -> None:
+    tree = forked(0.5, 0.3, 0.1)
+    assert BestFirstPacer().extend(tree, [2, 3], Limits(3, 32, 16)) == []
+    assert BestFirstPacer().extend(tree, [1, 2, 3], Limits(3, 32, 16)) == [1]
+
+
+# Linear
+
+
+def test_linear_keeps_one_candidate() -> None:
+    offered = [Candidate(1, 0.5), Candidate(2, 0.4)]
+    assert LinearPacer().children(TokenTree(0), ROOT, offered) == offered[:1]
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", PACERS)
+def test_a_pacer_grows_a_bare_root(name: str) -> None:
+    assert PACERS[name]().extend(TokenTree(0), [ROOT], WIDE) == [ROOT]
+
+
+@pytest.mark.parametrize("name", PACERS)
+def test_a_pacer_grows_nothing_below_the_greatest_depth(name: str) -> None:
+    assert PACERS[name]().extend(forked(0.9), [1], Limits(64, 32, max_depth=1)) == []
+
+
+@pytest.mark.parametrize("name", PACERS)
+def test_a_pacer_registers_under_its_own_name(name: str) -> None:
+    assert PACERS[name].name == name
+
+
+@given(trees(), st.sampled_from(sorted(PACERS)), st.data())
+def test_a_pacer_extends_open_nodes_only(tree: TokenTree, name: str, data: st.DataObject) -> None:
+    open_nodes = data.draw(st.lists(st.sampled_from(tree.leaves()), unique=True).map(sorted))
+    limits = Limits(data.draw(st.integers(1, 30)), 32, data.draw(st.integers(0, 6)))
+    chosen = PACERS[name]().extend(tree, open_nodes, limits)
+    assert set(chosen) <= set(open_nodes)
+    assert all(tree.depth[node] < limits.max_depth for node in chosen)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    return Limits(draw(st.integers(1, 30)), draw(st.integers(1, 6)), draw(st.integers(0, 6)))
+
+
+@given(trees(), limits())
+def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Limits) -> None:
+    selected = LLMCadPacer().select(tree, limits)
+    assert selected[0] == ROOT
+    assert selected == sorted(selected)
+    assert all(int(tree.parent[node]) in selected for node in selected[1:])
+
+
+@given(trees(), limits())
+def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) -> None:
+    selected = LLMCadPacer().select(tree, limits)
+    assert len(selected) <= limits.max_nodes
+    assert tree.branch_count(selected) <= limits.max_branches
+    assert tree.depth[selected].max() <= limits.max_depth
+
+
+@given(trees(), st.integers(1, 30))
+def test_a_selection_has_the_highest_possible_confidence(tree: TokenTree, n: int) -> None:
+    selected = LLMCadPacer().select(tree, Limits(n, 32, 64))
+    best = np.sort(tree.cumulative[: len(tree)])[::-1][:n]
+    assert np.allclose(np.sort(tree.cumulative[selected])[::-1], best)

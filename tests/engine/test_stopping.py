@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.stopping import TextStream
+from edgespec.errors import UsageError
+
+
+def shown(stream: TextStream, *pieces: bytes) -> list[str]:
+    return [*(stream.push(piece) for piece in pieces), stream.finish()]
+
+
+def test_text_without_stop_strings_is_shown_at_once() -> None:
+    assert shown(TextStream(), b"ab", b"c") == ["ab", "c", ""]
+
+
+def test_a_character_is_shown_when_its_last_byte_has_come() -> None:
+    first, second, third = "€".encode()[:1], "€".encode()[1:2], "€".encode()[2:]
+    assert shown(TextStream(), first, second, third) == ["", "", "€", ""]
+
+
+def test_bytes_that_are_no_character_become_replacement_characters() -> None:
+    assert "".join(shown(TextStream(), b"a\xffb", b"\xe2\x82")) == "a\ufffdb\ufffd"
+
+
+def test_text_ends_before_the_stop_string() -> None:
+    stream = TextStream(["END"])
+    assert shown(stream, b"one END two") == ["one ", ""]
+    assert stream.stopped
+
+
+def test_a_stop_string_is_found_across_pieces() -> None:
+    assert shown(TextStream(["END"]), b"one E", b"N", b"D two") == ["one ", "", "", ""]
+
+
+def test_text_that_may_still_become_a_stop_string_is_held_back() -> None:
+    assert shown(TextStream(["\n\n"]), b"a\n", b"b\n") == ["a", "\nb", "\n"]
+
+
+def test_a_beginning_that_repeats_itself_is_held_back_as_far_as_needed() -> None:
+    stream = TextStream(["aab"])
+    assert shown(stream, b"a", b"a", b"a", b"b") == ["", "", "a", "", ""]
+    assert stream.stopped
+
+
+def test_nothing_is_shown_after_a_stop_string() -> None:
+    stream = TextStream(["x"])
+    stream.push(b"x")
+    assert shown(stream, b"more") == ["", ""]
+
+
+def test_a_stop_string_may_be_split_inside_a_character() -> None:
+    split = "né".encode()
+    assert shown(TextStream(["é"]), split[:2], split[2:]) == ["n", "", ""]
+
+
+texts = st.text(alphabet="abé", max_size=20)
+stops = st.lists(st.text(alphabet="abé", min_size=1, max_size=3), max_size=3)
+
+
+@given(texts, stops, st.lists(st.integers(0, 40), max_size=8))
+def test_the_text_does_not_depend_on_how_the_bytes_are_cut(
+    text: str, stop: list[str], cuts: list[int]
+) -> None:
+    data = text.encode()
+    edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pieces = [data[start:end] for start, end in itertools.pairwise(edges)]
+    whole = "".join(shown(TextStream(stop), data))
+    assert "".join(shown(TextStream(stop), *pieces)) == whole
+
+
+@given(texts, stops)
+def test_no_stop_string_is_ever_shown(text: str, stop: list[str]) -> None:
+    whole = "".join(shown(TextStream(stop), text.encode()))
+    assert text.startswith(whole)
+    assert not any(string in whole for string in stop)
+
+
+@pytest.mark.parametrize("stop", ["END", [""], ["a", ""]])
+def test_stop_is_a_list_of_strings_with_something_in_them(stop: list[str]) -> None:
+    with pytest.raises(UsageError, match="not empty"):
+        TextStream(stop)

@@ -1,0 +1,106 @@
+"""The way to the tool that enlarges, not the tool."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.models import enlarging
+from edgespec.models.enlarging import enlarge, stored_as
+from edgespec.values import EnlargeReport
+
+
+class Copier:
+    """A tool for files of one suffix, which changes nothing."""
+
+    def __init__(self, suffix: str = ".weights") -> None:
+        self.suffix = suffix
+
+    def recognises(self, source: Path) -> bool:
+        return source.suffix == self.suffix
+
+    def quantise(self, source: Path, folder: Path, kind: str, progress: object = None) -> Path:
+        if kind != "Q4_0":
+            raise UsageError(f"{kind} is unknown")
+        path = folder / kind
+        path.write_text(kind)
+        return path
+
+    def enlarge(self, source: Path, out: Path, size_bytes: int, progress: object) -> EnlargeReport:
+        out.write_bytes(source.read_bytes())
+        return EnlargeReport(out, size_bytes, 1, 24, 10)
+
+
+copier, other = Copier(), Copier(".other")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    found = [EntryPoint(name, value, "edgespec.tools") for name, value in values.items()]
+    monkeypatch.setattr(enlarging, "entry_points", lambda **query: found)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(monkeypatch, other=f"{__name__}:other", weights=f"{__name__}:copier")
+    path = tmp_path / "source.weights"
+    path.write_bytes(b"weights")
+    return path
+
+
+def test_the_tool_that_knows_the_source_writes(source: Path, tmp_path: Path):
+    assert enlarge(source, tmp_path / "out", 10).size_bytes == 10
+    assert (tmp_path / "out").read_bytes() == b"weights"
+
+
+def test_a_file_is_overwritten_only_on_request(source: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    out.write_bytes(b"precious")
+    with pytest.raises(UsageError, match="--force"):
+        enlarge(source, out, 10)
+    assert out.read_bytes() == b"precious"
+    enlarge(source, out, 10, overwrite=True)
+    assert out.read_bytes() == b"weights"
+
+
+def test_a_folder_that_holds_a_model_is_not_written_into(source: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.onnx").touch()
+    with pytest.raises(UsageError, match="--force"):
+        enlarge(source, tmp_path / "out", 10)
+
+
+def test_a_tool_that_cannot_be_imported_is_in_nobodys_way(monkeypatch, source: Path, tmp_path):
+    install(monkeypatch, onnx="no_such_module:tool", weights=f"{__name__}:copier")
+    enlarge(source, tmp_path / "out", 10)
+    with pytest.raises(EdgespecError, match=r"edgespec\[onnx\]"):
+        enlarge(tmp_path, tmp_path / "out", 10, overwrite=True)
+
+
+def test_what_no_tool_knows_is_refused(source: Path, tmp_path: Path):
+    with pytest.raises(ModelError, match="no model that can be enlarged"):
+        enlarge(tmp_path, tmp_path / "out", 10)
+    with pytest.raises(ModelError, match="does not exist"):
+        enlarge(tmp_path / "nothing.weights", tmp_path / "out", 10)
+
+
+def test_another_quantisation_lasts_as_long_as_it_is_used(source: Path, tmp_path: Path):
+    with stored_as(source, "Q4_0", tmp_path) as stored:
+        assert stored.read_text() == "Q4_0"
+        assert stored.is_relative_to(tmp_path)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_no_other_quantisation_is_the_source_itself(source: Path, tmp_path: Path):
+    with stored_as(source, None, tmp_path) as stored:
+        assert stored == source
+
+
+def test_nothing_is_left_of_a_quantisation_that_fails(source: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="Q4_9"), stored_as(source, "Q4_9", tmp_path):
+        pass
+    with pytest.raises(UsageError, match="folder"), stored_as(source, "Q4_0", tmp_path / "no"):
+        pass
+    assert list(tmp_path.iterdir()) == [source]

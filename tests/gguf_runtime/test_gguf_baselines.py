@@ -1,0 +1,100 @@
+"""llama.cpp's own ways of decoding, as the bench measures them: the same text, honestly counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+
+from edgespec.baselines import BaselineRequest, BaselineRun, OffersBaselines
+from edgespec.errors import ModelError, UsageError
+from edgespec.models.embedded import embedded_pair
+from edgespec_runtimes.gguf import baselines, runtime
+from reference import LlamaCpp
+
+PROMPT = "def read_lines(filename):\n"
+N_TOKENS = 24
+SURE = 0.5
+"""Kernels round differently: where the best logit led by less, another text is no mistake."""
+
+
+def request(**changes: object) -> BaselineRequest:
+    pair = embedded_pair()
+    whole = BaselineRequest(pair.target, pair.draft, PROMPT, N_TOKENS, 256, 1, lambda: 0)
+    return replace(whole, **changes)
+
+
+@pytest.fixture(scope="module")
+def mapped() -> BaselineRun:
+    return baselines.run("mmap", request())
+
+
+@pytest.fixture(scope="module")
+def sure_tokens(mapped: BaselineRun) -> list[int]:
+    """The tokens of llama.cpp decoding one by one, up to the first near tie."""
+    from edgespec_runtimes.gguf.llama import native
+
+    model = native.load_sizes_only(embedded_pair().target)
+    try:
+        prompt = native.GgufVocabulary(model, []).encode(PROMPT)
+    finally:
+        model.close()
+    with LlamaCpp(embedded_pair().target) as llama:
+        reference = llama.greedy(prompt, N_TOKENS)
+    steps = takewhile(lambda step: reference.margin(step) > SURE, range(len(reference.tokens)))
+    return [reference.tokens[step] for step in steps]
+
+
+def test_the_runtime_offers_them():
+    assert isinstance(runtime, OffersBaselines)
+    assert runtime.library.startswith("llama-cpp-python ")
+
+
+@pytest.mark.parametrize("name", ["mmap", "resident", "llama-linear", "llama-linear-3"])
+def test_the_text_is_llama_cpps(name: str, sure_tokens: list[int]):
+    assert sure_tokens
+    assert list(baselines.run(name, request()).tokens[: len(sure_tokens)]) == sure_tokens
+
+
+def test_decoding_plainly_is_a_token_a_pass(mapped: BaselineRun):
+    assert len(mapped.rounds) == len(mapped.tokens) == N_TOKENS
+    assert all((cost.n_tokens, cost.verified) == (1, 0) for cost in mapped.rounds)
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama-linear", 16), ("llama-linear-3", 3)])
+def test_speculation_is_counted_round_by_round(name: str, most: int):
+    run = baselines.run(name, request())
+    assert sum(cost.n_tokens for cost in run.rounds) == len(run.tokens)
+    assert all(cost.accepted <= cost.verified <= most for cost in run.rounds)
+    assert sum(cost.accepted for cost in run.rounds) > 0
+    assert all(cost.wall_s >= cost.draft_s + cost.pass_s for cost in run.rounds)
+
+
+def test_speculation_writes_no_more_than_it_is_asked_for():
+    assert len(baselines.run("llama-linear-3", request(n_tokens=2)).tokens) == 2
+
+
+def test_a_sure_draft_guesses_more_than_an_unsure_one():
+    """The limit on the probability ends the guesses of `llama-linear` early."""
+    sure = baselines.run("llama-linear", request())
+    any_p = baselines.run("llama-linear-3", request())
+    assert 0 in {cost.verified for cost in sure.rounds[:-1]}
+    assert 0 not in {cost.verified for cost in any_p.rounds[:-1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "message"),
+    [
+        ("llama-linear", {"draft": None}, UsageError, "needs a draft"),
+        ("mmap", {"ctx_size": 8}, UsageError, "raise --ctx-size"),
+        ("mmap", {"model": Path("/nonexistent.gguf")}, ModelError, "cannot be loaded"),
+        ("mapp", {}, UsageError, "no mode mapp"),
+    ],
+)
+def test_what_cannot_run_says_why(name, changes, error, message):
+    with pytest.raises(error, match=message):
+        baselines.run(name, request(**changes))

@@ -1,0 +1,149 @@
+"""What the header says is what is in the file, for one file and for several."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.header import GgufArray, read_header
+from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.file.validation import validate
+from gguf_files import ARRAY, F32, I32, STRING, U16, U32, Gguf, Tensor, tiny_llama
+
+
+def stored(path: Path, offset: int, n_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(n_bytes)
+
+
+def split(model: Gguf, folder: Path, n_parts: int) -> list[Path]:
+    """The model in files named as llama.cpp names them; the tensors take turns."""
+    paths = []
+    for index in range(n_parts):
+        part = copy.deepcopy(model) if index == 0 else Gguf()
+        part.tensors = model.tensors[index::n_parts]
+        part.metadata["split.no"] = (U16, index)
+        part.metadata["split.count"] = (U16, n_parts)
+        part.metadata["split.tensors.count"] = (I32, len(model.tensors))
+        paths.append(part.write(folder / f"m-{index + 1:05d}-of-{n_parts:05d}.gguf"))
+    return paths
+
+
+@pytest.mark.parametrize("alignment", [32, 64, 4096])
+@pytest.mark.parametrize("version", [2, 3])
+def test_tensors_lie_where_the_header_says(tmp_path: Path, version: int, alignment: int) -> None:
+    model = tiny_llama()
+    model.version, model.alignment = version, alignment
+    model.metadata["general.alignment"] = (U32, alignment)
+    header = read_header(model.write(tmp_path / "m.gguf"))
+    assert (header.version, header.alignment) == (version, alignment)
+    assert [tensor.name for tensor in header.tensors] == [tensor.name for tensor in model.tensors]
+    for entry, tensor in zip(header.tensors, model.tensors, strict=True):
+        assert entry.shape == tensor.shape
+        assert stored(header.path, entry.offset, entry.nbytes) == tensor.data
+
+
+def test_description_of_a_model(tmp_path: Path) -> None:
+    path = tiny_llama(embedding=64, layers=2).write(tmp_path / "m.gguf")
+    header = read_header(path)
+    assert (header.architecture, header.name) == ("llama", "tiny")
+    assert (header.n_layers, header.embedding_length, header.context_length) == (2, 64, 128)
+    assert header.n_vocab == 297
+    assert (header.path, header.is_split) == (path, False)
+    assert header.size_bytes == path.stat().st_size > header.weight_bytes
+
+
+def test_arrays_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    model = Gguf({"a.texts": (ARRAY, STRING, ["x", "", "é", b"\xff"])})
+    model.metadata["a.numbers"] = (ARRAY, F32, [0.5, -1.0])
+    metadata = read_header(model.write(tmp_path / "m.gguf")).metadata
+    texts, numbers = metadata["a.texts"], metadata["a.numbers"]
+    assert isinstance(texts, GgufArray) and isinstance(numbers, GgufArray)
+    assert texts.values() == ["x", "", "é", "\udcff"]
+    assert list(texts.strings()) == [b"x", b"", b"\xc3\xa9", b"\xff"]
+    assert numbers.values() == [0.5, -1.0]
+
+
+def test_a_large_vocabulary_takes_no_memory(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata["big"] = (ARRAY, STRING, [f"token {index}" for index in range(100_000)])
+    path = model.write(tmp_path / "m.gguf")
+    tracemalloc.start()
+    try:
+        read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20 < path.stat().st_size
+
+
+def test_tensor_types_have_the_sizes_of_llama_cpp() -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    (library,) = (Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.so")
+    ggml = ctypes.CDLL(str(library))
+    ggml.ggml_type_name.restype = ctypes.c_char_p
+    ggml.ggml_blck_size.restype = ctypes.c_int64
+    ggml.ggml_type_size.restype = ctypes.c_size_t
+    for code, kind in TENSOR_TYPES.items():
+        assert ggml.ggml_type_name(code).decode().upper() == kind.name.upper()
+        assert ggml.ggml_blck_size(code) == kind.block_size
+        assert ggml.ggml_type_size(code) == kind.block_bytes
+
+
+def test_every_type_of_the_gguf_package_is_known() -> None:
+    gguf = pytest.importorskip("gguf")
+    assert {int(code) for code in gguf.GGML_QUANT_SIZES} <= set(TENSOR_TYPES)
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_any_part_stands_for_the_whole_split_model(tmp_path: Path, named: int) -> None:
+    model = tiny_llama()
+    paths = split(model, tmp_path, 3)
+    header = read_header(paths[named])
+    validate(header)
+    assert header.paths == tuple(paths) and header.is_split
+    assert header.architecture == "llama"
+    assert len(header.tensors) == len(model.tensors)
+    for entry in header.tensors:
+        data = stored(paths[entry.file_index], entry.offset, entry.nbytes)
+        assert data == model.tensor(entry.name).data
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    paths = split(tiny_llama(), tmp_path, 3)
+    paths[1].unlink()
+    with pytest.raises(ModelError, match=r"part 2 of 3 is missing.*m-00002-of-00003"):
+        read_header(paths[0])
+
+
+def test_a_part_with_another_name_is_refused(tmp_path: Path) -> None:
+    path = split(tiny_llama(), tmp_path, 2)[0]
+    with pytest.raises(ModelError, match="must be named"):
+        read_header(path.rename(tmp_path / "model.gguf"))
+
+
+def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
+    first, second = split(tiny_llama(), tmp_path, 2)
+    smaller = Gguf({"split.no": (U16, 1), "split.count": (U16, 2)})
+    smaller.write(second)
+    with pytest.raises(ModelError, match="should hold"):
+        read_header(first)
+    smaller.metadata["split.no"] = (U16, 0)
+    smaller.write(second)
+    with pytest.raises(ModelError, match="does not call itself part 2 of 2"):
+        read_header(first)
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    first, second = split(tiny_llama(), tmp_path, 2)
+    part = Gguf({"split.no": (U16, 1), "split.count": (U16, 2)})
+    part.tensors = [Tensor("token_embd.weight", (32,), 0, bytes(128))]
+    part.write(second)
+    with pytest.raises(ModelError, match=r"token_embd\.weight is in another part"):
+        read_header(first)

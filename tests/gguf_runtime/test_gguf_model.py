@@ -1,0 +1,305 @@
+"""The GGUF runtime keeps the port's contract, resident and paged, and pages without a trace."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError, WeightReadError
+from edgespec.memory.budget import MIB, MemoryPlan, plan_memory
+from edgespec.models.embedded import embedded_pair
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
+from edgespec.testing.port_contract import TEXT, PortContract
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.model import GgufModel
+
+PAIR = embedded_pair()
+N_CTX = 256
+
+
+def request(path: Path) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=N_CTX,
+        max_nodes=17,
+        max_branches=17,
+        n_threads=2,
+        flash_attn="on",
+        batch_size=32,
+    )
+
+
+def open_resident(path: Path) -> LanguageModel:
+    prepared = runtime.prepare(request(path))
+    try:
+        return prepared.load(None)
+    finally:
+        prepared.close()
+
+
+def open_paged(path: Path, share: float = 0.5) -> GgufModel:
+    model = load_paged(runtime.prepare(request(path)), share)
+    assert isinstance(model, GgufModel)
+    return model
+
+
+class TestResidentDraftKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(PAIR.draft)
+
+
+class TestPagedTargetKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(PAIR.target)
+
+
+class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(PAIR.target, share=0.0)
+
+
+@pytest.fixture
+def paged() -> Iterator[GgufModel]:
+    model = open_paged(PAIR.target)
+    yield model
+    model.close()
+
+
+class TestPagedTargetKeepsThePagingContract(PagingContract):
+    """With the embedded target."""
+
+
+def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
+    """llama.cpp's own logits after every token, fed one by one: float32 [tokens, n_vocab]."""
+    model, _ = native.load_mapped(path)
+    shape = native.ContextShape(
+        n_ctx=N_CTX, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, flash_attn="on"
+    )
+    stop = native.Stop()  # llama.cpp keeps its address
+    context = native.new_context(model, shape, None, stop)
+    rows = []
+    for token in tokens:
+        batch = lib.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)
+        assert lib.llama_decode(context, batch) == 0
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (model.n_vocab,))
+        rows.append(logits.copy())
+    lib.llama_free(context)
+    model.close()
+    return np.stack(rows)
+
+
+def test_paged_logits_equal_llama_cpp_bit_for_bit(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:16]
+    assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+
+
+def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
+    paged: GgufModel,
+) -> None:
+    """Cells of committed tokens once stood where rejected guesses had been: the order of sums
+    differed, and with it the last bits."""
+    tokens = paged.vocabulary.encode(TEXT)[:16]
+    rows = []
+    for begin in range(0, 16, 4):
+        tree = TokenTree(tokens[begin])
+        nodes, end = [ROOT], ROOT
+        for token in tokens[begin + 1 : begin + 4]:
+            likelier = tree.add(end, (token + 1) % 4096, 0.6)
+            nodes += [likelier, tree.add(likelier, 7, 0.9)]
+            end = tree.add(end, token, 0.3)
+            nodes.append(end)
+        path = tree.path(end)
+        logits = paged.evaluate(tree, nodes)
+        rows += [logits[nodes.index(node)] for node in path]
+        paged.commit(tree, path)
+    assert np.array_equal(np.stack(rows), reference_logits(PAIR.target, tokens))
+
+
+def test_the_largest_tree_by_default_has_the_logits_of_token_by_token() -> None:
+    n_nodes = 1 + EngineSettings().draft_max
+    prepared = runtime.prepare(dataclasses.replace(request(PAIR.target), max_nodes=n_nodes))
+    model = prepared.load(None)
+    prepared.close()
+    tokens = model.vocabulary.encode(20 * TEXT)[:n_nodes]
+    tree = TokenTree(tokens[0])
+    nodes = [ROOT]
+    for token in tokens[1:]:
+        nodes.append(tree.add(nodes[-1], token, 0.9))
+    logits = model.evaluate(tree, nodes)
+    model.truncate(0)
+    assert np.array_equal(logits, one_by_one(model, tokens))
+    model.close()
+
+
+def test_a_pass_reads_what_is_not_pinned_and_no_more(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:16]
+    one_by_one(paged, tokens)
+    stats = paged.paging()
+    assert stats.passes == 16
+    assert stats.pinned_bytes > 0
+    per_pass = stats.bytes_read / stats.passes
+    # whole blocks instead of bytes, and what was read ahead for a pass that never came
+    assert stats.streamed_bytes <= per_pass <= 1.15 * stats.streamed_bytes
+
+
+def test_after_a_pass_every_tensor_points_into_the_mapping_again(paged: GgufModel) -> None:
+    one_by_one(paged, paged.vocabulary.encode(TEXT)[:2])
+    weights = paged._weights
+    assert weights is not None
+    for group, swaps in zip(weights._streamed, weights._swaps, strict=True):
+        assert group.weights
+        for weight, _ in swaps:
+            assert weight.pointer.value == weights._mapped[weight.address]
+
+
+def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel) -> None:
+    """A missed swap is slow and never wrong: without callbacks the logits stay the same."""
+    tokens = paged.vocabulary.encode(TEXT)[:4]
+    weights = paged._weights
+    assert weights is not None
+    weights._segment_of = {}
+    weights._stop_after = frozenset()
+    weights._last_of = {}
+    assert np.array_equal(one_by_one(paged, tokens), reference_logits(PAIR.target, tokens))
+
+
+def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> None:
+    tokens = paged.vocabulary.encode(3 * TEXT)[:70]
+    paged.prefill(tokens[:-1])
+    assert paged.last_report.passes == 3
+    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    assert np.allclose(logits, reference_logits(PAIR.target, tokens)[-1], atol=0.2)
+
+
+def test_a_pass_that_is_given_up_reads_no_mapping(
+    paged: GgufModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp computes a node before it looks whether to stop: of a file that had become shorter
+    it then read what was no longer there, and the process was killed."""
+    weights = paged._weights
+    assert weights is not None
+    assert weights.pager is not None
+    pointers: set[int] = set()
+    end_pass = weights.end_pass
+
+    def watched() -> None:
+        swaps = [swap for index in weights._parked for swap in weights._swaps[index]]
+        pointers.update(weight.pointer.value for weight, _ in swaps)
+        end_pass()
+
+    def gone(index: int) -> None:
+        raise WeightReadError("the file was cut short")
+
+    monkeypatch.setattr(weights, "end_pass", watched)
+    monkeypatch.setattr(weights.pager, "acquire", gone)
+    with pytest.raises(WeightReadError):
+        paged.evaluate(TokenTree(5), [ROOT])
+    assert pointers == {weights.pager.ring_address}
+
+
+def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
+    with pytest.raises(UsageError, match="do not fit into the context of 256"):
+        paged.prefill([1] * (N_CTX + 1))
+
+
+def test_a_context_beyond_the_trained_one_is_refused() -> None:
+    wanted = ModelRequest(PAIR.draft, "draft", 1 << 20, 1, 1, 1)
+    with pytest.raises(UsageError, match="was trained on"):
+        runtime.prepare(wanted)
+
+
+def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:
+    vocabulary = paged.vocabulary
+    tokens = vocabulary.encode(TEXT, add_special=False)
+    assert b"".join(map(vocabulary.piece, tokens)).decode() == TEXT
+    assert vocabulary.eog_tokens
+
+
+def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
+    prepared = runtime.prepare(request(PAIR.target))
+    rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
+    assert all(row.nbytes > 0 for row in rows)
+    assert {row.owner for row in rows} == {"target"}
+    plan: MemoryPlan = plan_memory(
+        100 * MIB, rows, prepared.segmentations(), prepared.resident_rows(), ()
+    )
+    assert not plan.paged
+    prepared.close()
+
+
+def test_shrunk_it_needs_what_it_needs_for_a_small_budget() -> None:
+    roomy = dataclasses.replace(request(PAIR.target), batch_size=None, budget_bytes=1 << 40)
+
+    def needed(wanted: ModelRequest, shrinks: bool) -> int:
+        prepared = runtime.prepare(wanted)
+        if shrinks:
+            prepared.shrink()
+        rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
+        prepared.close()
+        return sum(row.nbytes for row in rows)
+
+    small = needed(dataclasses.replace(roomy, budget_bytes=MIB), False)
+    assert needed(roomy, True) == small < needed(roomy, False)
+
+
+def test_closing_gives_the_memory_back() -> None:
+    """glibc kept the freed KV buffers of every session, and the next plan found them in use.
+
+    One arena: of each further one, glibc keeps what was freed at its end, whoever freed it.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS, str(PAIR.target), str(PAIR.draft)],
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = [int(line) for line in done.stdout.split()]
+    assert after[-1] - after[0] < 12 * MIB
+
+
+SESSIONS = """
+import sys
+from edgespec import session
+from edgespec.config import LoadSettings
+from edgespec.memory.process import process_rss_bytes
+
+settings = LoadSettings(model=sys.argv[1], draft=sys.argv[2], ctx_size=1024, cache_type_k="f32")
+for _ in range(4):
+    with session.load(settings) as running:
+        running.generate("def f(x):", max_tokens=4)
+    print(process_rss_bytes())
+"""
+
+
+def test_a_head_that_is_the_embedding_table_too_is_streamed_last() -> None:
+    """It was read first, because its rows are looked up first, and then again when it was due."""
+    model = open_paged(PAIR.target, share=0.0)
+    weights = model._weights
+    assert weights is not None
+    assert weights._streamed[-1].segment.name == "token_embd.weight"
+    model.close()

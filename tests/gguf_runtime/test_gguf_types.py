@@ -1,0 +1,89 @@
+"""Files as they come: any quantisation, and models split over several files, page alike."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import gguf
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+from test_gguf_model import open_paged
+
+from edgespec.models.embedded import embedded_pair
+from edgespec.testing.paging_contract import one_by_one
+from edgespec_runtimes.gguf.file.header import read_header
+from reference import LlamaCpp
+
+PAIR = embedded_pair()
+FTYPES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K_M": 12,
+    "Q4_K_M": 15,
+    "Q5_K_M": 17,
+    "Q6_K": 18,
+    "IQ4_NL": 25,
+    "IQ4_XS": 30,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+}
+"""`enum llama_ftype` of llama.h."""
+N_TOKENS = 6
+
+
+def assert_pages_like_llama_cpp(path: Path) -> None:
+    with LlamaCpp(path, 256) as llama_cpp:
+        tokens = list(range(300, 300 + N_TOKENS))
+        expected = np.stack([llama_cpp.decode([token]) for token in tokens])
+    model = open_paged(path)
+    try:
+        assert model.paging().streamed_bytes > 0
+        assert np.array_equal(one_by_one(model, tokens), expected)
+        assert model.paging().bytes_read > 0
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("name", FTYPES)
+def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.gguf"
+    params = lib.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 1
+    code = lib.llama_model_quantize(
+        str(PAIR.target).encode(), str(path).encode(), ctypes.byref(params)
+    )
+    assert code == 0
+    assert_pages_like_llama_cpp(path)
+
+
+def test_a_split_model_pages_bit_for_bit(tmp_path: Path) -> None:
+    """Segments whose tensors lie in different files are read like any other."""
+    write_split(PAIR.target, tmp_path / "split.gguf", tensors_per_file=13)
+    (first,) = tmp_path.glob("split-00001-of-*.gguf")
+    assert len(read_header(first).paths) > 3
+    assert_pages_like_llama_cpp(first)
+
+
+def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(out, "llama", split_max_tensors=tensors_per_file)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        subtype = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, sub_type=subtype)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

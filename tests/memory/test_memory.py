@@ -1,0 +1,183 @@
+"""Free memory, limits and cores as the machine and nested cgroups of both versions state them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.memory import process
+from edgespec.memory.cgroups import cpu_quota
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cgroups are a Linux thing")
+
+MIB = 1 << 20
+GIB = 1 << 30
+V2_MOUNT = "30 24 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
+V1_MOUNT = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+OTHER_MOUNT = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+
+
+class Machine:
+    """A fake root with 8 GiB, 6 GiB of it available."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("proc/meminfo", f"MemTotal: {8 << 20} kB\nMemAvailable: {6 << 20} kB\n")
+        self.write("proc/self/mountinfo", OTHER_MOUNT)
+
+    def write(self, name: str, text: str | int) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(text))
+
+    def join_v2(self, path: str, mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"0::{path}\n")
+        self.write("proc/self/mountinfo", OTHER_MOUNT + V2_MOUNT.format(root=mount_root))
+
+    def join_v1(self, path: str, mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"9:cpu,cpuacct:/\n4:memory:{path}\n0::/elsewhere\n")
+        self.write("proc/self/mountinfo", OTHER_MOUNT + V1_MOUNT.format(root=mount_root))
+
+    def limit_v2(self, group: str, limit: str | int, used: int, **stat: int) -> None:
+        folder = f"sys/fs/cgroup{group.rstrip('/')}"
+        self.write(f"{folder}/memory.max", limit)
+        self.write(f"{folder}/memory.current", used)
+        self.write(f"{folder}/memory.stat", "".join(f"{k} {v}\n" for k, v in stat.items()))
+
+    def limit_v1(self, group: str, limit: int, used: int, **stat: int) -> None:
+        folder = f"sys/fs/cgroup/memory{group.rstrip('/')}"
+        self.write(f"{folder}/memory.limit_in_bytes", limit)
+        self.write(f"{folder}/memory.usage_in_bytes", used)
+        self.write(f"{folder}/memory.stat", "".join(f"{k} {v}\n" for k, v in stat.items()))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_without_cgroups_the_machine_decides(machine: Machine):
+    assert process.available_bytes(machine.root) == 6 * GIB
+    assert process.total_bytes(machine.root) == 8 * GIB
+
+
+def test_a_limit_leaves_what_is_not_used(machine: Machine):
+    machine.join_v2("/app")
+    machine.limit_v2("/app", 2 * GIB, used=GIB)
+    assert process.available_bytes(machine.root) == GIB
+    assert process.total_bytes(machine.root) == 2 * GIB
+
+
+def test_page_cache_counts_as_free_unless_it_is_mapped_or_dirty(machine: Machine):
+    machine.join_v2("/app")
+    machine.limit_v2(
+        "/app",
+        2 * GIB,
+        used=2 * GIB,
+        active_file=300 * MIB,
+        inactive_file=500 * MIB,
+        file_mapped=60 * MIB,
+        file_dirty=30 * MIB,
+        file_writeback=10 * MIB,
+    )
+    assert process.available_bytes(machine.root) == 700 * MIB
+
+
+def test_the_tightest_group_on_the_way_up_decides(machine: Machine):
+    machine.join_v2("/slice/app")
+    machine.limit_v2("/slice/app", "max", used=GIB)
+    machine.limit_v2("/slice", 3 * GIB, used=2 * GIB)
+    assert process.available_bytes(machine.root) == GIB
+    assert process.total_bytes(machine.root) == 3 * GIB
+
+
+def test_a_throttling_limit_counts_like_a_hard_one(machine: Machine):
+    machine.join_v2("/app")
+    machine.limit_v2("/app", 4 * GIB, used=0)
+    machine.write("sys/fs/cgroup/app/memory.high", GIB)
+    assert process.total_bytes(machine.root) == GIB
+
+
+def test_in_a_container_the_mount_is_the_group(machine: Machine):
+    """Without a namespace of its own, the path names a group that lies outside the mount."""
+    machine.join_v2("/docker/abc", mount_root="/docker/abc")
+    machine.limit_v2("/", GIB, used=0)
+    assert process.available_bytes(machine.root) == GIB
+
+
+def test_version_1_counts_the_groups_below(machine: Machine):
+    machine.join_v1("/app")
+    machine.limit_v1(
+        "/app",
+        2 * GIB,
+        used=GIB,
+        inactive_file=1,
+        total_active_file=100 * MIB,
+        total_inactive_file=200 * MIB,
+        total_mapped_file=20 * MIB,
+    )
+    assert process.available_bytes(machine.root) == GIB + 280 * MIB
+
+
+def test_version_1_says_unlimited_with_a_large_number(machine: Machine):
+    machine.join_v1("/app")
+    machine.limit_v1("/app", 9223372036854771712, used=GIB)
+    assert process.available_bytes(machine.root) == 6 * GIB
+    assert process.total_bytes(machine.root) == 8 * GIB
+
+
+def test_a_group_over_its_limit_leaves_nothing(machine: Machine):
+    machine.join_v2("/app")
+    machine.limit_v2("/app", GIB, used=2 * GIB)
+    assert process.available_bytes(machine.root) == 0
+
+
+def test_mount_points_with_blanks_are_found(machine: Machine):
+    machine.join_v2("/app")
+    escaped = V2_MOUNT.format(root="/").replace("/sys/fs/cgroup", "/mnt/my\\040groups")
+    machine.write("proc/self/mountinfo", escaped)
+    machine.write("mnt/my groups/app/memory.max", GIB)
+    assert process.total_bytes(machine.root) == GIB
+
+
+def test_a_cpu_quota_limits_the_cores(machine: Machine):
+    machine.join_v2("/app")
+    machine.write("sys/fs/cgroup/app/cpu.max", "150000 100000\n")
+    machine.write("sys/fs/cgroup/cpu.max", "max 100000\n")
+    assert cpu_quota(machine.root) == 1.5
+    assert process.usable_cores(machine.root) == 1
+
+
+def test_there_is_always_a_core(machine: Machine):
+    machine.join_v2("/app")
+    machine.write("sys/fs/cgroup/app/cpu.max", "10000 100000\n")
+    assert process.usable_cores(machine.root) == 1
+
+
+def test_the_auto_budget_is_what_we_have_and_what_is_free_less_the_margin():
+    assert process.auto_budget(rss=50 * MIB, available=4 * GIB, total=4 * GIB) == (
+        50 * MIB + 4 * GIB - 256 * MIB
+    )
+
+
+def test_the_margin_is_a_share_of_a_large_machine():
+    assert process.margin_bytes(100 * GIB) == 5 * GIB
+
+
+def test_the_auto_budget_is_never_negative():
+    assert process.auto_budget(rss=MIB, available=0, total=GIB) == 0
+
+
+def test_a_percentage_is_one_of_all_memory():
+    assert process.resolve_budget("50%") == process.total_bytes() // 2
+
+
+def test_memory_of_this_process_is_measured():
+    block = bytearray(64 * MIB)
+    block[:: 4096 // 2] = b"x" * len(block[:: 4096 // 2])
+    with_block = process.process_rss_bytes()
+    del block
+    assert process.peak_rss_bytes() >= with_block - MIB
+    assert with_block > 64 * MIB

@@ -1,0 +1,194 @@
+"""Names of models, and whether their files are what they should be."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from edgespec import cache_folder
+from edgespec.errors import ModelError
+from edgespec.models import catalogue
+from edgespec.models.catalogue import (
+    FileState,
+    KnownFile,
+    cached,
+    embedded,
+    find,
+    hashed,
+    known,
+    stated,
+)
+from edgespec.models.embedded import EmbeddedFile, EmbeddedModel, Manifest, embedded_pair
+
+PAIR = embedded_pair()
+
+
+@pytest.fixture(autouse=True)
+def cached_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "edgespec"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def two_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A manifest with a target that is there as GGUF and as an ONNX export."""
+
+    def described(name: str, *files: tuple[str, str, str]) -> EmbeddedModel:
+        return EmbeddedModel(
+            name=name,
+            parameters=7,
+            context_length=8,
+            files=tuple(
+                EmbeddedFile(
+                    file=file, format=form, quantization=kind, sha256="ab" * 32, size_bytes=3
+                )
+                for file, form, kind in files
+            ),
+        )
+
+    manifest = Manifest(
+        licence="PSF-2.0",
+        vocabulary=4,
+        target=described(
+            "big",
+            ("big-f16.gguf", "gguf", "F16"),
+            ("big-q8_0.gguf", "gguf", "Q8_0"),
+            ("big-onnx/model.onnx", "onnx", "F32"),
+            ("big-onnx/tokenizer.json", "onnx", "F32"),
+        ),
+        draft=described("small", ("small-q8_0.gguf", "gguf", "Q8_0")),
+    )
+    monkeypatch.setattr(catalogue, "manifest", lambda: manifest)
+    monkeypatch.setattr(catalogue, "models_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["embedded", "target", "edgespec-target", "edgespec-target-q8_0"])
+def test_the_embedded_target_has_several_names(name: str) -> None:
+    assert find(name) == PAIR.target
+
+
+@pytest.mark.parametrize("name", ["draft", "edgespec-draft", "edgespec-draft-q8_0"])
+def test_so_has_its_draft(name: str) -> None:
+    assert find(name) == PAIR.draft
+
+
+def test_a_cached_model_is_named_like_its_file(cached_models: Path) -> None:
+    (cached_models / "big.gguf").write_bytes(b"")
+    assert find("big") == cached_models / "big.gguf"
+
+
+def test_a_path_is_itself(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"")
+    assert find(str(path)) == path
+
+
+def test_a_name_wins_over_a_file_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a script that runs where a folder is called `target` would break."""
+    monkeypatch.chdir(tmp_path)
+    Path("target").mkdir()
+    assert find("target") == PAIR.target
+    assert find("./target") == Path("target")
+
+
+def test_an_unknown_name_is_a_model_error_that_names_the_nearest() -> None:
+    with pytest.raises(ModelError, match="did you mean 'draft'"):
+        find("drft")
+
+
+def test_the_default_form_bears_the_models_name(two_forms: Path) -> None:
+    names = {model.name: model.path.name for model in embedded()}
+    assert names == {
+        "big": "big-q8_0.gguf",
+        "big-f16": "big-f16.gguf",
+        "big-onnx": "big-onnx",
+        "small": "small-q8_0.gguf",
+    }
+
+
+def test_an_onnx_export_is_a_folder_with_all_its_files(two_forms: Path) -> None:
+    export = next(model for model in embedded() if model.format == "onnx")
+    assert export.path == two_forms / "big-onnx"
+    assert [file.path.name for file in export.files] == ["model.onnx", "tokenizer.json"]
+
+
+def test_a_model_is_known_by_its_place() -> None:
+    found = known(PAIR.draft)
+    assert found is not None and found.role == "draft"
+    assert known(Path(__file__)) is None
+
+
+def test_the_cache_holds_gguf_files_and_onnx_folders(cached_models: Path) -> None:
+    for name in ("b.gguf", ".a.gguf.12.part", ".hidden.gguf", "notes.txt"):
+        (cached_models / name).write_bytes(b"")
+    for name, file in (("export", "model.onnx"), ("other", "readme")):
+        (cached_models / name).mkdir()
+        (cached_models / name / file).write_bytes(b"")
+    assert [(model.name, model.format) for model in cached()] == [
+        ("b", "gguf"),
+        ("export", "onnx"),
+    ]
+
+
+def test_a_cache_that_was_never_used_is_empty(cached_models: Path) -> None:
+    cached_models.rmdir()
+    assert cached() == []
+
+
+def test_a_model_that_was_made_from_an_earlier_target_is_outdated(cached_models: Path) -> None:
+    cache_folder.enlarged_target(PAIR.target_sha256, 64 << 20).write_bytes(b"")
+    cache_folder.enlarged_target("0" * 64, 64 << 20).write_bytes(b"")
+    (cached_models / "mine.gguf").write_bytes(b"")
+    assert [model.is_outdated for model in cached()] == [True, False, False]
+
+
+def test_a_relative_cache_folder_is_ignored_as_the_specification_wants(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder.folder() == tmp_path / ".cache" / "edgespec"
+
+
+def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    (state,) = hashed([KnownFile(path)])
+    assert state == FileState(path, 7, hashlib.sha256(b"weights").hexdigest())
+
+
+def test_hashing_tells_how_far_it_is(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "three"]
+    paths[0].write_bytes(bytes(100))
+    paths[1].write_bytes(bytes(300))
+    shares: list[float] = []
+    hashed([KnownFile(path) for path in paths], lambda what, share: shares.append(share))
+    assert shares == [0.25, 1.0]
+
+
+def test_a_changed_file_differs_from_what_is_on_record(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"other weights")
+    recorded = hashlib.sha256(b"weights").hexdigest()
+    assert [state.is_intact for state in hashed([KnownFile(path, recorded)])] == [False]
+
+
+def test_a_missing_file_differs_too(tmp_path: Path) -> None:
+    (state,) = hashed([KnownFile(tmp_path / "file", "ab" * 32)])
+    assert (state.is_intact, state.size_bytes, state.sha256) == (False, None, None)
+
+
+def test_a_file_that_was_not_read_is_neither_intact_nor_not() -> None:
+    (state,) = stated([KnownFile(PAIR.draft, "ab" * 32)])
+    assert (state.is_intact, state.sha256) == (None, None)
+
+
+def test_without_a_record_nothing_can_differ() -> None:
+    assert [state.is_intact for state in hashed([KnownFile(PAIR.draft)])] == [None]

@@ -1,0 +1,132 @@
+"""What is said about a model without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec import runtimes
+from edgespec.models.describe import describe, vocabulary_fingerprint
+from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelDetails, ModelInfo
+from edgespec_runtimes.gguf.file.details import details_of
+from edgespec_runtimes.gguf.file.header import read_header
+from gguf_files import ARRAY, I32, STRING, U32, Gguf, tiny_llama
+
+
+class Prepared:
+    def __init__(self) -> None:
+        self.info = ModelInfo("mute", "table", n_vocab=2, n_ctx=8, n_layers=1, size_bytes=0)
+        self.is_closed = False
+
+    def tokens(self) -> list[bytes]:
+        return [b"a", b"b"]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class MuteRuntime:
+    """A runtime that has nothing to say about its models beyond what every one says."""
+
+    name = "mute"
+
+    def __init__(self) -> None:
+        self.prepared = Prepared()
+
+    def recognises(self, path: Path) -> bool:
+        return True
+
+    def prepare(self, request: ModelRequest) -> Prepared:
+        return self.prepared
+
+
+@pytest.fixture
+def mute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MuteRuntime:
+    runtime = MuteRuntime()
+    monkeypatch.setattr(runtimes, "installed", lambda: iter([runtime]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return runtime
+
+
+def details(model: Gguf, tmp_path: Path) -> ModelDetails:
+    return details_of(read_header(model.write(tmp_path / "m.gguf")))
+
+
+def test_fingerprints_tell_vocabularies_apart() -> None:
+    same = vocabulary_fingerprint([b"a", b"bc"])
+    assert vocabulary_fingerprint((b"a", b"bc")) == same
+    others = ([b"ab", b"c"], [b"bc", b"a"], [b"a", b"bc", b""], [b"a"])
+    assert same not in map(vocabulary_fingerprint, others)
+
+
+def test_a_runtime_need_not_describe(mute: MuteRuntime, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"weights")
+    described = describe(path)
+    assert described.details == ModelDetails(format="mute")
+    assert (described.info.name, described.size_bytes) == ("mute", 7)
+
+
+def test_a_model_in_a_folder_is_all_its_files(mute: MuteRuntime, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for name in ("a", "parts/b"):
+        (tmp_path / name).write_bytes(b"1234")
+    described = describe(tmp_path)
+    assert [file.path.name for file in described.files] == ["a", "b"]
+    assert described.size_bytes == 8
+
+
+def test_what_was_prepared_is_closed(mute: MuteRuntime, tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"")
+    describe(tmp_path / "model")
+    assert mute.prepared.is_closed
+
+
+def test_a_gguf_header_tells_the_shape(tmp_path: Path) -> None:
+    found = details(tiny_llama(embedding=64, heads=4, kv_heads=2), tmp_path)
+    assert (found.embedding_length, found.heads, found.kv_heads) == (64, 4, 2)
+    assert found.context_length == 128
+    assert found.format == "gguf"
+    assert found.files == (tmp_path / "m.gguf",)
+
+
+def test_without_kv_heads_every_head_has_its_own(tmp_path: Path) -> None:
+    model = tiny_llama(kv_heads=4)
+    del model.metadata["llama.attention.head_count_kv"]
+    assert details(model, tmp_path).kv_heads == 4
+
+
+def test_heads_that_differ_by_layer_are_no_number(tmp_path: Path) -> None:
+    model = tiny_llama(layers=2)
+    model.metadata["llama.attention.head_count"] = (ARRAY, I32, [4, 8])
+    model.metadata["llama.attention.head_count_kv"] = (ARRAY, I32, [2, 2])
+    found = details(model, tmp_path)
+    assert (found.heads, found.kv_heads) == (None, 2)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_the_quantisation_is_that_of_most_weights(tmp_path: Path, kind: str) -> None:
+    assert details(tiny_llama(kind=kind), tmp_path).quantization == kind
+
+
+def test_parameters_are_counted(tmp_path: Path) -> None:
+    model = tiny_llama(embedding=64, layers=1, heads=2, kv_heads=1, head_size=32, ffn=96)
+    vectors, attention, ffn = 3 * 64, 64 * (64 + 32 + 32 + 64), 3 * 64 * 96
+    assert details(model, tmp_path).parameters == 297 * 64 + vectors + attention + ffn
+
+
+def test_licence_and_origin_are_told_where_they_are_given(tmp_path: Path) -> None:
+    model = tiny_llama()
+    assert (details(model, tmp_path).licence, details(model, tmp_path).equals) == (None, None)
+    model.metadata["general.license"] = (STRING, "mit")
+    model.metadata["edgespec.enlarged_from"] = (STRING, "tiny")
+    found = details(model, tmp_path)
+    assert (found.licence, found.equals) == ("mit", "tiny")
+
+
+def test_a_licence_that_is_no_text_is_none(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata["general.license"] = (U32, 3)
+    assert details(model, tmp_path).licence is None

@@ -1,0 +1,148 @@
+"""How a draft fits a target, on models of known probabilities."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from edgespec.errors import PairError
+from edgespec.models.pair_fit import TREE_SIZES, PairFit, TreeFit, measure
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from engine_cases import COUNTING, N_VOCAB, PROMPT, assert_nothing_provisional, generate
+
+PROMPTS = (PROMPT, [5, 6], [0])
+OURS, OTHER = random_language(1, N_VOCAB), random_language(2, N_VOCAB)
+NEAR = blend(OURS, OTHER, 0.3)
+N_TOKENS = 24
+
+
+def silent(what: str, share: float) -> None:
+    pass
+
+
+def fit(target: FakeModel, draft: FakeModel, max_tokens: int = N_TOKENS) -> PairFit:
+    return measure(target, draft, PROMPTS, max_tokens, silent)
+
+
+def trees(*tokens_per_pass: float) -> PairFit:
+    sizes = zip(TREE_SIZES, tokens_per_pass, strict=False)
+    found = tuple(TreeFit(size, 100, 0, round(100 * (tokens - 1))) for size, tokens in sizes)
+    return PairFit(1, 1, 1, 1, found)
+
+
+def test_a_draft_that_is_the_target_agrees_always() -> None:
+    same = measure(FakeModel(COUNTING, N_VOCAB), FakeModel(COUNTING, N_VOCAB), [PROMPT], 24, silent)
+    assert (same.compared, same.agreement) == (24, 1.0)
+    assert same.trees[0].tokens_per_pass == 2
+
+
+def test_agreement_is_counted_token_by_token() -> None:
+    found = fit(FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB))
+    agreed = 0
+    for prompt in PROMPTS:
+        text = tuple(prompt)
+        for _ in range(N_TOKENS):
+            token = int(np.argmax(OURS(text)))
+            agreed += token == int(np.argmax(NEAR(text)))
+            text = (*text, token)
+    assert (found.compared, found.agreed) == (found.n_tokens, agreed)
+    assert 0 < found.agreement < 1
+
+
+def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() -> None:
+    replayed = measure(
+        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent
+    )
+    for tree in replayed.trees:
+        done = generate(
+            FakeModel(OURS, N_VOCAB),
+            FakeModel(NEAR, N_VOCAB),
+            max_tokens=N_TOKENS,
+            fallback="full",
+            draft_max=tree.drafted_nodes,
+            overlap=False,
+        ).speculation
+        assert (tree.rounds, tree.verified, tree.accepted) == (
+            done.rounds,
+            done.verified,
+            done.accepted,
+        )
+
+
+def test_larger_trees_yield_more() -> None:
+    found = fit(FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB))
+    yields = [tree.tokens_per_pass for tree in found.trees]
+    assert all(fewer <= more for fewer, more in pairwise(yields))
+    assert yields[-1] > yields[0]
+
+
+def test_the_target_writes_each_text_once() -> None:
+    target = FakeModel(OURS, N_VOCAB)
+    found = fit(target, FakeModel(NEAR, N_VOCAB))
+    assert len(target.evaluations) <= found.n_tokens
+    assert sum(target.prefilled) <= sum(len(prompt) - 1 for prompt in PROMPTS)
+
+
+def test_nothing_provisional_is_left() -> None:
+    target, draft = FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB)
+    fit(target, draft)
+    assert_nothing_provisional(target, draft)
+
+
+def test_a_text_that_ends_early_is_compared_to_its_end() -> None:
+    target = FakeModel(COUNTING, N_VOCAB, eog_tokens=[7])
+    found = measure(target, FakeModel(COUNTING, N_VOCAB, eog_tokens=[7]), [PROMPT], 24, silent)
+    assert (found.n_tokens, found.agreed) == (8, 8)
+
+
+@pytest.mark.parametrize("n_ctx", [2, 10])
+def test_what_the_draft_cannot_read_is_not_compared(n_ctx: int) -> None:
+    target, draft = FakeModel(COUNTING, N_VOCAB), FakeModel(COUNTING, N_VOCAB, n_ctx=n_ctx)
+    found = measure(target, draft, [PROMPT], 24, silent)
+    assert found.compared == found.agreed == max(0, n_ctx - len(PROMPT) + 1)
+    assert any("could not follow" in note for note in found.notes)
+
+
+def test_tokens_that_the_draft_does_not_have_end_the_comparison() -> None:
+    draft = FakeModel(lambda context: COUNTING(context)[:6], 6)
+    found = measure(FakeModel(COUNTING, N_VOCAB), draft, [PROMPT], 24, silent)
+    assert found.compared == 7  # 0 to 5, and what follows the 5
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_recurrent_models_cannot_be_paired(role: str) -> None:
+    models = {
+        name: FakeModel(OURS, N_VOCAB, tree_capable=name != role) for name in ("target", "draft")
+    }
+    with pytest.raises(PairError, match=f"the {role} .* recurrent"):
+        fit(**models)
+
+
+def test_progress_goes_from_nothing_towards_everything() -> None:
+    shares: dict[str, list[float]] = {}
+    measure(
+        FakeModel(OURS, N_VOCAB),
+        FakeModel(NEAR, N_VOCAB),
+        PROMPTS,
+        N_TOKENS,
+        lambda what, share: shares.setdefault(what, []).append(share),
+    )
+    assert len(shares) == 2
+    for seen in shares.values():
+        assert seen[0] == 0
+        assert 0.9 < seen[-1] <= 1
+        assert seen == sorted(seen)
+
+
+def test_the_smallest_tree_with_nearly_the_best_yield_is_large_enough() -> None:
+    assert trees(1.5, 2.5, 2.9, 3.0, 3.0).large_enough.drafted_nodes == 8
+
+
+def test_while_yields_grow_the_largest_tree_is_the_one() -> None:
+    assert trees(1.5, 2.5, 2.9, 3.2, 3.5).large_enough.drafted_nodes == 32
+
+
+def test_a_pass_yields_a_token_of_the_targets_own() -> None:
+    assert TreeFit(8, rounds=10, verified=70, accepted=15).tokens_per_pass == 2.5

@@ -1,0 +1,128 @@
+"""onnxruntime's own ways of decoding, as the bench measures them: the same text, fairly counted."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec.baselines import BaselineRequest, BaselineRun, OffersBaselines
+from edgespec.errors import ModelError, UsageError
+from edgespec.memory.process import return_free_memory
+from edgespec_runtimes.onnx import baselines, runtime
+from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
+from onnx_files import DATA_FILE, write_llama
+from onnx_reference import WholeModel
+
+PROMPT = "def read_lines(filename):\n"
+N_TOKENS = 12
+SURE = 0.02
+"""Kernels round differently: where the best logit led by less, another text is no mistake."""
+KINDS: dict[str, dict[str, object]] = {
+    "fp32": {},
+    "fp16": {"dtype": "float16"},
+    "inside the graph": {"external": False},
+    "fused": {"fused": True},
+    "4 bits": {"bits": 4, "fused": True},
+    "int8": {"bits": 8},
+}
+
+
+def request(model: Path, **changes: object) -> BaselineRequest:
+    whole = BaselineRequest(model, None, PROMPT, N_TOKENS, 256, 1, lambda: 0)
+    return replace(whole, **changes)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def mapped(model: Path) -> BaselineRun:
+    return baselines.run("mmap", request(model))
+
+
+def sure_tokens(model: Path) -> list[int]:
+    """The tokens of onnxruntime decoding one by one, up to the first near tie."""
+    vocabulary = read_vocabulary(model.parent, 320, [{"eos_token_id": 0}])
+    prompt = vocabulary.encode(PROMPT)
+    tokens, margins = WholeModel(model).greedy(prompt, N_TOKENS, vocabulary.eog_tokens)
+    sure = takewhile(lambda step: margins[step] > SURE, range(len(tokens)))
+    return [tokens[step] for step in sure]
+
+
+def test_the_runtime_offers_them(model: Path):
+    assert isinstance(runtime, OffersBaselines)
+    assert re.fullmatch(r"onnxruntime \d.*", runtime.library)
+    assert runtime.run_baseline("resident", request(model.parent)).tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["mmap", "resident"])
+def test_the_text_is_onnxruntimes(tmp_path: Path, kind: str, name: str):
+    model = write_llama(tmp_path, **KINDS[kind])
+    expected = sure_tokens(model)
+    assert expected
+    assert list(baselines.run(name, request(model)).tokens[: len(expected)]) == expected
+
+
+def test_decoding_is_a_token_a_pass(mapped: BaselineRun):
+    assert len(mapped.rounds) == len(mapped.tokens) == N_TOKENS
+    assert all((cost.n_tokens, cost.verified) == (1, 0) for cost in mapped.rounds)
+
+
+def test_a_prompt_in_parts_is_the_same_prompt(
+    model: Path, mapped: BaselineRun, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(baselines, "MOST_LOGITS_BYTES", 4 * 320 * 5)
+    assert baselines.run("mmap", request(model)).tokens == mapped.tokens
+
+
+def private_bytes() -> int:
+    return_free_memory()
+    (kib,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(kib) << 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is private and what mapped")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_mapped_weights_are_not_copied(tmp_path: Path, dtype: str):
+    """While it decodes: the largest matrix is converted, and nothing else becomes private."""
+    model = write_llama(tmp_path, dtype=dtype, hidden=256, ffn=1024, layers=12)
+    weight_bytes = read_source(model).weight_bytes
+    before, seen = private_bytes(), []
+
+    def look() -> int:
+        seen.append(private_bytes() - before)
+        assert DATA_FILE in Path("/proc/self/maps").read_text()
+        return 0
+
+    baselines.run("mmap", request(model, bytes_read=look))
+    assert max(seen) < weight_bytes / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "message"),
+    [
+        ("mmap", {"ctx_size": 8}, UsageError, "raise --ctx-size"),
+        ("mapp", {}, UsageError, "no mode mapp"),
+    ],
+)
+def test_what_cannot_run_says_why(model: Path, name, changes, error, message):
+    with pytest.raises(error, match=message):
+        baselines.run(name, request(model, **changes))
+
+
+def test_a_model_without_its_weights_is_refused(tmp_path: Path):
+    model = write_llama(tmp_path)
+    (tmp_path / DATA_FILE).unlink()
+    with pytest.raises(ModelError, match="missing beside it"):
+        baselines.run("mmap", request(model))

@@ -1,0 +1,212 @@
+"""Models as onnxruntime-genai's builder writes them keep every contract, resident and paged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import onnx
+
+from edgespec import session
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
+from edgespec.ports import LanguageModel
+from edgespec.testing.paging_contract import PagingContract, one_by_one
+from edgespec.testing.port_contract import TEXT, PortContract
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.model import OnnxModel
+from genai_models import ALL, GEMMA, LLAMA, QWEN, changed_copy, with_two_tables, without_rings
+from onnx_models import N_CTX, open_paged, open_resident, request
+from onnx_reference import WholeModel
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+ROUNDING = {LLAMA: 1e-4, GEMMA: 1e-4, QWEN: 0.2}
+"""How far a batch's logits may be from those of single tokens: in MatMulNBits of accuracy level 4
+activations are rounded to eight bits, and a last bit decides which way."""
+
+
+class TestLlamaKeepsTheContract(PortContract):
+    atol = ROUNDING[LLAMA]
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(LLAMA)
+
+
+class TestPagedLlamaKeepsTheContract(PortContract):
+    atol = ROUNDING[LLAMA]
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(LLAMA)
+
+
+class TestFourBitsKeepTheContract(PortContract):
+    atol = ROUNDING[QWEN]
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(QWEN)
+
+
+class TestPagedFourBitsKeepTheContract(PortContract):
+    atol = ROUNDING[QWEN]
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(QWEN)
+
+
+class TestPagedWindowsKeepTheContract(PortContract):
+    """Where a layer sees fewer tokens than the context holds, every branch is a row."""
+
+    atol = ROUNDING[GEMMA]
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(GEMMA)
+
+
+class TestPagedModelKeepsThePagingContract(PagingContract):
+    @pytest.fixture
+    def paged(self) -> Iterator[OnnxModel]:
+        model = open_paged(QWEN)
+        yield model
+        model.close()
+
+
+@pytest.mark.parametrize("share", [None, 0.6, 0.0], ids=["resident", "paged", "smallest"])
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
+def test_logits_of_single_tokens_equal_the_whole_models(
+    folder: Path, share: float | None, tmp_path: Path
+) -> None:
+    model = open_resident(folder) if share is None else open_paged(folder, share)
+    tokens = model.vocabulary.encode(2 * TEXT)[:48]
+    whole = WholeModel(without_rings(folder, tmp_path))
+    expected = np.stack([whole.decode(token) for token in tokens])
+    assert np.allclose(one_by_one(model, tokens), expected, atol=1e-4)
+    model.close()
+
+
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
+def test_drafted_greedy_texts_equal_the_whole_models(folder: Path, tmp_path: Path) -> None:
+    """The model drafts for itself, so that its guesses stand and trees are committed."""
+    whole = WholeModel(without_rings(folder, tmp_path))
+    settings = LoadSettings(model=folder, draft=folder, ctx_size=96)
+    rules = EngineSettings(fallback="fixed", draft_max=7, step_aside=False)
+    with session.load(settings, rules) as running:
+        for prompt in ("then the", "a list of", "no tree"):
+            tokens = running.encode(prompt)
+            expected, margins = whole.greedy(tokens, 40, frozenset({0}))
+            result = running.generate(tokens, max_tokens=40)
+            same = [ours == theirs for ours, theirs in zip(result.tokens, expected, strict=False)]
+            first_other = same.index(False) if False in same else len(same)
+            assert first_other == len(expected) or margins[first_other] < ROUNDING[folder]
+            assert result.speculation.accepted > 0
+
+
+def streamed(folder: Path, **options: object) -> dict[str, int]:
+    """Bytes of each segment of a model of which nothing is pinned."""
+    model = open_paged(folder, 0.0, **options)
+    assert model._weights is not None
+    found = {group.segment.name: group.segment.nbytes for group in model._weights.groups}
+    model.close()
+    return found
+
+
+@pytest.mark.parametrize("n_ctx", [N_CTX, 256])
+def test_lookups_read_rows_of_the_tables_and_never_the_tables(n_ctx: int) -> None:
+    """The embedding and the head are one tensor; what precedes the layers reads the angles of the
+    context and the trees alone, of at most 256 positions."""
+    segments = streamed(QWEN, ctx_size=n_ctx)
+    assert segments["prelude"] == 2 * min(256, n_ctx + 4 * 17) * 8 * 4
+    assert segments["head"] > 320 * 64 // 2
+
+
+def test_a_pass_reads_a_table_that_lookup_and_head_share_once() -> None:
+    """It lies by column, as the head reads it; the rows that a lookup needs are spread over it."""
+    whole = read_source(LLAMA / "model.onnx").weight_bytes
+    assert sum(streamed(LLAMA, ctx_size=256).values()) == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("n_ctx", [64, 256])
+def test_a_tree_fits_at_the_end_of_a_context(n_ctx: int, folder: Path, tmp_path: Path) -> None:
+    """Fused attention wants an angle for each slot in use; the model has as many as positions."""
+    assert difference_at_the_end(folder, without_rings(folder, tmp_path), n_ctx) < ROUNDING[folder]
+
+
+def test_branches_beside_a_text_do_not_make_it_longer(tmp_path: Path) -> None:
+    """LongRoPE has other angles for long texts, chosen by how many tokens there are."""
+    path = with_two_tables(LLAMA, tmp_path, first=64)
+    assert runtime.describe(tmp_path).context_length == 64
+    assert difference_at_the_end(tmp_path, path, 64) < ROUNDING[LLAMA]
+
+
+def difference_at_the_end(folder: Path, whole_path: Path, n_ctx: int) -> float:
+    """Of the logits of a bushy tree at the end of a context from those of the whole model."""
+    model = open_resident(folder, ctx_size=n_ctx)
+    tokens = (8 * model.vocabulary.encode(2 * TEXT))[: n_ctx - 1]
+    whole = WholeModel(whole_path)
+    expected = np.stack([whole.decode(token) for token in tokens])[-3:]
+    model.prefill(tokens[:-3])
+    tree, path = TokenTree(tokens[-3]), [ROOT]
+    for token in tokens[-2:]:
+        for other in range(1, 5):
+            tree.add(path[-1], (token + other) % 320, 0.1)
+        path.append(tree.add(path[-1], token, 0.5))
+    logits = model.evaluate(tree, range(len(tree)))[path]
+    model.close()
+    return float(np.abs(logits - expected).max())
+
+
+def test_models_are_described_by_the_builders_configuration() -> None:
+    details = runtime.describe(QWEN)
+    assert (details.quantization, details.context_length) == ("INT4", 256)
+    assert (details.embedding_length, details.heads, details.kv_heads) == (64, 4, 2)
+    matrices = 4 * 64 * (64 + 2 * 32 + 64 + 3 * 64) + 320 * 64
+    assert 0 < details.parameters - matrices < 1000  # norms; what scales weights does not count
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda graph: graph.input.add(name="block_table"), "without use_paged_attention"),
+        (
+            lambda graph: setattr(graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 1),
+            "without prune_lm_head",
+        ),
+    ],
+)
+def test_builds_that_a_tree_cannot_use_are_refused(
+    change: Callable[[onnx.GraphProto], object], what: str, tmp_path: Path
+) -> None:
+    model, path = changed_copy(LLAMA, tmp_path)
+    change(model.graph)
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match=what):
+        runtime.prepare(request(tmp_path))
+
+
+def test_a_build_without_its_configuration_is_refused(tmp_path: Path) -> None:
+    """The past's last number stands there alone."""
+    _, path = changed_copy(LLAMA, tmp_path)
+    config = path.with_name("genai_config.json")
+    content = json.loads(config.read_text())
+    config.unlink()
+    with pytest.raises(ModelError, match=r"genai_config\.json"):
+        runtime.prepare(request(tmp_path))
+    del content["model"]["decoder"]["head_size"]
+    config.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"genai_config\.json"):
+        runtime.prepare(request(tmp_path))

@@ -1,0 +1,312 @@
+"""ONNX models that cannot be used are refused with one sentence, before their weights are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import onnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from edgespec import runtimes
+from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.files.outline import read_outline
+from onnx_files import DATA_FILE, write_llama, write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_llama(tmp_path / "model", layers=1, hidden=32, vocab=300)
+    return tmp_path / "model"
+
+
+def prepare(path: Path, **options: object) -> None:
+    settings: dict[str, object] = {"ctx_size": 64, "max_nodes": 5, "max_branches": 2}
+    request = ModelRequest(path=path, owner="target", n_threads=1, **settings | options)  # type: ignore[arg-type]
+    runtime.prepare(request).close()
+
+
+def change(folder: Path, edit: Change) -> None:
+    """Edit the graph; the weights stay where they are."""
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def relocate(folder: Path, location: str) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = location
+
+    change(folder, edit)
+
+
+def test_a_folder_and_its_model_file_are_both_recognised(folder: Path) -> None:
+    assert runtime.recognises(folder)
+    assert runtime.recognises(folder / "model.onnx")
+    assert not runtime.recognises(folder / "config.json")
+    prepare(folder)
+    prepare(folder / "model.onnx")
+
+
+def test_a_classifier_is_not_a_decoder(folder: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for i, name in enumerate(node.output):
+                node.output[i] = "scores" if name == "logits" else name
+        model.graph.output[0].name = "scores"
+
+    change(folder, edit)
+    with pytest.raises(ModelError, match="is not a decoder"):
+        prepare(folder)
+
+
+def test_a_decoder_without_past_is_told_how_to_be_exported(folder: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        del model.graph.output[1:]
+
+    change(folder, edit)
+    with pytest.raises(ModelError, match="text-generation-with-past"):
+        prepare(folder)
+
+
+def test_a_decoder_with_further_inputs_is_refused(folder: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        wanted = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+        model.graph.input.append(wanted)
+
+    change(folder, edit)
+    with pytest.raises(ModelError, match="use_cache_branch"):
+        prepare(folder)
+
+
+def test_missing_weights_are_named(folder: Path) -> None:
+    (folder / DATA_FILE).unlink()
+    with pytest.raises(ModelError, match=f"{DATA_FILE}, which is missing"):
+        prepare(folder)
+
+
+def test_weights_that_were_cut_short_are_refused(folder: Path) -> None:
+    data = folder / DATA_FILE
+    data.write_bytes(data.read_bytes()[:-5])
+    with pytest.raises(ModelError, match="is cut short"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize(
+    "location", ["../model/model.onnx_data", "/etc/passwd", "a/../../x", "C:\\x", "..\\x", "", "\0"]
+)
+def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> None:
+    relocate(folder, location)
+    with pytest.raises(ModelError, match=r"outside its own folder|is damaged"):
+        prepare(folder)
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / DATA_FILE).rename(tmp_path / "elsewhere")
+    (folder / DATA_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="a link out of its folder"):
+        prepare(folder)
+
+
+def test_a_download_cache_of_links_is_accepted(folder: Path, tmp_path: Path) -> None:
+    """Hugging Face's cache links model and data from a snapshot to one folder of blobs."""
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in folder.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    prepare(snapshot)
+
+
+def test_an_unknown_operator_is_named(folder: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Hardmaxx"
+
+    change(folder, edit)
+    with pytest.raises(ModelError, match="Hardmaxx"):
+        prepare(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    write_tokenizer(folder / "tokenizer.json", 999)
+    with pytest.raises(ModelError, match="does not match the model"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": 1}', "[]", '{"model": {"type": "BPE"}}'])
+def test_a_damaged_tokenizer_is_refused(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        prepare(folder)
+
+
+def test_a_missing_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize("ends", [None, 300, -1])
+def test_a_model_must_say_how_a_text_ends(folder: Path, ends: int | None) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["eos_token_id"] = ends
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"ends a text|eos_token_id"):
+        prepare(folder)
+
+
+def test_several_models_in_a_folder_are_a_question(folder: Path) -> None:
+    (folder / "model.onnx").rename(folder / "a.onnx")
+    (folder / "b.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match="name one of them"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_gpu_layers": 3},
+        {"flash_attn": "on"},
+        {"cache_type_k": "q8_0"},
+        {"cache_type_v": "f32"},
+        {"ctx_size": 1 << 20},
+    ],
+)
+def test_options_that_cannot_apply_are_refused(folder: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        prepare(folder, **options)
+
+
+def test_an_empty_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match="its graph is empty"):
+        prepare(tmp_path)
+
+
+def test_a_text_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:"
+    )
+    with pytest.raises(ModelError, match="is no ONNX model"):
+        prepare(tmp_path)
+
+
+def test_a_graph_larger_than_any_decoders_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec_runtimes.onnx.files.outline.MOST_OUTLINE_BYTES", 1000)
+    write_llama(tmp_path, layers=1, hidden=32, vocab=300)
+    with pytest.raises(ModelError, match="its graph takes more than"):
+        read_outline(tmp_path / "model.onnx")
+
+
+def test_the_outline_holds_no_weights(tmp_path: Path) -> None:
+    path = write_llama(tmp_path, external=False)
+    assert len(read_outline(path)) < path.stat().st_size / 4
+
+
+def test_an_onnx_model_is_found_by_the_registry(folder: Path) -> None:
+    if "onnx" not in {entry.name for entry in runtimes.entry_points(group=runtimes.ENTRY_POINTS)}:
+        pytest.skip("edgespec was installed before it had this runtime")
+    assert runtimes.find(folder).name == "onnx"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_llama(folder, layers=1, hidden=32, vocab=300, external=False)
+    return folder
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 60_000))
+def test_a_file_that_was_cut_anywhere_is_refused(tiny: Path, cut: int) -> None:
+    whole = (tiny / "model.onnx").read_bytes()
+    damaged = tiny / "damaged" / "model.onnx"
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_bytes(whole[: cut % len(whole)])
+    with pytest.raises(ModelError):
+        prepare(damaged.parent)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_byte_ends_in_an_error_or_nowhere(tiny: Path, data: st.DataObject) -> None:
+    whole = bytearray((tiny / "model.onnx").read_bytes())
+    place = data.draw(st.integers(0, 20_000)) % len(whole)
+    whole[place] = data.draw(st.integers(0, 255))
+    damaged = tiny / "flipped" / "model.onnx"
+    damaged.parent.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json"):
+        (damaged.parent / name).write_bytes((tiny / name).read_bytes())
+    damaged.write_bytes(whole)
+    with suppress(EdgespecError):
+        prepare(damaged.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "genai_config.json"])
+def test_a_fifo_beside_the_model_keeps_nobody_waiting(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a FIFO"):
+        prepare(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_device_beside_the_model_is_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=rf"{name} cannot be read: it is a device"):
+        prepare(folder)
+
+
+def without_input(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, helper.make_node("Identity", [], ["copied"]))
+
+
+def without_value(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, onnx.NodeProto(op_type="Constant", output=["constant"]))
+
+
+def without_output(model: onnx.ModelProto) -> None:
+    name = model.graph.initializer[0].name
+    model.graph.node.insert(0, helper.make_node("Identity", [name], []))
+
+
+def without_target_type(model: onnx.ModelProto) -> None:
+    name = model.graph.initializer[0].name
+    model.graph.node.insert(0, helper.make_node("Cast", [name], ["cast"]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (without_input, "Identity reads nothing"),
+        (without_value, "Constant has no value"),
+        (without_output, "Identity makes nothing"),
+        (without_target_type, "Cast lacks its attribute to"),
+    ],
+)
+def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change, says: str) -> None:
+    change(folder, edit)
+    with pytest.raises(ModelError, match=f"is damaged: {says}"):
+        prepare(folder)

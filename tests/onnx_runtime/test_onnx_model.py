@@ -1,0 +1,104 @@
+"""The ONNX runtime keeps the port's contract: a tree by a mask or by rows, resident and paged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+
+from onnx_models import ContractOfKind, made_in, open_paged, open_resident
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+FITTING = sys.modules["edgespec_runtimes.onnx.prepare.fitting"]
+"""The module: its package calls what it makes by the same name."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    return made_in(tmp_path_factory.mktemp("models"), layers=2)
+
+
+@pytest.fixture
+def fed_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are taken for such that take no mask of ours."""
+    monkeypatch.setattr(FITTING, "find_masks", lambda *_: ())
+
+
+class TestResidentKeepsTheContract(ContractOfKind):
+    atol = 1e-4
+    opened = staticmethod(open_resident)
+
+
+class TestPagedKeepsTheContract(ContractOfKind):
+    atol = 1e-4
+    opened = staticmethod(open_paged)
+
+
+class TestHalfPrecisionWithNothingPinnedKeepsTheContract(ContractOfKind):
+    atol = 0.02
+    opened = partial(open_paged, share=0.0)
+    kind: ClassVar = {"dtype": "float16"}
+
+
+class TestWeightsInTheGraphKeepTheContract(ContractOfKind):
+    atol = 1e-3
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"external": False, "tied": True}
+
+
+class TestFusedAttentionKeepsTheContract(ContractOfKind):
+    atol = 1e-4
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"fused": True}
+
+
+@pytest.mark.usefixtures("fed_by_row")
+class TestBranchesAsRowsKeepTheContract(ContractOfKind):
+    """Where the graph takes no mask of ours, every branch is a row."""
+
+    atol = 1e-4
+    opened = staticmethod(open_resident)
+
+
+@pytest.mark.usefixtures("fed_by_row")
+class TestFusedRowsKeepTheContract(ContractOfKind):
+    """Fused attention takes no padding: each branch is a batch of its own."""
+
+    atol = 1e-4
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"fused": True}
+
+
+@pytest.mark.usefixtures("fed_by_row")
+class TestPagedRowsKeepTheContract(ContractOfKind):
+    atol = 1e-4
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"tied": True}
+
+
+class TestFourBitsKeepTheContract(ContractOfKind):
+    atol = 1e-2
+    opened = staticmethod(open_resident)
+    kind: ClassVar = {"bits": 4, "fused": True}
+
+
+class TestPagedFourBitsKeepTheContract(ContractOfKind):
+    atol = 1e-2
+    opened = partial(open_paged, share=0.3)
+    kind: ClassVar = {"bits": 4, "fused": True, "layers": 4}
+
+
+class TestTokensThatInfluenceEachOtherKeepTheContract(ContractOfKind):
+    """int8 with a scale over the batch: each token is computed by itself, so nothing changes."""
+
+    atol = 1e-4
+    opened = staticmethod(open_paged)
+    kind: ClassVar = {"bits": 8}

@@ -1,0 +1,213 @@
+"""A paged ONNX model reads what the plan says, computes the same, and survives its storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec import session
+from edgespec.config import LoadSettings
+from edgespec.errors import BudgetError, UsageError, WeightReadError
+from edgespec.memory.budget import MIB, plan_memory
+from edgespec.testing.paging_contract import PagingContract, one_by_one
+from edgespec.testing.port_contract import TEXT
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
+from onnx_files import DATA_FILE, write_llama
+from onnx_models import open_paged, open_resident, request
+from onnx_reference import WholeModel
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers of some 160 KiB: whole blocks are then a small part."""
+    path = tmp_path_factory.mktemp("models") / "model"
+    write_llama(path, layers=6, ffn=128, vocab=512)
+    return path
+
+
+@pytest.fixture
+def paged(folder: Path) -> Iterator[OnnxModel]:
+    model = open_paged(folder)
+    yield model
+    model.close()
+
+
+class TestPagedModelKeepsThePagingContract(PagingContract):
+    """With fp32 layers as Optimum exports them."""
+
+
+def text(model: OnnxModel, n: int) -> list[int]:
+    return model.vocabulary.encode(2 * TEXT)[:n]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_paged_logits_equal_the_whole_models(kind: str, tmp_path: Path) -> None:
+    path = write_llama(tmp_path, dtype=kind)
+    model = open_paged(tmp_path, share=0.0)
+    tokens = text(model, 12)
+    whole = WholeModel(path)
+    expected = np.stack([whole.decode(token) for token in tokens])
+    atol = 1e-4 if kind == "float32" else 0.02
+    assert np.allclose(one_by_one(model, tokens), expected, atol=atol)
+    model.close()
+
+
+def test_a_pass_reads_what_is_not_pinned_and_no_more(folder: Path) -> None:
+    model = open_paged(folder, share=0.8)
+    one_by_one(model, text(model, 16))
+    stats = model.paging()
+    model.close()
+    assert stats.passes == 16
+    assert 0 < stats.pinned_bytes < stats.pinned_bytes + stats.streamed_bytes
+    per_pass = stats.bytes_read / stats.passes
+    # whole blocks instead of bytes, and what was read ahead for a pass that never came
+    assert stats.streamed_bytes <= per_pass <= 1.2 * stats.streamed_bytes
+
+
+def test_what_several_pieces_read_stays_in_memory(folder: Path) -> None:
+    """Streamed, it would be read for each of them, in every pass."""
+    source = read_source(folder / "model.onnx")
+    shared = max(source.weights.values(), key=lambda weight: weight.nbytes).name
+    model = open_paged(folder, share=0.0)
+    assert model._weights is not None
+    cut = model._weights._cut
+    pieces = [replace(piece, weights=(*piece.weights, ("s", shared))) for piece in cut.pieces]
+    everywhere = replace(cut, pieces=tuple(pieces))
+    model.close()
+    assert shared in {weight.name for weight in small_weights(everywhere, source)}
+    groups = own_weights(everywhere, source)
+    assert groups
+    assert not any(shared == weight.name for group in groups for weight in group.weights)
+
+
+def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
+    """The batches follow each other through a layer while its weights are there."""
+    tokens = text(paged, 40)
+    object.__setattr__(paged._batcher, "chunk", 16)
+    paged.prefill(tokens[:-1])
+    assert paged.last_report.passes == 1
+    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    paged.truncate(0)
+    assert np.allclose(logits, one_by_one(paged, tokens)[-1], atol=1e-3)
+
+
+def test_prompts_longer_than_a_pass_take_several(folder: Path) -> None:
+    model = open_paged(folder, batch_size=16)
+    model.prefill(text(model, 40))
+    assert model.last_report.passes == 3
+    model.close()
+
+
+def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
+    write_llama(tmp_path, layers=6, ffn=128, vocab=512)
+    model = open_paged(tmp_path, share=0.0)
+    tokens = text(model, 12)
+    data = tmp_path / DATA_FILE
+    with data.open("r+b") as file:
+        file.truncate(data.stat().st_size // 2)
+    with pytest.raises(WeightReadError, match="cut short"):
+        one_by_one(model, tokens)
+    model.close()
+
+
+def test_a_closed_model_says_so(folder: Path) -> None:
+    model = open_resident(folder)
+    model.close()
+    with pytest.raises(UsageError, match="closed"):
+        model.prefill([1])
+
+
+def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
+    prepared = runtime.prepare(request(folder))
+    rows = [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
+    assert all(row.nbytes > 0 for row in rows)
+    plan = plan_memory(100 * MIB, rows, prepared.segmentations(), prepared.resident_rows())
+    assert not plan.paged
+    prepared.close()
+
+
+def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "BUFFER_SHARE", 0.5)
+    path = write_llama(tmp_path, layers=2, ffn=16384)
+    settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
+    with pytest.raises(BudgetError) as refusal:
+        session.plan(settings)
+    smallest = refusal.value.smallest_bytes
+    assert smallest is not None
+    plan = session.plan(settings.model_copy(update={"memory_budget": smallest}))
+    assert plan.planned_bytes <= smallest
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 2.0])
+def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
+    share: float, tmp_path: Path
+) -> None:
+    path = write_llama(tmp_path, bits=4, layers=6)
+    model = open_paged(tmp_path, share)
+    tokens = text(model, 8)
+    whole = WholeModel(path)
+    expected = np.stack([whole.decode(token) for token in tokens])
+    assert np.allclose(one_by_one(model, tokens), expected, atol=0.01)
+    stats = model.paging()
+    assert (stats.streamed_bytes > 0) == (share < 1)
+    assert stats.bytes_read <= 1.5 * stats.passes * stats.streamed_bytes  # layers of few blocks
+    model.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+
+
+def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_here(
+    tmp_path: Path,
+) -> None:
+    """Why they are computed one by one: a further token moves the first one's logits."""
+    path = write_llama(tmp_path, bits=8)
+    model = open_resident(tmp_path)
+    tokens = text(model, 8)
+    whole = WholeModel(path)
+    alone = whole.decode(tokens[0])
+    together = whole.decode_batch(tokens)[0]
+    assert np.abs(together - alone).max() > 0.01 * alone.std()
+    tree = TokenTree(tokens[0])
+    for token in dict.fromkeys(tokens[1:]):
+        tree.add(ROOT, token, 0.1)
+    assert np.allclose(model.evaluate(tree, range(len(tree)))[0], alone, atol=1e-4)
+    model.close()
+
+
+def test_what_was_packed_for_a_pass_that_was_given_up_makes_room_for_the_next(
+    tmp_path: Path,
+) -> None:
+    write_llama(tmp_path, bits=4, layers=6)
+    model = open_paged(tmp_path, share=0.0)
+    weights: Any = model._weights
+    streamed = sorted(weights._segment_of)
+    packed = [i for i in streamed if weights._cut.pieces[i].graph in weights._constant]
+    as_they_are = [i for i in streamed if i not in packed]
+    assert as_they_are
+    late = threading.Timer(10, weights.cancel)
+    late.start()
+    for index in as_they_are:
+        with weights.held(packed[1]):
+            pass
+        assert weights._next is not None
+        with weights.held(index):
+            pass
+    assert late.is_alive()
+    late.cancel()
+    model.close()

@@ -1,0 +1,267 @@
+"""Which provider computes an ONNX model: what is really there, shown, and within its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec import session
+from edgespec.cli.reports import plan_report, plan_table
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec_runtimes.onnx.memory.placement import Placement
+from edgespec_runtimes.onnx.ort import devices
+from edgespec_runtimes.onnx.ort.devices import CPU, CPU_PROVIDER, CUDA_PROVIDER, Device
+from edgespec_runtimes.onnx.prepare import providers
+from onnx_devices import GIB, STAND_IN, use
+from onnx_files import DATA_FILE, write_llama
+
+GPU = Device(CUDA_PROVIDER, "a GPU", "cuda", GIB, GIB, 1, 1)
+installed = pytest.mark.skipif(
+    "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
+    reason="edgespec was installed before it had the ONNX runtime",
+)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An onnxruntime that was built with everything."""
+    for module in (devices, providers):
+        monkeypatch.setattr(module, "is_listed", lambda _: True)
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize(("cuda", "chosen"), [(GPU, GPU), ("no driver", CPU)])
+def test_auto_is_cuda_where_it_can_be_used(
+    cuda: Device | str, chosen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "find_cuda", lambda: cuda)
+    assert providers.choose("auto").device == chosen
+
+
+@pytest.mark.usefixtures("listed")
+def test_coreml_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    coreml = Device("CoreMLExecutionProvider", "CoreML")
+    monkeypatch.setattr(providers, "find_cuda", lambda: "no driver")
+    monkeypatch.setattr(providers, "find_coreml", lambda: coreml)
+    assert providers.choose("auto").device == CPU
+    assert providers.choose("coreml").device == coreml
+
+
+@pytest.mark.usefixtures("listed")
+def test_auto_says_why_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "find_cuda", lambda: "there is no NVIDIA driver")
+    note = providers.choose("auto").note
+    assert note is not None
+    assert "computes on the CPU; cuda cannot be used: there is no NVIDIA driver" in note
+
+
+def test_auto_says_nothing_where_onnxruntime_has_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(providers, "is_listed", lambda _: False)
+    assert providers.choose("auto") == providers.Choice(CPU)
+
+
+def test_the_cpu_is_taken_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "find_cuda", lambda: GPU)
+    assert providers.choose("cpu") == providers.Choice(CPU)
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "coreml"])
+def test_what_was_asked_for_and_is_not_there_is_refused(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, f"find_{wanted}", lambda: "there is none")
+    with pytest.raises(UsageError, match=f"--provider {wanted} cannot be used: there is none"):
+        providers.choose(wanted)
+
+
+@pytest.mark.usefixtures("listed")
+def test_without_a_driver_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert "no NVIDIA driver" in str(devices.find_cuda())
+
+
+class Driver:
+    """What `find_cuda` calls of the driver; `failing` calls answer with CUDA's error 100."""
+
+    def __init__(self, failing: str = "") -> None:
+        self._failing = failing
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments: 100 if name == self._failing else self._answer(name, arguments)
+
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> int:
+        if name == "cuDeviceGetName":
+            arguments[0].value = b"Model T"
+        if name == "cuMemGetInfo_v2":
+            arguments[0]._obj.value, arguments[1]._obj.value = 3 * GIB, 4 * GIB
+        return 0
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_device_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    monkeypatch.setattr(devices, "_why_cuda_is_unusable", lambda: None)
+    found = devices.find_cuda()
+    assert isinstance(found, Device)
+    assert (found.label, found.memory) == ("Model T (CUDA)", "cuda")
+    assert (found.total_bytes, found.free_bytes) == (4 * GIB, 3 * GIB)
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("step", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"])
+def test_a_driver_without_a_device_is_no_cuda(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(step))
+    assert "finds no usable device (error 100)" in str(devices.find_cuda())
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_device_is_not_enough_without_cudas_libraries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """onnxruntime prints what it does not find, and falls back to the CPU in silence."""
+    monkeypatch.setattr(devices, "_first_cuda_device", lambda: ("Model T", GIB, GIB))
+    monkeypatch.setattr(
+        devices.ort, "preload_dlls", lambda: print("Failed to load libcublas.so.13: not found")
+    )
+    monkeypatch.setattr(devices, "_computes_with_cuda", lambda: False)
+    devices._why_cuda_is_unusable.cache_clear()
+    reason = devices.find_cuda()
+    devices._why_cuda_is_unusable.cache_clear()
+    assert "Failed to load libcublas.so.13: not found" in str(reason)
+    assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in str(reason)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(isinstance(devices.find_cuda(), Device), reason="CUDA can be used here")
+def test_a_session_that_wants_cuda_gets_the_cpu_here() -> None:
+    assert not devices._computes_with_cuda()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has it")
+def test_coreml_is_macs_alone() -> None:
+    assert devices.find_coreml() == "only macOS has CoreML"
+
+
+def test_a_gpu_session_takes_no_more_than_it_may() -> None:
+    (name, options), (last, _) = GPU.providers(12345)
+    assert (name, last) == (CUDA_PROVIDER, CPU_PROVIDER)
+    assert options["gpu_mem_limit"] == "12345"
+    assert options["arena_extend_strategy"] == "kSameAsRequested"
+
+
+def test_operators_that_are_left_to_the_cpu_are_counted_by_kind() -> None:
+    operators = [
+        {CUDA_PROVIDER: Counter(MatMul=7), CPU_PROVIDER: Counter(Shape=2)},
+        {CUDA_PROVIDER: Counter(MatMul=1), CPU_PROVIDER: Counter(Shape=1, Gather=1)},
+    ]
+    whole = Placement(uses_gpu=True, is_whole=True)
+    what, left = providers.device_notes("it", GPU, whole, 3, operators)
+    assert what == "a GPU computes it and has all of its weights"
+    assert left == "it: onnxruntime leaves 4 of 12 operators to the CPU instead of a GPU: " + (
+        "3 Shape, 1 Gather"
+    )
+    assert providers.device_notes("it", GPU, whole, 3, operators[:0]) == [what]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, own_cache: None) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    big = write_llama(folder / "big", layers=12, hidden=256, heads=4, ffn=1024, vocab=512)
+    return big.parent, write_llama(folder / "small", vocab=512).parent
+
+
+def settings(pair: tuple[Path, Path], **more: object) -> LoadSettings:
+    big, small = pair
+    return LoadSettings.model_validate(
+        {"model": big, "draft": small, "ctx_size": 128, "memory_budget": "2GiB", **more}
+    )
+
+
+@installed
+def test_the_draft_comes_first_and_the_rest_is_the_targets(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(STAND_IN, monkeypatch)
+    plan = session.plan(settings(pair, gpu_memory_budget="34MiB"), EngineSettings(draft_max=4))
+    assert [row.owner for row in plan.gpu_rows] == ["process", *2 * ["draft"], *3 * ["target"]]
+    assert plan.gpu_planned_bytes <= plan.gpu_budget_bytes == 34 << 20
+    assert any("keeps the weights of" in note and "of 13 parts" in note for note in plan.notes)
+    assert plan.paged
+    assert 0 < len(plan.segments) < 13
+
+
+@installed
+def test_the_processs_budget_counts_nothing_of_the_gpus(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(STAND_IN, monkeypatch)
+    on_cpu = session.plan(settings(pair, gpu_memory_budget=1), EngineSettings(draft_max=4))
+    on_gpu = session.plan(settings(pair), EngineSettings(draft_max=4))
+    assert on_cpu.gpu_rows == ()
+    assert not on_gpu.paged
+    weights = (pair[0] / DATA_FILE).stat().st_size
+    assert on_cpu.planned_bytes - on_gpu.planned_bytes > weights / 2
+    assert plan_report(on_gpu, None)["gpu_planned_bytes"] == on_gpu.gpu_planned_bytes > weights
+    assert "planned on the GPU" in "\n".join(plan_table(on_gpu))
+
+
+@installed
+def test_a_draft_that_does_not_fit_leaves_the_gpu_to_the_target(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(STAND_IN, monkeypatch)
+    swapped = (pair[1], pair[0])
+    plan = session.plan(settings(swapped, gpu_memory_budget="20MiB"), EngineSettings(draft_max=4))
+    assert {row.owner for row in plan.gpu_rows} == {"process", "target"}
+    assert any("20 are left for it: the CPU computes big" in note for note in plan.notes)
+
+
+@installed
+@pytest.mark.parametrize("budget", ["34MiB", "auto"])
+def test_the_text_is_the_same_wherever_it_is_computed(
+    budget: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session.load(settings(pair), EngineSettings(draft_max=4)) as running:
+        expected = running.generate("the other one", max_tokens=24).tokens
+    use(STAND_IN, monkeypatch)
+    with session.load(settings(pair, gpu_memory_budget=budget)) as running:
+        assert running.plan.gpu_rows
+        assert running.generate("the other one", max_tokens=24).tokens == expected
+
+
+@installed
+def test_a_gpu_budget_without_a_gpu_is_refused(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(CPU, monkeypatch)
+    with pytest.raises(UsageError, match="--gpu-memory-budget: no GPU computes an ONNX model"):
+        session.plan(settings(pair, gpu_memory_budget="75%"))
+    with pytest.raises(UsageError, match="no effect with --provider cpu"):
+        settings(pair, gpu_memory_budget="1GiB", provider="cpu")
+
+
+@installed
+def test_a_gpu_budget_beyond_the_gpu_is_refused(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(STAND_IN, monkeypatch)
+    with pytest.raises(UsageError, match="asks for 2,048 MiB, and the GPU has 1,024"):
+        session.plan(settings(pair, gpu_memory_budget="2GiB"))

@@ -1,0 +1,192 @@
+"""What is kept in the cache folder is whole, or is made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from edgespec.errors import Cancelled, ModelError
+from edgespec.paging.reader import Extent
+from edgespec_runtimes.onnx.files.source import Source, Weight, read_source
+from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.weights import artifacts
+from edgespec_runtimes.onnx.weights.paged import EmbeddingTable
+from onnx_files import write_llama
+
+PIECE = Piece("layer 0", 1, 1, (("v0", "x"), ("v1", "mask")), (("v2", "w"),), (("v3", "y"),))
+CUT = Cut(
+    (b"one", b"\n{two}"),
+    (PIECE, replace(PIECE, name="layer 1")),
+    (("e", "table"),),
+    (("f", "columns"),),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield artifacts.folder()
+    assert not [file for file in artifacts.folder().glob(".*") if file.is_file()]
+
+
+def never() -> Cut:
+    raise AssertionError("it was made again")
+
+
+def test_a_cut_is_made_once(folder: Path) -> None:
+    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
+    assert artifacts.cached_cut(b"key", never) == CUT
+
+
+def test_another_key_is_another_cut(folder: Path) -> None:
+    artifacts.cached_cut(b"key", lambda: CUT)
+    other = replace(CUT, graphs=(b"other",))
+    assert artifacts.cached_cut(b"other", lambda: other) == other
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 31, 32, 100, -1])
+def test_an_entry_that_was_cut_short_is_made_again(folder: Path, n_bytes: int) -> None:
+    artifacts.cached_cut(b"key", lambda: CUT)
+    (entry,) = folder.iterdir()
+    entry.write_bytes(entry.read_bytes()[:n_bytes])
+    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
+    assert artifacts.cached_cut(b"key", never) == CUT
+
+
+def test_an_entry_with_a_damaged_byte_is_made_again(folder: Path) -> None:
+    artifacts.cached_cut(b"key", lambda: CUT)
+    (entry,) = folder.iterdir()
+    data = bytearray(entry.read_bytes())
+    data[-2] ^= 1
+    entry.write_bytes(data)
+    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
+
+
+def test_writers_at_the_same_time_leave_one_whole_entry(folder: Path) -> None:
+    together = threading.Barrier(8)
+
+    def make() -> Cut:
+        together.wait(10)
+        return CUT
+
+    threads = [threading.Thread(target=artifacts.cached_cut, args=(b"key", make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(folder.iterdir())) == 1
+    assert artifacts.cached_cut(b"key", never) == CUT
+
+
+def test_weights_inside_a_graph_are_copied_once_to_aligned_places(
+    tmp_path: Path, folder: Path
+) -> None:
+    source = read_source(write_llama(tmp_path / "model", external=False))
+    made = artifacts.aligned(source, lambda: False)
+    for name, weight in made.weights.items():
+        assert weight.extent.offset % 64 == 0
+        before = source.weights[name].extent
+        original = source.path.read_bytes()[before.offset : before.offset + before.nbytes]
+        begin = weight.extent.offset
+        assert made.files[0].read_bytes()[begin : begin + weight.nbytes] == original
+    written = made.files[0].stat().st_mtime_ns
+    assert artifacts.aligned(source, lambda: False).files[0].stat().st_mtime_ns == written
+
+
+def test_a_changed_model_replaces_the_copy_of_the_old_one(tmp_path: Path, folder: Path) -> None:
+    for seed in range(3):
+        path = write_llama(tmp_path / "model", external=False, seed=seed)
+        artifacts.aligned(read_source(path), lambda: False)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_aligned_weights_stay_where_they_are(tmp_path: Path, folder: Path) -> None:
+    source = read_source(write_llama(tmp_path / "model"))
+    assert artifacts.aligned(source, lambda: False) is source
+    assert not folder.exists()
+
+
+def test_copying_can_be_cancelled_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+    source = read_source(write_llama(tmp_path / "model", external=False))
+    with pytest.raises(Cancelled):
+        artifacts.aligned(source, lambda: True)
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> tuple[Source, np.ndarray]:
+    """A model of one table, [hidden, tokens], that begins somewhere in a file."""
+    values = np.random.default_rng(0).standard_normal((24, 1000)).astype(np.float16)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"12345" + values.tobytes())
+    weight = Weight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
+    return Source(path, onnx.ModelProto(), (path,), {"table": weight}), values
+
+
+@pytest.mark.parametrize("copy_bytes", [1, 1000, 1 << 20])
+def test_a_table_that_lies_by_column_is_looked_up_by_row(
+    copy_bytes: int,
+    table: tuple[Source, np.ndarray],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(artifacts, "_COPY_BYTES", copy_bytes)
+    source, values = table
+    shares: list[float] = []
+    made = artifacts.by_row(source, "table", lambda: False, lambda _, share: shares.append(share))
+    ids = np.array([[0, 999, 7], [7, 500, 0]])
+    with EmbeddingTable(made, made.weights["table"]) as embeddings:
+        assert np.array_equal(embeddings.rows(ids), values.T[ids])
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_table_is_copied_once_and_again_when_the_model_changed(
+    table: tuple[Source, np.ndarray], folder: Path
+) -> None:
+    source, values = table
+
+    def copy() -> tuple[bytes, int]:
+        (file,) = artifacts.by_row(source, "table", lambda: False).files
+        return file.read_bytes(), file.stat().st_mtime_ns
+
+    first, written = copy()
+    assert copy() == (first, written)
+    source.path.write_bytes(b"54321" + (values + 1).tobytes())
+    assert copy()[0] == np.ascontiguousarray((values + 1).T).tobytes() != first
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_copying_a_table_can_be_cancelled_and_leaves_nothing(
+    table: tuple[Source, np.ndarray], folder: Path
+) -> None:
+    with pytest.raises(Cancelled):
+        artifacts.by_row(table[0], "table", lambda: True)
+    assert not list(folder.iterdir())
+
+
+def test_a_table_that_cannot_be_copied_is_an_error_with_a_next_step(
+    table: tuple[Source, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+        artifacts.by_row(table[0], "table", lambda: False)

@@ -1,0 +1,85 @@
+"""Tokens and text by `tokenizer.json`, and what makes vocabularies comparable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from edgespec.errors import ModelError
+from edgespec.runtimes import without_padding
+from edgespec_runtimes.onnx.files.vocabulary import TokenizerVocabulary, read_vocabulary
+from gguf_files import byte_level_vocabulary
+from onnx_files import write_tokenizer
+
+TEXT = "Once there were two wolves\n\tand \u00e9t\u00e9 \U0001f43a."
+
+
+def byte_level(folder: Path, n_tokens: int = 297, n_vocab: int = 297) -> TokenizerVocabulary:
+    write_tokenizer(folder / "tokenizer.json", n_tokens)
+    return read_vocabulary(folder, n_vocab, [{"eos_token_id": 0}])
+
+
+def sentencepiece(folder: Path) -> TokenizerVocabulary:
+    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["\u2581", "\u2581the", "wolf", "<|user|>"]
+    bpe = models.BPE(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=[],
+        byte_fallback=True,
+        unk_token="<unk>",
+    )
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.add_tokens([AddedToken("<|user|>", special=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return read_vocabulary(folder, len(tokens), [{"eos_token_id": [1]}])
+
+
+def test_byte_level_pieces_join_to_the_text(tmp_path: Path) -> None:
+    vocabulary = byte_level(tmp_path)
+    assert b"".join(map(vocabulary.piece, vocabulary.encode(TEXT))).decode() == TEXT
+
+
+def test_sentencepiece_pieces_join_to_the_text(tmp_path: Path) -> None:
+    vocabulary = sentencepiece(tmp_path)
+    assert b"".join(map(vocabulary.piece, vocabulary.encode(TEXT))).decode() == TEXT
+    assert vocabulary.piece(259) == b" the"
+
+
+def test_control_tokens_add_nothing_and_other_added_tokens_their_text(tmp_path: Path) -> None:
+    vocabulary = sentencepiece(tmp_path)
+    assert vocabulary.piece(1) == b""
+    assert vocabulary.piece(vocabulary.encode("<|user|>")[0]) == b"<|user|>"
+
+
+def test_tokens_are_known_by_the_bytes_that_gguf_files_hold(tmp_path: Path) -> None:
+    tokens, _ = byte_level_vocabulary()
+    assert list(byte_level(tmp_path).table) == [token.encode() for token in tokens]
+
+
+def test_ids_without_a_token_are_padding(tmp_path: Path) -> None:
+    vocabulary = byte_level(tmp_path, 290, 320)
+    assert len(without_padding(vocabulary.table)) == 290
+    assert vocabulary.piece(310) == b""
+
+
+def test_ends_are_taken_from_every_configuration(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", 297)
+    configs = [{"eos_token_id": [3, 5]}, {"eos_token_id": 0}, {"eos_token_id": None}, {}]
+    assert read_vocabulary(tmp_path, 297, configs).eog_tokens == {0, 3, 5}
+
+
+def test_word_pieces_are_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="kind that is not supported"):
+        read_vocabulary(tmp_path, 2, [{"eos_token_id": 0}])

@@ -1,0 +1,237 @@
+"""The pager: right bytes in the right order, from slow, failing and short storage."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run, Segment
+
+
+def make_file(folder: Path, nbytes: int) -> Path:
+    path = folder / "weights.bin"
+    path.write_bytes(random.Random(nbytes).randbytes(nbytes))
+    return path
+
+
+def equal_segments(n: int, nbytes: int, start: int = 0) -> list[Segment]:
+    return [Segment(f"s{i}", [Extent(0, start + i * nbytes, nbytes)]) for i in range(n)]
+
+
+def bytes_at(address: int | None, segment: Segment, extent: Extent) -> bytes:
+    assert address is not None
+    return ctypes.string_at(
+        address + segment.locate(extent.file_index, extent.offset), extent.nbytes
+    )
+
+
+class SlowReader:
+    """Delivers zeros after a delay, and remembers what was asked for."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.starts: list[int] = []
+        self.is_closed = False
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        self.starts.append(run.start)
+        time.sleep(self.delay_s)
+        return run.nbytes
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FailingReader(SlowReader):
+    """Fails at one offset for a number of times."""
+
+    def __init__(self, offset: int, times: int) -> None:
+        super().__init__()
+        self.offset, self.times = offset, times
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        if run.start == self.offset and self.times:
+            self.times -= 1
+            raise WeightReadError("the disk is on fire")
+        return super().read(run, into, stopped)
+
+
+@pytest.fixture
+def pagers() -> Iterator[Callable[..., WeightPager]]:
+    made: list[WeightPager] = []
+
+    def make(segments: Sequence[Segment], reader: object, ring_bytes: int) -> WeightPager:
+        made.append(WeightPager(segments, reader, ring_bytes))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for pager in made:
+        pager.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_every_segment_arrives_whole_in_every_pass(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Segments of random sizes and gaps, a ring from the least to everything, three passes."""
+    sizes = data.draw(st.lists(st.integers(1, 30_000), min_size=1, max_size=8))
+    gaps = data.draw(st.lists(st.integers(0, 9_000), min_size=len(sizes), max_size=len(sizes)))
+    extents, offset = [], 0
+    for size, gap in zip(sizes, gaps, strict=True):
+        extents.append(Extent(0, offset + gap, size))
+        offset += gap + size
+    path = make_file(tmp_path_factory.mktemp("pager"), offset)
+    content = path.read_bytes()
+    segments = [Segment(str(i), [extent]) for i, extent in enumerate(extents)]
+    least = max(segment.slot_bytes for segment in segments)
+    ring_bytes = least + data.draw(st.integers(0, 3)) * least
+    pager = WeightPager(segments, DirectReader([path]), ring_bytes)
+    try:
+        for _ in range(3):
+            for i, (segment, extent) in enumerate(zip(segments, extents, strict=True)):
+                expected = content[extent.offset : extent.offset + extent.nbytes]
+                assert bytes_at(pager.acquire(i), segment, extent) == expected
+                pager.release(i)
+    finally:
+        pager.close()
+
+
+def test_a_pass_reads_each_streamed_byte_once(pagers: Callable[..., WeightPager]) -> None:
+    segments = equal_segments(10, BLOCK_BYTES)
+    reader = SlowReader()
+    pager = pagers(segments, reader, 3 * BLOCK_BYTES)
+    for _ in range(4):
+        for i in range(10):
+            pager.acquire(i)
+            pager.release(i)
+    pager.close()
+    read_ahead = len(reader.starts) - 40
+    assert 0 <= read_ahead <= 4
+    assert pager.bytes_read == len(reader.starts) * BLOCK_BYTES
+
+
+def test_reading_goes_on_across_the_end_of_a_pass(pagers: Callable[..., WeightPager]) -> None:
+    reader = SlowReader()
+    pager = pagers(equal_segments(3, BLOCK_BYTES), reader, 2 * BLOCK_BYTES)
+    for i in range(3):
+        pager.acquire(i)
+        pager.release(i)
+    deadline = time.monotonic() + 5
+    while len(reader.starts) < 5 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert reader.starts[3:5] == [0, BLOCK_BYTES]
+
+
+def test_a_held_slot_is_not_overwritten(tmp_path: Path, pagers: Callable[..., WeightPager]) -> None:
+    path = make_file(tmp_path, 8 * BLOCK_BYTES)
+    segments = equal_segments(8, BLOCK_BYTES)
+    pager = pagers(segments, DirectReader([path]), 2 * BLOCK_BYTES)
+    held = pager.acquire(0)
+    for i in range(1, 8):
+        pager.acquire(i)
+        pager.release(i)
+        if i == 1:
+            break
+    time.sleep(0.02)
+    assert bytes_at(held, segments[0], segments[0].extents[0]) == path.read_bytes()[:BLOCK_BYTES]
+
+
+def test_acquiring_out_of_order_delivers_the_right_segment(
+    tmp_path: Path, pagers: Callable[..., WeightPager]
+) -> None:
+    path = make_file(tmp_path, 6 * BLOCK_BYTES)
+    content = path.read_bytes()
+    segments = equal_segments(6, BLOCK_BYTES)
+    pager = pagers(segments, DirectReader([path]), 3 * BLOCK_BYTES)
+    for i in (0, 1, 0, 4, 2, 5, 0, 3):
+        address = pager.acquire(i)
+        expected = content[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
+        assert bytes_at(address, segments[i], segments[i].extents[0]) == expected
+        pager.release(i)
+
+
+def test_waiting_for_slow_storage_is_counted_as_stall(
+    pagers: Callable[..., WeightPager],
+) -> None:
+    pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.05), BLOCK_BYTES)
+    for i in (0, 1):
+        pager.acquire(i)
+        pager.release(i)
+    assert pager.stall_s > 0.05
+
+
+def test_a_failed_read_reaches_the_consumer_and_the_next_attempt_may_succeed(
+    pagers: Callable[..., WeightPager],
+) -> None:
+    reader = FailingReader(offset=BLOCK_BYTES, times=2)
+    pager = pagers(equal_segments(3, BLOCK_BYTES), reader, 2 * BLOCK_BYTES)
+    pager.acquire(0)
+    pager.release(0)
+    with pytest.raises(WeightReadError, match="on fire"):
+        pager.acquire(1)
+    assert pager.acquire(1) is not None
+
+
+def test_a_file_that_was_cut_short_is_reported_with_both_lengths(tmp_path: Path) -> None:
+    path = make_file(tmp_path, 3 * BLOCK_BYTES)
+    reader = DirectReader([path])
+    pager = WeightPager(equal_segments(4, BLOCK_BYTES), reader, 4 * BLOCK_BYTES)
+    try:
+        with pytest.raises(WeightReadError, match=r"cut short .*12,288.*16,384"):
+            pager.acquire(3)
+    finally:
+        pager.close()
+
+
+def test_the_last_block_may_reach_past_the_end_of_the_file(tmp_path: Path) -> None:
+    path = make_file(tmp_path, BLOCK_BYTES + 10)
+    pinned = PinnedSegments()
+    segment = Segment("s", [Extent(0, BLOCK_BYTES - 5, 15)])
+    reader = DirectReader([path])
+    address = pinned.load(segment, reader, lambda: False)
+    assert bytes_at(address, segment, segment.extents[0]) == path.read_bytes()[-15:]
+    reader.close()
+    pinned.close()
+
+
+def test_cancelling_wakes_a_waiting_consumer(pagers: Callable[..., WeightPager]) -> None:
+    pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.5), BLOCK_BYTES)
+    threading.Timer(0.02, pager.cancel).start()
+    assert pager.acquire(0) is None
+    pager.resume()
+    assert pager.acquire(0) is not None
+
+
+def test_a_ring_full_of_held_slots_is_an_error_and_not_a_hang(
+    pagers: Callable[..., WeightPager],
+) -> None:
+    pager = pagers(equal_segments(3, BLOCK_BYTES), SlowReader(), 2 * BLOCK_BYTES)
+    pager.acquire(0)
+    pager.acquire(1)
+    with pytest.raises(EdgespecError, match="full of held slots"):
+        pager.acquire(2)
+
+
+def test_a_ring_below_the_largest_segment_is_refused() -> None:
+    with pytest.raises(EdgespecError, match="cannot hold"):
+        WeightPager(equal_segments(1, 3 * BLOCK_BYTES), SlowReader(), BLOCK_BYTES)
+
+
+def test_closing_ends_the_thread_while_it_reads() -> None:
+    reader = SlowReader(0.05)
+    before = threading.active_count()
+    pager = WeightPager(equal_segments(2, BLOCK_BYTES), reader, BLOCK_BYTES)
+    pager.close()
+    assert reader.is_closed
+    assert threading.active_count() == before

@@ -1,0 +1,43 @@
+"""Segments lie in their slots where they are located; files are opened or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import WeightReadError
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Memory, Segment
+
+
+def test_neighbouring_extents_are_read_as_one_run() -> None:
+    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 150, 5000), Extent(1, 0, 10)])
+    assert [(run.file_index, run.start, run.nbytes) for run in segment.runs] == [
+        (0, 0, 2 * BLOCK_BYTES),
+        (1, 0, BLOCK_BYTES),
+    ]
+
+
+def test_distant_extents_are_separate_runs_and_are_located_in_the_slot() -> None:
+    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 1_000_000, 10)])
+    assert len(segment.runs) == 2
+    assert segment.locate(0, 100) == 100
+    assert segment.locate(0, 1_000_000) == BLOCK_BYTES + 1_000_000 % BLOCK_BYTES
+
+
+def test_locating_a_byte_that_the_segment_does_not_hold_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Segment("s", [Extent(0, 0, 10)]).locate(0, BLOCK_BYTES)
+
+
+def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(WeightReadError, match="cannot open"):
+        DirectReader([tmp_path / "nothing.gguf"])
+
+
+def test_memory_that_was_forgotten_reads_as_zero() -> None:
+    memory = Memory(BLOCK_BYTES)
+    memory.view(0, 4)[:] = b"full"
+    memory.forget()
+    assert bytes(memory.view(0, 4)) == b"\0\0\0\0"
+    memory.close()

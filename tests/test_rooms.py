@@ -1,0 +1,113 @@
+"""Who may import whom: the folders are the architecture, and this holds it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
+
+CORE = {"errors", "owning", "regular_files", "tracing", "tree", "units", "values", "worker"}
+PORTS = CORE | {"baselines", "cache_folder", "config", "ports"}
+RESOURCES = PORTS | {"memory", "paging"}
+LOADING = RESOURCES | {"engine", "loading", "runtimes"}
+MAY_IMPORT: dict[str, set[str]] = {
+    **dict.fromkeys(CORE, CORE),
+    **dict.fromkeys(PORTS - CORE, PORTS),
+    "memory": PORTS,
+    "paging": PORTS,
+    "engine": PORTS,
+    "runtimes": RESOURCES,
+    "trace_file": RESOURCES,
+    "loading": LOADING,
+    "session": LOADING,
+    "testing": RESOURCES | {"engine", "runtimes"},
+    "models": LOADING | {"session"},
+    "bench": LOADING | {"session", "models"},
+    "cli": LOADING | {"bench", "models", "session", "trace_file"},
+    "__main__": {"cli"},
+    "": {"config", "engine", "errors", "session", "trace_file", "values"},
+}
+"""By part of `edgespec`, the parts that it may import besides itself."""
+
+RUNTIMES = RESOURCES | {"runtimes"}
+"""What any runtime may import of `edgespec`: ports and what lies below them."""
+
+RUNTIME_ROOMS: dict[str, list[str]] = {
+    "gguf": ["file", "llama", ""],
+    "onnx": ["ort", "files", "graph", "memory", "weights", "prepare", ""],
+}
+"""By runtime, its parts from the lowest up; each may import those before it."""
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((package, *(part for part in parts if part != "__init__"))), path
+
+
+ALL = dict(modules())
+
+
+def imports(module: str) -> set[str]:
+    """The modules of ours that `module` imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(ALL[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in ALL else node.module for name in full}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] in PACKAGES}
+
+
+def room(module: str, depth: int = 1) -> str:
+    """The part of its package that a module belongs to: `memory` of `edgespec.memory.budget`."""
+    parts = [*module.split("."), ""]
+    return parts[depth]
+
+
+@pytest.mark.parametrize("module", [name for name in ALL if name.split(".")[0] == "edgespec"])
+def test_edgespec_imports_downwards(module: str) -> None:
+    allowed = MAY_IMPORT[room(module)] | {room(module)}
+    assert {room(name) for name in imports(module)} <= allowed
+    assert not [name for name in imports(module) if name.startswith("edgespec_runtimes")]
+
+
+@pytest.mark.parametrize("module", [name for name in ALL if name.split(".")[0] != "edgespec"])
+def test_a_runtime_imports_ports_and_what_lies_below(module: str) -> None:
+    ours = {room(name) for name in imports(module) if name.split(".")[0] == "edgespec"}
+    assert ours <= RUNTIMES
+
+
+@pytest.mark.parametrize("runtime", RUNTIME_ROOMS)
+def test_a_runtimes_rooms_lie_on_one_another(runtime: str) -> None:
+    order = RUNTIME_ROOMS[runtime]
+    package = f"edgespec_runtimes.{runtime}"
+    upwards = [
+        (module, name)
+        for module in ALL
+        if module.startswith(f"{package}.")
+        for name in imports(module)
+        if name.startswith(f"{package}.") and _level(name, order) > _level(module, order)
+    ]
+    assert not upwards
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_what_runs_models_knows_nothing_of_enlarging(module: str) -> None:
+    if room(module) != "enlarge":
+        assert not [name for name in imports(module) if name.startswith(f"{_ENLARGE}.")]
+
+
+_ENLARGE = "edgespec_runtimes.enlarge"
+
+
+def _level(module: str, order: list[str]) -> int:
+    name = room(module, 2)
+    return order.index(name if name in order else "")
