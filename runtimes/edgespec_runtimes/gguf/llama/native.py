@@ -416,6 +416,3 @@ class GgufVocabulary:
             if n >= 0:
                 return text.raw[:n]
             room = -n
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._table[token]

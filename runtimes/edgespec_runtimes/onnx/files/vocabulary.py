@@ -39,9 +39,6 @@ class TokenizerVocabulary:
     def piece(self, token: int) -> bytes:
         return self._pieces[token]
 
-    def token_bytes(self, token: int) -> bytes:
-        return self._table[token]
-
     @property
     def table(self) -> Sequence[bytes]:
         """What identifies each token, in the order of ids."""
