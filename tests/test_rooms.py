@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {"errors", "owning", "regular_files", "tracing", "tree", "units", "values", "worker"}
-PORTS = CORE | {"baselines", "cache_folder", "config", "ports"}
+PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -21,6 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": PORTS,
     "paging": PORTS,
     "engine": PORTS,
+    "chat": PORTS,
+    "hub": PORTS,
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
     "loading": LOADING,
@@ -28,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": LOADING | {"session"},
     "bench": LOADING | {"session", "models"},
-    "cli": LOADING | {"bench", "models", "session", "trace_file"},
+    "cli": LOADING | {"bench", "hub", "models", "session", "trace_file"},
     "__main__": {"cli"},
     "": {"config", "engine", "errors", "session", "trace_file", "values"},
 }

@@ -23,6 +23,7 @@ from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf import baselines, segments, weights
+from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
@@ -294,7 +295,8 @@ class PreparedGguf:
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                vocabulary = native.GgufVocabulary(model, self._token_table)
+                told = chat_format(self._header, self._token_table)
+                vocabulary = native.GgufVocabulary(model, self._token_table, told)
                 return GgufModel(
                     model, self._shape, self.info, vocabulary, self._stop, paged, trace=trace
                 )
