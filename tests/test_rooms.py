@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
-CORE = {"errors", "owning", "regular_files", "tracing", "tree", "units", "values", "worker"}
+CORE = {
+    "errors", "owning", "regular_files", "tracing", "tree", "unfinished", "units", "values",
+    "worker",
+}  # fmt: skip
 PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
