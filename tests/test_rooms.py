@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "errors", "owning", "regular_files", "tracing", "tree", "unfinished", "units", "values",
-    "worker",
+    "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree", "unfinished",
+    "units", "values", "worker",
 }  # fmt: skip
 PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports"}
 RESOURCES = PORTS | {"memory", "paging"}
@@ -32,8 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": LOADING,
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": LOADING | {"session"},
+    "diagnosis": LOADING | {"session", "models"},
     "bench": LOADING | {"session", "models"},
-    "cli": LOADING | {"bench", "hub", "models", "session", "trace_file"},
+    "cli": LOADING | {"bench", "diagnosis", "hub", "models", "session", "trace_file"},
     "__main__": {"cli"},
     "": {"config", "engine", "errors", "session", "trace_file", "values"},
 }
