@@ -16,15 +16,14 @@ from pathlib import Path
 
 from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
-from edgespec.findings import Finding
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, diagnosis, segments, weights
-from edgespec_runtimes.gguf.file.chat_format import chat_format
+from edgespec_runtimes.gguf import baselines, segments, weights
+from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
@@ -76,9 +75,6 @@ class GgufRuntime:
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         return baselines.run(name, request)
 
-    def diagnose(self) -> Sequence[Finding]:
-        return diagnosis.diagnose()
-
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
         validate(header)
@@ -97,6 +93,8 @@ class PreparedGguf:
         self._stop = native.Stop()
         sizes_only = native.load_sizes_only(header.path)
         try:
+            if not sizes_only.autoregressive:
+                raise unfit(header, WHOLE_TEXT)
             self.info = self._describe(sizes_only)
             self._shape, self._sizes = self._choose_shape(sizes_only)
         finally:
@@ -299,8 +297,7 @@ class PreparedGguf:
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                told = chat_format(self._header, self._token_table)
-                vocabulary = native.GgufVocabulary(model, self._token_table, told)
+                vocabulary = native.GgufVocabulary(model, self._token_table)
                 return GgufModel(
                     model, self._shape, self.info, vocabulary, self._stop, paged, trace=trace
                 )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.architectures import check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 
 MAX_LAYERS = 512
@@ -32,6 +33,15 @@ PLAIN_ARCHITECTURES = frozenset(
 )
 """Those whose graphs take it for granted that keys, values and rotation have one size, and that all
 layers use as many experts."""
+
+RECURRENT_WITHOUT_KV_HEADS = frozenset(
+    (
+        *("bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"),
+        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
+    )
+)
+"""Those in which a layer with no KV heads does not attend; some of them have queries all the same
+(Kimi Delta Attention, arXiv 2510.26692)."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
 BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
@@ -66,6 +76,7 @@ def validate(header: GgufFile) -> None:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if not header.architecture:
         raise ModelError(f"{header.path}: general.architecture is empty")
+    check_purpose(header)
     _check_depth(header)
     _check_experts(header)
     _check_attention(header)
@@ -107,6 +118,8 @@ def _check_attention(header: GgufFile) -> None:
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
         names = (f"blk.{layer}.attn_q.weight", f"blk.{layer}.attn_qkv.weight")
         if not any(name in header.tensors_by_name for name in names):
+            continue
+        if not n_kv_heads and header.architecture in RECURRENT_WITHOUT_KV_HEADS:
             continue
         if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
             raise _wrong(

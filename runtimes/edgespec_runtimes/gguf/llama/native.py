@@ -15,7 +15,6 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.chat_format import ChatFormat
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import Progress
@@ -276,6 +275,13 @@ class Model:
             lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
         )
 
+    @property
+    def autoregressive(self) -> bool:
+        """Whether it writes a token after the other, each from those before it alone."""
+        return not (
+            lib.llama_model_has_encoder(self.handle) or lib.llama_model_is_diffusion(self.handle)
+        )
+
     def close(self) -> None:
         if self.handle is not None:
             lib.llama_model_free(self.handle)
@@ -390,10 +396,7 @@ def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> 
 class GgufVocabulary:
     """Tokens and text through llama.cpp's own tokenizer."""
 
-    def __init__(
-        self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
-    ) -> None:
-        self.chat_format = chat_format or ChatFormat()
+    def __init__(self, model: Model, token_table: list[bytes]) -> None:
         self._vocab = model.vocab
         self._table = token_table
         self.n_vocab = model.n_vocab
@@ -420,3 +423,6 @@ class GgufVocabulary:
             if n >= 0:
                 return text.raw[:n]
             room = -n
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._table[token]

@@ -14,10 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgespec.chat_format import ChatFormat
 from edgespec.errors import ModelError
 from edgespec.regular_files import read_regular
-from edgespec_runtimes.onnx.files.chat_format import chat_format
 
 MOST_BYTES = 256 << 20
 
@@ -26,14 +24,8 @@ class TokenizerVocabulary:
     """Implements `edgespec.ports.Vocabulary`."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        table: Sequence[bytes],
-        pieces: Sequence[bytes],
-        eog: set[int],
-        chat_format: ChatFormat | None = None,
+        self, tokenizer: Tokenizer, table: Sequence[bytes], pieces: Sequence[bytes], eog: set[int]
     ) -> None:
-        self.chat_format = chat_format or ChatFormat()
         self.n_vocab = len(table)
         self.eog_tokens = frozenset(eog)
         self._tokenizer = tokenizer
@@ -46,6 +38,9 @@ class TokenizerVocabulary:
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._table[token]
 
     @property
     def table(self) -> Sequence[bytes]:
@@ -96,7 +91,7 @@ def read_vocabulary(
         )
     if bad := [token for token in eog if token not in range(n_vocab)]:
         raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
-    return TokenizerVocabulary(tokenizer, table, pieces, eog, chat_format(folder))
+    return TokenizerVocabulary(tokenizer, table, pieces, eog)
 
 
 def _read(path: Path) -> str:

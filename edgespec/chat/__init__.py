@@ -1,1 +1,0 @@
-"""Conversations: messages, the model's own template, and reasoning told apart from the answer."""

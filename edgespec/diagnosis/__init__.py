@@ -1,1 +1,0 @@
-"""What this machine and these models allow: `edgespec doctor`. Prints nothing."""

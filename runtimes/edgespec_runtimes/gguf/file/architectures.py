@@ -1,0 +1,87 @@
+"""Refuses models that do not write text token by token, each with what it is and what to do.
+
+Knows names of architectures and a few keys of the metadata; nothing of sizes, tensors or llama.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.header import GgufFile
+
+
+@dataclass(frozen=True, slots=True)
+class _Purpose:
+    """What a model is for, if not for text."""
+
+    does: str
+    instead: str
+
+
+EMBEDDING = _Purpose(
+    "turns texts into vectors and writes none",
+    "name a model that generates text, and use this one with an embedding server",
+)
+ENCODER = _Purpose(
+    "reads its prompt with an encoder of its own, for which edgespec has no pass",
+    "name a decoder-only model, or run this one with llama.cpp",
+)
+DIFFUSION = _Purpose(
+    "fills in a whole text at once (diffusion), where edgespec checks a token after the other",
+    "name an autoregressive model, or run this one with llama.cpp's llama-diffusion-cli",
+)
+WHOLE_TEXT = _Purpose(
+    "has an encoder or writes by diffusion, as llama.cpp says, and not a token after the other",
+    "name a decoder-only model, or run this one with llama.cpp",
+)
+SPEECH = _Purpose(
+    "makes sound, not text", "name a model that generates text, or run this one with llama.cpp"
+)
+VISION = _Purpose(
+    "is the image half of another model", "name the text model that it belongs to as the target"
+)
+HEAD = _Purpose(
+    "is a drafting head, which computes nothing without its target's inner states",
+    "name a whole model of the target's family as the draft",
+)
+
+PURPOSES: dict[str, _Purpose] = {
+    **dict.fromkeys(
+        (
+            *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"),
+            *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed"),
+        ),
+        EMBEDDING,
+    ),
+    **dict.fromkeys(("t5", "t5encoder"), ENCODER),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSION),
+    **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
+    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), HEAD),
+    "clip": VISION,
+}
+"""Of architectures that do not write text token by token."""
+
+NO_POOLING = 0
+POOLINGS = {1: "mean", 2: "CLS", 3: "last token", 4: "rank"}
+
+
+def check_purpose(header: GgufFile) -> None:
+    """Raise ModelError for a model that does not write text token by token."""
+    name = header.architecture
+    if name in PURPOSES:
+        raise unfit(header, PURPOSES[name])
+    if header.metadata.get(header.key("attention.causal")) is False:
+        raise unfit(header, EMBEDDING, "its attention is not causal")
+    pooling = header.integer(header.key("pooling_type"), NO_POOLING)
+    if pooling in POOLINGS:
+        raise unfit(header, EMBEDDING, f"it pools its outputs: {POOLINGS[pooling]}")
+
+
+def unfit(header: GgufFile, purpose: _Purpose, why: str = "") -> ModelError:
+    """The refusal of a model that is for something else."""
+    reason = f" ({why})" if why else ""
+    return ModelError(
+        f"{header.path}: a model of the architecture {header.architecture} {purpose.does}{reason}: "
+        f"{purpose.instead}"
+    )

@@ -1,0 +1,87 @@
+"""Models that do not write a token after the other are refused before llama.cpp sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.entry import main
+from edgespec.errors import ModelError
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file import architectures
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.validation import validate
+from gguf_files import ARRAY, BOOL, STRING, U32, Gguf, tiny_llama
+from zoo_files import write_model
+from zoo_species import Species
+
+
+def renamed(architecture: str) -> Gguf:
+    """A LLaMA that claims to be something else."""
+    model = tiny_llama()
+    model.metadata = {
+        key.replace("llama.", f"{architecture}.") if key.startswith("llama.") else key: value
+        for key, value in model.metadata.items()
+    }
+    model.metadata["general.architecture"] = (STRING, architecture)
+    return model
+
+
+@pytest.mark.parametrize("architecture", architectures.PURPOSES)
+def test_a_model_for_something_else_is_refused_with_a_next_step(
+    architecture: str, tmp_path: Path
+) -> None:
+    """t5, bert and its family ended the process; diffusion models wrote with a draft."""
+    path = renamed(architecture).write(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=f"architecture {architecture} .*: name ") as caught:
+        validate(read_header(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_line_says_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = renamed("bert").write(tmp_path / "m.gguf")
+    assert main(["generate", "-m", str(path), "-p", "Hello"]) == 3
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert complaint.startswith("edgespec: error: ")
+    assert "turns texts into vectors" in complaint and "use this one with" in complaint
+
+
+def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata["llama.attention.causal"] = (BOOL, False)
+    with pytest.raises(ModelError, match="its attention is not causal"):
+        validate(read_header(model.write(tmp_path / "m.gguf")))
+
+
+@pytest.mark.parametrize(("pooling", "name"), [(1, "mean"), (3, "last token")])
+def test_a_model_that_pools_is_refused(pooling: int, name: str, tmp_path: Path) -> None:
+    model = renamed("qwen3")
+    model.metadata["qwen3.pooling_type"] = (U32, pooling)
+    with pytest.raises(ModelError, match=f"it pools its outputs: {name}"):
+        validate(read_header(model.write(tmp_path / "m.gguf")))
+
+
+def test_pooling_of_no_kind_is_text(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata["llama.pooling_type"] = (U32, 0)
+    validate(read_header(model.write(tmp_path / "m.gguf")))
+
+
+def test_an_encoder_that_only_llama_cpp_knows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(architectures.PURPOSES, "t5")
+    path = write_model(tmp_path / "m.gguf", Species("t5"))
+    with pytest.raises(ModelError, match="has an encoder or writes by diffusion"):
+        runtime.prepare(ModelRequest(path, "target", 64, 1, 1, 1))
+
+
+def test_layers_of_linear_attention_have_queries_and_no_kv_heads(tmp_path: Path) -> None:
+    """Kimi-Linear was called damaged."""
+    model = renamed("kimi-linear")
+    model.metadata["kimi-linear.attention.head_count_kv"] = (ARRAY, U32, [0, 2])
+    validate(read_header(model.write(tmp_path / "m.gguf")))

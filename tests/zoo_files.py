@@ -1,0 +1,179 @@
+"""Writes a tiny random model of any architecture, with the tensors that llama.cpp itself asks for.
+
+llama.cpp is shown the metadata alone and names every tensor that it would load, with its shape.
+That may end the process where metadata are wrong: call `write_model` in a child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import zlib
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec_runtimes.gguf.llama.native import GgmlTensor
+from gguf_files import (
+    ARRAY,
+    BOOL,
+    F32,
+    I32,
+    STRING,
+    TYPE_CODES,
+    U32,
+    U64,
+    Gguf,
+    Tensor,
+    byte_level_vocabulary,
+    pack_weights,
+)
+from zoo_species import COMMON_KEYS, Species, hyperparameters
+
+N_VOCAB = 512
+LARGER_VOCABULARIES = {"chameleon": 10240, "qwen3tts": 3072}
+"""Where a graph takes certain tokens for granted."""
+
+UNQUANTISED = (
+    *("conv", "ssm_a", "ssm_d", "ssm_x", "ssm_dt", "ssm_beta", "ssm_alpha", "_norm"),
+    *("time_mix", "channel_mix_lerp", "position_embd", "token_types", "ffn_gate_inp", "rel_b"),
+    *("altup", "router", "indexer_compressor_ape", "ape", "hc_", "hyper", "sinks", "kpool"),
+)
+"""Parts of the names of matrices that files hold in F32."""
+
+
+def write_model(
+    path: Path, species: Species, changes: dict[str, Any] | None = None, seed: int = 0
+) -> Path:
+    """`changes` are hyperparameters that differ from the tiny model's own; None leaves one out."""
+    model = Gguf(_metadata(species, changes or {}))
+    for name, shape in tensors_wanted(model, path):
+        kind, content = _weights(name, shape, seed)
+        model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], content))
+    return model.write(path)
+
+
+def _metadata(species: Species, changes: dict[str, Any]) -> dict[str, tuple]:
+    name = species.architecture
+    tokens, merges = byte_level_vocabulary()
+    n_vocab = LARGER_VOCABULARIES.get(name, N_VOCAB)
+    tokens += [f"<filler {number}>" for number in range(n_vocab - len(tokens))]
+    own = hyperparameters(species) | changes
+    return {
+        "general.architecture": (STRING, name),
+        "general.name": (STRING, "tiny"),
+        **{
+            key if key.startswith(COMMON_KEYS) else f"{name}.{key}": _typed(value)
+            for key, value in own.items()
+            if value is not None
+        },
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "qwen2"),
+        "tokenizer.ggml.tokens": (ARRAY, STRING, tokens),
+        "tokenizer.ggml.token_type": (ARRAY, I32, [3] + [1] * (len(tokens) - 1)),
+        "tokenizer.ggml.merges": (ARRAY, STRING, merges),
+        "tokenizer.ggml.bos_token_id": (U32, 0),
+        "tokenizer.ggml.eos_token_id": (U32, 0),
+        "tokenizer.ggml.add_bos_token": (BOOL, False),
+    }
+
+
+def _typed(value: Any) -> tuple:
+    if isinstance(value, tuple):
+        return (ARRAY, U64, value[1])
+    if isinstance(value, list):
+        return (ARRAY, *_typed(value[0])[:1], value)
+    kinds = {bool: BOOL, int: U32, float: F32, str: STRING}
+    return (kinds[type(value)], value)
+
+
+def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes, in ggml's order, of all tensors that llama.cpp would load for `model`.
+
+    Raises ValueError with llama.cpp's complaint.
+    """
+    wanted: dict[str, tuple[int, ...]] = {}
+    complaints: list[str] = []
+
+    @lib.llama_model_set_tensor_data_t
+    def note(address: int, _: Any) -> None:
+        tensor = GgmlTensor.from_address(address)
+        n_dimensions = max((i + 1 for i, n in enumerate(tensor.ne) if n > 1), default=1)
+        wanted[tensor.name.decode()] = tuple(tensor.ne[:n_dimensions])
+        ctypes.memset(tensor.data, 0, _n_bytes(tensor))
+
+    hear = lib.llama_log_callback(
+        lambda level, text, _: complaints.append(text.decode(errors="replace"))
+    )
+    header = beside.with_suffix(".header")
+    model.write(header)
+    base = ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / "libggml-base.so"))
+    base.gguf_init_from_file.restype = ctypes.c_void_p
+    base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+    heard, data = lib.llama_log_callback(), ctypes.c_void_p()
+    lib.llama_log_get(ctypes.byref(heard), ctypes.byref(data))
+    lib.llama_log_set(hear, None)
+    try:
+        metadata = base.gguf_init_from_file(str(header).encode(), _InitParams(True, None))
+        parameters = lib.llama_model_default_params()
+        parameters.n_gpu_layers = 0
+        made = lib.llama_model_init_from_user(metadata, note, None, parameters)
+    finally:
+        lib.llama_log_set(heard, data)
+        header.unlink()
+    if not made:
+        told = [line for line in complaints if "error" in line]
+        raise ValueError("".join(told or complaints[-5:]).strip())
+    lib.llama_model_free(made)
+    base.gguf_free(ctypes.c_void_p(metadata))
+    return list(wanted.items())
+
+
+def _n_bytes(tensor: GgmlTensor) -> int:
+    return int(np.prod(tensor.ne[:])) * (4 if tensor.type == TYPE_CODES["F32"] else 2)
+
+
+class _InitParams(ctypes.Structure):
+    """`struct gguf_init_params`."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+NORMS = ("norm.weight", "_scale", ".scale", "ln1.weight")
+"""Parts of the names of what multiplies activations one by one."""
+GAIN = 1.5
+"""Of a matrix: a larger one lets the next token depend on more than the last."""
+POOL_BLOCKS, BLOCK = 1 << 16, 32
+
+
+@functools.cache
+def _pool() -> tuple[np.ndarray, np.ndarray]:
+    """Normal numbers, float32 [POOL_BLOCKS * BLOCK], and the same in Q8_0, [POOL_BLOCKS, bytes]:
+    weights are taken from them, because drawing and quantising each anew takes minutes."""
+    normal = np.random.default_rng(0).standard_normal(POOL_BLOCKS * BLOCK, np.float32)
+    packed = np.frombuffer(pack_weights(normal, "Q8_0"), np.uint8)
+    return normal, packed.reshape(POOL_BLOCKS, -1)
+
+
+def _weights(name: str, shape: tuple[int, ...], seed: int) -> tuple[str, bytes]:
+    """Type and content of a tensor."""
+    begin = (zlib.crc32(name.encode()) + 7919 * seed) % (POOL_BLOCKS // 2)
+    size = int(np.prod(shape))
+    is_matrix = len(shape) > 1 and shape[0] % BLOCK == 0
+    spread = 1.0 if "token_embd" in name else GAIN / shape[0] ** 0.5 if is_matrix else 0.3
+    if is_matrix and not any(part in name for part in UNQUANTISED):
+        blocks = np.resize(_pool()[1][begin:], (size // BLOCK, 34))
+        scales = blocks[:, :2].copy().view("<f2") * np.float16(spread)
+        return "Q8_0", np.concatenate([scales.view(np.uint8), blocks[:, 2:]], axis=1).tobytes()
+    values = np.resize(_pool()[0][BLOCK * begin :], size)
+    if "rope_freqs" in name or "rope_factors" in name:
+        values = 1 + np.abs(values)
+    elif "ssm_a" in name:
+        values = -0.1 - np.abs(values)
+    elif any(part in name for part in NORMS):
+        values = 1 + 0.1 * values
+    else:
+        values = spread * values
+    return "F32", values.astype("<f4").tobytes()
