@@ -41,5 +41,5 @@ $(READY): pyproject.toml
 
 # The ONNX runtime is a download of 250 MB, which the demo does without.
 $(TESTABLE): $(READY)
-	$(BIN)/python -m pip install -e ".[gguf,onnx,dev]"
+	$(BIN)/python -m pip install -e ".[gguf,onnx,chat,hub,dev]"
 	@touch $@

@@ -6,6 +6,7 @@ EdgespecError                 1  anything that went wrong while running
 │   └── PairError             3  two models that do not fit each other
 ├── BudgetError               4  a memory budget that cannot work
 ├── WeightReadError           1  storage failed while weights were streamed
+├── FetchError                1  a model that could not be fetched
 └── Cancelled               130  the caller asked a running model to stop
 """
 
@@ -46,6 +47,10 @@ class BudgetError(EdgespecError):
 
 class WeightReadError(EdgespecError):
     """Weights could not be read while they were streamed: I/O error or a file cut short."""
+
+
+class FetchError(EdgespecError):
+    """A model could not be fetched from a hub, and is not in the cache."""
 
 
 class Cancelled(EdgespecError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, get_args
 
-from edgespec.cli import bench_flags, model_flags
+from edgespec.cli import bench_flags, fetching, model_flags
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
     CacheType,
@@ -109,7 +109,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
         "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
-        "models": adder.add_parser("models", help="list, describe, compare and enlarge models"),
+        "models": adder.add_parser(
+            "models", help="list, describe, fetch, compare and enlarge models"
+        ),
     }
     return parser, commands, model_flags.add_to(commands["models"])
 
@@ -188,6 +190,7 @@ def _model_flags(parser: _Parser) -> None:
         dest="draft",
         help="small model of the same family that guesses (default: none with -m)",
     )
+    fetching.add_flags(group)
     group.add_argument("--no-draft", action="store_true", help="let the target decode alone")
     group.add_argument(
         "--config",

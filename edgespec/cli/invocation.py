@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from edgespec.cli import fetching
 from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config, spell
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair, find_config
@@ -29,11 +30,14 @@ class Request:
 
 
 def settings_from(given: argparse.Namespace) -> Request:
-    """Settings of a command that takes models. Raises UsageError and ModelError."""
+    """Settings of a command that takes models, which are fetched if their names are a hub's.
+
+    Raises UsageError, ModelError and FetchError.
+    """
+    notes = fetching.bring(given)
     known = {*LoadSettings.model_fields, *GenerateSettings.model_fields}
     flags = {name: value for name, value in vars(given).items() if name in known}
     config = read_config(find_config(given.config)) if "config" in given else {}
-    notes: list[str] = []
     _settle_draft(flags, config, notes)
     settings = config | flags
     _choose_models(settings, notes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import cache_folder
-from edgespec.cli import model_report
+from edgespec.cli import fetching, model_report
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.model_flags import CHECK_TOKENS, ENLARGE_BUDGET, ENLARGE_PROMPTS
@@ -142,6 +142,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "show": run_show,
     "check": run_check,
     "path": run_path,
+    "pull": fetching.run_pull,
     "enlarge": run_enlarge,
 }
 

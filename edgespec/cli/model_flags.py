@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
+from edgespec.cli import fetching
+
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
 CHECK_TOKENS = 64
@@ -69,7 +71,7 @@ examples:
 
 def add_to(parser: P) -> dict[str, P]:
     """The commands of `edgespec models`, by name."""
-    parser.description = "List, describe, compare and enlarge models."
+    parser.description = "List, describe, fetch, compare and enlarge models."
     parser.epilog = _EXAMPLES
     adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
     grammars: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -77,6 +79,7 @@ def add_to(parser: P) -> dict[str, P]:
         "show": (_show, "what a model is made of"),
         "check": (_check, "whether two models form a pair, and how well the draft fits"),
         "path": (_path, "where a model is"),
+        "pull": (fetching.add_pull, "fetch a model by its name on Hugging Face"),
         "enlarge": (_enlarge, "blow a model up without changing its text"),
     }
     commands = {}

@@ -1,0 +1,71 @@
+"""Which files of a repository are meant by `USER/REPO[:QUANT]`."""
+
+import pytest
+
+from edgespec.errors import ModelError, UsageError
+from edgespec.hub.choice import HubFile, choose
+from edgespec.hub.reference import HubReference, parse_reference
+
+
+def chosen(names: list[str], quant: str | None = None) -> list[str]:
+    files = [HubFile(name, 1 << 20) for name in names]
+    return [file.name for file in choose(HubReference("u/r", quant), files).files]
+
+
+def test_a_name_has_a_repository_and_perhaps_a_quantisation():
+    assert parse_reference("user/My.Repo-GGUF:q4_K_M") == HubReference(
+        "user/My.Repo-GGUF", "q4_K_M"
+    )
+    assert parse_reference("user/repo") == HubReference("user/repo")
+
+
+@pytest.mark.parametrize("text", ["", "repo", "a/b/c", "a/b:", "a/b:c:d", "../x", "a b/c", "a/ü"])
+def test_what_names_no_repository_is_refused(text):
+    with pytest.raises(UsageError, match="write USER/REPO or USER/REPO:QUANT"):
+        parse_reference(text)
+
+
+FILES = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-F16.gguf", "README.md"]
+
+
+def test_a_quantisation_is_found_in_any_case():
+    assert chosen(FILES, "q8_0") == ["m-Q8_0.gguf"]
+
+
+def test_without_one_it_is_llama_cpp_s_choice():
+    assert chosen(FILES) == ["m-Q4_K_M.gguf"]
+
+
+def test_without_that_it_is_the_first():
+    assert chosen(["m-q8_0.gguf", "m-f16.gguf"]) == ["m-f16.gguf"]
+
+
+def test_part_of_a_quantisation_s_name_is_another_quantisation():
+    with pytest.raises(ModelError, match=r"no Q4_K; it has: F16 \(1.0 MiB\), Q4_K_M.*Q8_0"):
+        chosen(FILES, "Q4_K")
+
+
+def test_the_plain_name_wins_over_a_longer_one():
+    names = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_XL.gguf"]
+    assert chosen(names, "Q4_K_XL") == ["m-Q4_K_XL.gguf"]
+    assert chosen(names, "UD-Q4_K_XL") == ["m-UD-Q4_K_XL.gguf"]
+
+
+def test_all_parts_of_a_split_model_come_in_order():
+    parts = [f"Q4_K_M/m-Q4_K_M-{n:05d}-of-00003.gguf" for n in (3, 1, 2)]
+    assert chosen(parts, "Q4_K_M") == sorted(parts)
+
+
+def test_a_part_that_is_missing_is_named():
+    with pytest.raises(ModelError, match="part 2 of 3 is missing in the repository"):
+        chosen(["m-Q4_0-00001-of-00003.gguf", "m-Q4_0-00003-of-00003.gguf"], "Q4_0")
+
+
+def test_image_encoders_and_statistics_are_no_models():
+    names = ["mmproj-m-Q4_K_M.gguf", "m.imatrix.gguf", "m-Q4_K_M.gguf"]
+    assert chosen(names) == ["m-Q4_K_M.gguf"]
+
+
+def test_a_repository_without_gguf_says_what_it_has():
+    with pytest.raises(ModelError, match=r"no GGUF model \(it holds json, safetensors files\)"):
+        chosen(["config.json", "model.safetensors"])

@@ -1,0 +1,77 @@
+"""`-hf`, `-hfd` and `models pull` on the command line, against a hub on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.models.embedded import embedded_pair
+from hub_server import FakeHub, serving
+
+REPO = "user/tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def hub():
+    pair = embedded_pair()
+    files = {"tiny-Q8_0.gguf": pair.target.read_bytes(), "tiny-Q4_0.gguf": b"GGUF"}
+    draft = {"draft-Q8_0.gguf": pair.draft.read_bytes()}
+    with serving(FakeHub({REPO: files, "user/draft-GGUF": draft})) as running:
+        yield running
+
+
+def run(hub: FakeHub, cache: Path, *arguments: str, **environment: str):
+    env = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache)} | environment
+    env.pop("HF_TOKEN", None)
+    command = [sys.executable, "-m", "edgespec", *arguments]
+    return subprocess.run(
+        command, check=False, env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_pull_prints_where_the_model_is(hub, tmp_path):
+    done = run(hub, tmp_path, "models", "pull", f"{REPO}:q8_0")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
+
+
+def test_pull_tells_programs_what_it_fetched(hub, tmp_path):
+    done = run(hub, tmp_path, "models", "pull", f"{REPO}:Q4_0", "--json")
+    told = json.loads(done.stdout)
+    assert told["size_bytes"] == 4
+    assert told["quantization"] == "Q4_0"
+    assert told["files"] == ["tiny-Q4_0.gguf"]
+
+
+def test_a_pair_named_on_a_hub_writes_what_its_files_write(hub, tmp_path):
+    prompt = ("generate", "-p", "def f(", "-n", "12")
+    fetched = run(hub, tmp_path, *prompt, "-hf", f"{REPO}:Q8_0", "-hfd", "user/draft-GGUF")
+    assert fetched.returncode == 0, fetched.stderr
+    assert "user/draft-GGUF is draft-Q8_0" in fetched.stderr
+    assert fetched.stdout == run(hub, tmp_path, *prompt).stdout
+
+
+def test_offline_the_cache_is_used_and_said(hub, tmp_path):
+    run(hub, tmp_path, "models", "pull", f"{REPO}:Q8_0")
+    done = run(hub, tmp_path, "models", "pull", REPO, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set; the model in the cache is used" in done.stderr
+    assert done.stdout.strip().endswith("tiny-Q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "complaint"),
+    [
+        (("models", "pull", "user/nothing"), 1, "has no model user/nothing, or it is private"),
+        (("models", "pull", f"{REPO}:Q2_K"), 3, "has no Q2_K; it has: Q4_0 (4 bytes), Q8_0"),
+        (("models", "pull", "nothing"), 2, "write USER/REPO or USER/REPO:QUANT"),
+        (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2, "-hf and -m name two models"),
+    ],
+)
+def test_what_cannot_be_fetched_is_one_line(hub, tmp_path, arguments, exit_code, complaint):
+    done = run(hub, tmp_path, *arguments)
+    assert done.returncode == exit_code
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1

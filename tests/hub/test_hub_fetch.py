@@ -1,0 +1,180 @@
+"""Models fetched from a hub on this machine, and every way in which that can fail."""
+
+import errno
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import FetchError, ModelError
+from edgespec.hub import download
+from edgespec.hub.fetch import Hub
+from edgespec.hub.reference import parse_reference
+from hub_server import REVISION, FakeHub, serving
+
+MODEL = bytes(range(256)) * 9000
+REPO = "user/repo-GGUF"
+FILES = {"m-Q4_K_M.gguf": MODEL, "m-Q8_0.gguf": b"other", "README.md": b"#"}
+PARTS = {f"m-Q4_0-{n:05d}-of-00002.gguf": bytes([n]) * 1000 for n in (1, 2)}
+
+
+@pytest.fixture
+def hub():
+    with serving(FakeHub({REPO: dict(FILES)})) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_S", 0)
+
+
+def fetch(hub: FakeHub, cache: Path, name: str = REPO, **options):
+    token = options.pop("token", None)
+    local = Hub(hub.endpoint, cache, token=token, offline=options.pop("offline", False))
+    return local.fetch(parse_reference(name), **options)
+
+
+def test_a_model_is_fetched_into_the_cache_of_huggingface_hub(hub, tmp_path):
+    path = fetch(hub, tmp_path).path
+    assert path == tmp_path / "models--user--repo-GGUF/snapshots" / REVISION / "m-Q4_K_M.gguf"
+    assert path.read_bytes() == MODEL
+
+
+def test_what_is_there_is_not_fetched_again(hub, tmp_path):
+    fetch(hub, tmp_path)
+    fetch(hub, tmp_path)
+    assert hub.ranges == [None]
+
+
+def test_all_parts_of_a_split_model_lie_beside_each_other(hub, tmp_path):
+    hub.repos[REPO] |= PARTS
+    path = fetch(hub, tmp_path, f"{REPO}:Q4_0").path
+    assert path.name == "m-Q4_0-00001-of-00002.gguf"
+    assert {part.name for part in path.parent.iterdir()} == set(PARTS)
+
+
+def test_progress_goes_from_nothing_to_everything(hub, tmp_path):
+    shares = []
+    fetch(hub, tmp_path, progress=lambda what, share: shares.append((what, share)))
+    assert shares[-1] == (f"fetching {REPO} (2.2 MiB)", 1.0)
+    assert sorted(shares) == shares
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub, tmp_path):
+    hub.breaks_after = [1_000_000, 500_000]
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+    assert hub.ranges == [None, "bytes=1000000-", "bytes=1500000-"]
+
+
+def test_a_connection_that_stays_broken_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
+    hub.breaks_after = [1_000_000] + [0] * (download.MOST_FAILURES + 1)
+    with pytest.raises(FetchError, match=r"broke .*run the command again, it goes on where"):
+        fetch(hub, tmp_path)
+    hub.ranges.clear()
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+    assert hub.ranges == ["bytes=1000000-"]
+
+
+def test_ctrl_c_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
+    def interrupt(what: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(hub, tmp_path, progress=interrupt)
+    partial = next(tmp_path.rglob("*.incomplete")).stat().st_size
+    hub.ranges.clear()
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+    assert hub.ranges == [f"bytes={partial}-"]
+
+
+def test_a_server_that_knows_no_ranges_begins_anew(hub, tmp_path):
+    hub.breaks_after, hub.ignores_ranges = [1_000_000], True
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+
+
+def test_a_file_that_comes_damaged_is_dropped(hub, tmp_path):
+    hub.damages = True
+    with pytest.raises(FetchError, match=r"came damaged \(its SHA-256 is .*fetch it again"):
+        fetch(hub, tmp_path)
+    hub.damages = False
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+
+
+def test_a_repository_that_is_not_there_says_what_to_check(hub, tmp_path):
+    with pytest.raises(FetchError, match=r"has no model user/nothing, or it is private.*HF_TOKEN"):
+        fetch(hub, tmp_path, "user/nothing")
+
+
+def test_a_gated_repository_says_where_its_terms_are(hub, tmp_path):
+    hub.gated.add(REPO)
+    with pytest.raises(FetchError, match=rf"accept its terms at {hub.endpoint}/{REPO}"):
+        fetch(hub, tmp_path)
+
+
+def test_a_token_opens_a_private_repository(hub, tmp_path):
+    hub.private[REPO] = "hf_secret"
+    with pytest.raises(FetchError, match="or it is private"):
+        fetch(hub, tmp_path)
+    assert fetch(hub, tmp_path, token="hf_secret").path.read_bytes() == MODEL
+
+
+def test_a_quantisation_that_is_not_there_names_those_that_are(hub, tmp_path):
+    with pytest.raises(ModelError, match=r"has no Q2_K; it has: Q4_K_M \(2.2 MiB\), Q8_0"):
+        fetch(hub, tmp_path, f"{REPO}:Q2_K")
+
+
+def test_a_hub_out_of_order_says_so(hub, tmp_path):
+    hub.status = 500
+    with pytest.raises(FetchError, match=rf"answered 500 for {REPO}: try again later"):
+        fetch(hub, tmp_path)
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")(0, 0, 1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(FetchError, match=r"needs 2.2 MiB in .* where 1.0 MiB are free.*HF_HOME"):
+        fetch(hub, tmp_path)
+    assert hub.ranges == []
+
+
+def test_what_was_fetched_needs_no_room_again(hub, tmp_path, monkeypatch):
+    hub.breaks_after = [2_000_000] + [0] * (download.MOST_FAILURES + 1)
+    with pytest.raises(FetchError):
+        fetch(hub, tmp_path)
+    usage = namedtuple("usage", "total used free")(0, 0, 1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said(hub, tmp_path, monkeypatch):
+    def full(self, file, report):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(download.Download, "_append", full)
+    with pytest.raises(FetchError, match=r"the disk of .* is full while user/repo-GGUF is fetched"):
+        fetch(hub, tmp_path)
+
+
+def test_without_a_connection_the_cache_serves(hub, tmp_path):
+    path = fetch(hub, tmp_path).path
+    away = FakeHub(endpoint="http://127.0.0.1:1")
+    found = fetch(away, tmp_path)
+    assert found.path == path
+    assert "cannot be reached" in found.notes[0]
+
+
+def test_offline_nothing_is_asked(hub, tmp_path):
+    path = fetch(hub, tmp_path).path
+    assert fetch(FakeHub(), tmp_path, offline=True).path == path
+    with pytest.raises(FetchError, match=r"is not in .*, and HF_HUB_OFFLINE is set"):
+        fetch(FakeHub(), tmp_path, "user/other", offline=True)
+
+
+def test_part_of_a_split_model_in_the_cache_is_no_model(hub, tmp_path):
+    hub.repos[REPO] |= PARTS
+    path = fetch(hub, tmp_path, f"{REPO}:Q4_0").path
+    (path.parent / "m-Q4_0-00002-of-00002.gguf").unlink()
+    with pytest.raises(ModelError, match="part 2 of 2 is missing"):
+        fetch(FakeHub(), tmp_path, f"{REPO}:Q4_0", offline=True)
