@@ -22,6 +22,7 @@ from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend, even_parts
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
 from edgespec_runtimes.gguf.weights import PagedWeights
@@ -52,12 +53,13 @@ class GgufModel:
         self._weights = weights
         self._clock = clock
         self._trace = trace
-        self._batch_size: int = shape.params().n_batch
         callback = weights.callback if weights else None
-        self._context: Any = native.new_context(model, shape, callback, stop)
+        with catching_backend(native.library_path(), native.library("ggml")) as backends:
+            self._context: Any = native.new_context(model, shape, callback, stop)
+        self._row_order = RowOrder(native.library("ggml-cpu"), backends)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
-        self._batch = lib.llama_batch_init(self._batch_size, 0, shape.n_seq)
+        self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
 
@@ -66,7 +68,7 @@ class GgufModel:
         return self._branches.n_committed
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        """Append `tokens` to the committed prefix, a planned batch a pass."""
+        """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
         start = self.n_committed
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
@@ -77,17 +79,20 @@ class GgufModel:
             self._prefill(tokens, start, progress)
 
     def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
-        for begin in range(0, len(tokens), self._batch_size):
-            chunk = [int(token) for token in tokens[begin : begin + self._batch_size]]
+        begin = 0
+        for size in even_parts(len(tokens), self._shape.n_batch):
+            chunk = [int(token) for token in tokens[begin : begin + size]]
 
-            def report(share: float, begin: int = begin, size: int = len(chunk)) -> None:
+            def report(share: float, begin: int = begin, size: int = size) -> None:
                 if progress:
                     progress("reading the prompt", (begin + share * size) / len(tokens))
 
-            positions = range(self.n_committed, self.n_committed + len(chunk))
-            self._decode(chunk, positions, [[HOME]] * len(chunk), False, start, report)
-            self._branches.extend(len(chunk))
+            positions = range(self.n_committed, self.n_committed + size)
+            self._row_order.prepare(size, in_tiles=True)
+            self._decode(chunk, positions, [[HOME]] * size, False, start, report)
+            self._branches.extend(size)
             report(1.0)
+            begin += size
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
@@ -109,6 +114,7 @@ class GgufModel:
         except UsageError:
             self._branches.truncate(committed)
             raise
+        self._row_order.prepare(len(tokens), in_tiles=False)
         self._decode(tokens, positions, sequences, True, committed)
         shape = (len(nodes), self.info.n_vocab)
         row_of = {node: row for row, node in enumerate(ordered)}

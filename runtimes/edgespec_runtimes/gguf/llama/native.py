@@ -73,9 +73,14 @@ def _start() -> None:
     verify_mirror()
 
 
-@functools.cache
 def _ggml() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / _library_name("ggml-base")))
+    return library("ggml-base")
+
+
+@functools.cache
+def library(stem: str) -> ctypes.CDLL:
+    """One of llama.cpp's own libraries, by its name without prefix and ending."""
+    return ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / _library_name(stem)))
 
 
 def _library_name(stem: str) -> str:
@@ -224,6 +229,7 @@ class ContextShape:
 
     n_ctx: int
     n_batch: int
+    """Tokens of a prompt in one batch, at most."""
     n_outputs: int
     n_branches: int
     n_threads: int
@@ -242,10 +248,15 @@ class ContextShape:
         """Rows of logits: llama.cpp wants one for each sequence at least."""
         return max(self.n_outputs, self.n_seq)
 
+    @property
+    def largest_batch(self) -> int:
+        """Rows of the largest batch: of a prompt, or of a tree."""
+        return max(self.n_batch, self.n_rows)
+
     def params(self) -> Any:
         p = lib.llama_context_default_params()
         p.n_ctx = self.n_ctx
-        p.n_batch = p.n_ubatch = max(self.n_batch, self.n_rows)
+        p.n_batch = p.n_ubatch = self.largest_batch
         p.n_seq_max = self.n_seq
         p.n_outputs_max = self.n_rows
         p.n_threads = p.n_threads_batch = self.n_threads

@@ -1,0 +1,62 @@
+"""In which order llama.cpp's attention sums up on the CPU, and how to have one order for all rows.
+
+ggml has three kernels: one of whole rows; one of tiles, for 64 rows and more; one that splits a
+single row's cells over the threads, from 512 cells on. Keys and values of one type, single or half
+precision, go through any of them, and the logits differ by tenths. The backend's switch for
+reference kernels leaves the first one only. It is not reached through llama.cpp's interface: the
+backend is caught when a context makes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from edgespec_runtimes.gguf.llama.imports import replaced_import
+
+TILE_ROWS = 64
+"""From so many rows on, attention is computed in tiles."""
+EVEN_BATCH = 2 * TILE_ROWS
+"""Prompts cut evenly into batches of at most so many tokens or more round alike: none of the parts
+is smaller than a tile, unless the prompt is."""
+
+_InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+
+
+def even_parts(n_tokens: int, most: int) -> list[int]:
+    """Sizes, `most` or less, of as few parts of `n_tokens` as there can be: alike but for one."""
+    n_parts = -(-n_tokens // most)
+    return [n_tokens // n_parts + (i < n_tokens % n_parts) for i in range(n_parts)]
+
+
+class RowOrder:
+    """The switch of one context's CPU backend; where none was caught, rows sum up as ggml likes."""
+
+    def __init__(self, libggml_cpu: Any, backends: Sequence[int]) -> None:
+        """`backends` are those that were caught; the last one is the context's."""
+        self._backend = ctypes.c_void_p(backends[-1] if backends else None)
+        self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
+
+    def prepare(self, n_rows: int, in_tiles: bool) -> None:
+        """Call before rows are computed: all sum up alike, unless they may go through tiles."""
+        if self._backend:
+            in_order = not (in_tiles and n_rows >= TILE_ROWS)
+            self._set_reference(self._backend, ctypes.c_bool(in_order))
+
+
+@contextmanager
+def catching_backend(libllama_path: str, libggml: Any) -> Iterator[list[int]]:
+    """While active, the CPU backends that libllama makes are written down."""
+    caught: list[int] = []
+    real = ctypes.cast(libggml.ggml_backend_init_by_type, _InitFunction)
+
+    def init(kind: int, parameters: bytes | None) -> int | None:
+        backend: int | None = real(kind, parameters)
+        if backend:
+            caught.append(backend)
+        return backend
+
+    with replaced_import(libllama_path, ("ggml_backend_init_by_type",), _InitFunction(init)):
+        yield caught

@@ -1,0 +1,135 @@
+"""Replaces, for a while, a function that a loaded library imports; knows ELF, nothing of models.
+
+Only that library's own entry for the function changes (its global offset table), so that nobody
+else's calls do. Linux only: elsewhere nothing is replaced, and the caller is told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_DYN_ENTRY = struct.Struct("<qQ")
+_RELA_ENTRY = struct.Struct("<QQq")
+_SYM_SIZE = 24
+_DT_STRTAB, _DT_SYMTAB, _DT_JMPREL, _DT_PLTRELSZ, _DT_RELA, _DT_RELASZ = 5, 6, 23, 2, 7, 8
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_patching = threading.Lock()
+
+
+@contextmanager
+def replaced_import(library: str, names: Collection[str], replacement: Any) -> Iterator[bool]:
+    """While active, `library` calls `replacement`, a ctypes function, by these names.
+
+    Yields whether that holds: False where the library has no such entry (another system, another C
+    library, a static build). One replacement is active at a time.
+    """
+    with _patching:
+        slots = _import_slots(library, names) if sys.platform == "linux" else []
+        if not slots:
+            yield False
+            return
+        libc = ctypes.CDLL(None)
+        target = ctypes.cast(replacement, ctypes.c_void_p).value
+        assert target is not None
+        before = [_write_pointer(libc, slot, target) for slot in slots]
+        try:
+            yield True
+        finally:
+            for slot, value in zip(slots, before, strict=True):
+                _write_pointer(libc, slot, value)
+
+
+def _write_pointer(libc: ctypes.CDLL, address: int, value: int) -> int:
+    """Store a pointer, in a page that full RELRO may have made read-only; returns the old one."""
+    page = address & ~(mmap.PAGESIZE - 1)
+    protection = _page_protection(address)
+    cell = ctypes.c_uint64.from_address(address)
+    read_only = "w" not in protection
+    if read_only and libc.mprotect(
+        ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
+    ):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    previous: int = cell.value
+    cell.value = value
+    if read_only:
+        libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ)
+    return previous
+
+
+def _page_protection(address: int) -> str:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, protection = line.split(maxsplit=2)[:2]
+        start, end = (int(part, 16) for part in span.split("-"))
+        if start <= address < end:
+            return protection
+    return ""
+
+
+def _load_base(library: str) -> int | None:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) == 6 and parts[5] == library and int(parts[2], 16) == 0:
+            return int(parts[0].split("-")[0], 16)
+    return None
+
+
+def _import_slots(library: str, names: Collection[str]) -> list[int]:
+    """Addresses of the entries through which `library` calls them (ELF64, little endian)."""
+    wanted = {name.encode() for name in names}
+    path = str(Path(library).resolve())
+    base = _load_base(path)
+    if base is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
+        return []
+    with Path(path).open("rb") as file:
+        image = file.read(1 << 16)
+    if image[:5] != b"\x7fELF\x02":
+        return []
+    (header_offset,) = struct.unpack_from("<Q", image, 32)
+    entry_size, n_entries = struct.unpack_from("<HH", image, 54)
+    first_load: int | None = None
+    dynamic: tuple[int, int] | None = None
+    for index in range(n_entries):
+        kind, _, _, vaddr, _, _, memory_size = struct.unpack_from(
+            "<IIQQQQQ", image, header_offset + index * entry_size
+        )
+        if kind == _PT_LOAD and first_load is None:
+            first_load = vaddr
+        elif kind == _PT_DYNAMIC:
+            dynamic = (vaddr, memory_size)
+    if dynamic is None or first_load is None:
+        return []
+    bias = base - first_load
+    entries = _read(bias + dynamic[0], dynamic[1])
+    table: dict[int, int] = dict(_DYN_ENTRY.iter_unpack(entries))
+
+    def absolute(tag: int) -> int:
+        # glibc rewrites these to absolute addresses, other loaders leave them relative
+        return table[tag] if table[tag] >= bias else table[tag] + bias
+
+    slots = []
+    for address_tag, size_tag in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
+        if address_tag not in table or size_tag not in table:
+            continue
+        relocations = _read(absolute(address_tag), table[size_tag])
+        for offset, info, _ in _RELA_ENTRY.iter_unpack(relocations):
+            symbol = info >> 32
+            if symbol and _symbol_name(absolute, symbol) in wanted:
+                slots.append(bias + offset)
+    return slots
+
+
+def _symbol_name(absolute: Callable[[int], int], symbol: int) -> bytes:
+    (name_offset,) = struct.unpack("<I", _read(absolute(_DT_SYMTAB) + symbol * _SYM_SIZE, 4))
+    return ctypes.string_at(absolute(_DT_STRTAB) + name_offset)
+
+
+def _read(address: int, size: int) -> bytes:
+    return ctypes.string_at(address, size)

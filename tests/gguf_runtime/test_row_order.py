@@ -1,0 +1,103 @@
+"""The text depends neither on how a prompt is cut into batches nor on how many rows a pass has,
+also where llama.cpp's attention has other kernels: 64 rows and more, 512 cells and more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.models.embedded import embedded_pair
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.testing.port_contract import TEXT
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, even_parts
+
+N_CTX = 1024
+REQUEST = ModelRequest(
+    path=embedded_pair().target,
+    owner="target",
+    ctx_size=N_CTX,
+    max_nodes=80,
+    max_branches=4,
+    n_threads=1,
+    batch_size=128,
+)
+
+
+def opened(**wanted: int) -> LanguageModel:
+    return load_paged(runtime.prepare(replace(REQUEST, **wanted)))
+
+
+def text(model: LanguageModel, n_tokens: int) -> list[int]:
+    tokens = model.vocabulary.encode(40 * TEXT)[:n_tokens]
+    assert len(tokens) == n_tokens
+    return tokens
+
+
+def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
+    tree = TokenTree(tokens[0])
+    nodes = [ROOT]
+    for token in tokens[1:]:
+        nodes.append(tree.add(nodes[-1], token, 0.9))
+    return tree, nodes
+
+
+@pytest.mark.parametrize("n_tokens", [63, 65, 130, 300, 700])
+def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
+    logits = []
+    for batch_size in (128, 200, 256, 512):
+        model = opened(batch_size=batch_size)
+        tokens = text(model, n_tokens + 1)
+        model.prefill(tokens[:-1])
+        logits.append(model.evaluate(TokenTree(tokens[-1]), [ROOT]))
+        model.close()
+    assert all(np.array_equal(logits[0], other) for other in logits)
+
+
+def test_a_tree_of_many_nodes_has_the_logits_of_one_node_a_pass() -> None:
+    """From 64 nodes on they differed by tenths."""
+    together, alone = logits_of_both(opened(), n_prompt=40, n_nodes=80)
+    assert np.array_equal(together, alone)
+
+
+def test_a_tree_far_into_the_text_has_the_logits_of_one_node_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 512 cells on they differed by tenths: a single row's cells were split over threads."""
+    monkeypatch.setattr(native, "SMALL_MODEL_BYTES", 0)
+    together, alone = logits_of_both(opened(n_threads=2), n_prompt=300, n_nodes=4)
+    assert np.array_equal(together, alone)
+
+
+def logits_of_both(
+    model: LanguageModel, n_prompt: int, n_nodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens = text(model, n_prompt + n_nodes)
+    model.prefill(tokens[:n_prompt])
+    together = model.evaluate(*line(tokens[n_prompt:]))
+    model.truncate(n_prompt)
+    alone = one_by_one(model, tokens[n_prompt:])
+    model.close()
+    return together, alone
+
+
+@given(n_tokens=st.integers(1, 5000), most=st.integers(1, 600))
+def test_even_parts_are_few_and_alike(n_tokens: int, most: int) -> None:
+    parts = even_parts(n_tokens, most)
+    assert sum(parts) == n_tokens
+    assert len(parts) == -(-n_tokens // most)
+    assert max(parts) - min(parts) <= 1
+
+
+@given(n_tokens=st.integers(64, 5000), most=st.integers(EVEN_BATCH, 600))
+def test_no_part_is_smaller_than_a_tile_if_the_prompt_is_not(n_tokens: int, most: int) -> None:
+    assert min(even_parts(n_tokens, most)) >= 64
