@@ -30,9 +30,6 @@ class Vocabulary(Protocol):
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to the text; control tokens add none."""
 
-    def token_bytes(self, token: int) -> bytes:
-        """What identifies `token` when vocabularies are compared; control tokens by name."""
-
 
 class LanguageModel(Protocol):
     """A model with a committed prefix and provisional tree nodes on top of it.

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
+from edgespec.findings import Finding
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import special_kind
@@ -150,6 +151,14 @@ class Describes(Protocol):
 
     def describe(self, path: Path) -> ModelDetails:
         """What the model's headers say: no weights are read. Raises ModelError."""
+
+
+@runtime_checkable
+class Diagnoses(Protocol):
+    """What a runtime may offer besides."""
+
+    def diagnose(self) -> Sequence[Finding]:
+        """What its library is and can use here; known-bad combinations are problems."""
 
 
 def without_padding(tokens: Sequence[bytes]) -> list[bytes]:

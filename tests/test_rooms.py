@@ -11,8 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
-CORE = {"errors", "owning", "regular_files", "tracing", "tree", "units", "values", "worker"}
-PORTS = CORE | {"baselines", "cache_folder", "config", "ports"}
+CORE = {
+    "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree", "unfinished",
+    "units", "values", "worker",
+}  # fmt: skip
+PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -21,14 +24,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": PORTS,
     "paging": PORTS,
     "engine": PORTS,
+    "chat": PORTS,
+    "hub": PORTS,
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
     "loading": LOADING,
     "session": LOADING,
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": LOADING | {"session"},
+    "diagnosis": LOADING | {"session", "models"},
     "bench": LOADING | {"session", "models"},
-    "cli": LOADING | {"bench", "models", "session", "trace_file"},
+    "cli": LOADING | {"bench", "diagnosis", "hub", "models", "session", "trace_file"},
     "__main__": {"cli"},
     "": {"config", "engine", "errors", "session", "trace_file", "values"},
 }

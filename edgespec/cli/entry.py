@@ -142,6 +142,13 @@ def run_plan(given: argparse.Namespace) -> None:
     console.write("\n".join(reports.plan_table(memory_plan, bandwidth, source)))
 
 
+def run_doctor(given: argparse.Namespace) -> None:
+    """`edgespec doctor`."""
+    from edgespec.cli import doctor
+
+    doctor.run(given)
+
+
 def run_demo(given: argparse.Namespace) -> None:
     """`edgespec demo`."""
     from edgespec.cli import demo
@@ -170,6 +177,7 @@ def run_models(given: argparse.Namespace) -> None:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "generate": run_generate,
     "plan": run_plan,
+    "doctor": run_doctor,
     "demo": run_demo,
     "bench": run_bench,
     "models": run_models,

@@ -58,6 +58,15 @@ examples:
 A budget that cannot work ends with exit code 4 and names the smallest one that can."""
 
 
+_DOCTOR_EXAMPLES = """\
+examples:
+  edgespec doctor
+  edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB --tokens-per-pass 4
+
+It loads no weights and writes at most 64 MiB, to measure a disk. What it predicts is what storage
+allows; computing may take longer."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Answers mistakes with one UsageError instead of a page of usage."""
 
@@ -109,6 +118,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
         "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
+        "doctor": _doctor(adder.add_parser("doctor", help="say what this machine allows")),
         "models": adder.add_parser(
             "models", help="list, describe, fetch, compare and enlarge models"
         ),
@@ -157,6 +167,24 @@ def _plan(parser: _Parser) -> _Parser:
         "--disk-bandwidth",
         metavar="SIZE",
         help="bytes per second for the prediction (default: measured, a third of a second)",
+    )
+    _output_flags(parser)
+    return parser
+
+
+def _doctor(parser: _Parser) -> _Parser:
+    parser.description = (
+        "Say what this machine has and what stands in the way: cores, memory, disks and their\n"
+        "speed, GPUs, libraries, the cache folder. With models, also what limits them here and\n"
+        "what would help most."
+    )
+    parser.epilog = _DOCTOR_EXAMPLES
+    _model_flags(parser)
+    _memory_flags(parser)
+    parser.add_argument_group("prediction").add_argument(
+        "--tokens-per-pass",
+        metavar="X",
+        help="what a pass of the pair yields, as `edgespec models check` measures it (default: 1)",
     )
     _output_flags(parser)
     return parser

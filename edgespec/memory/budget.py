@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgespec import theory
 from edgespec.errors import BudgetError
 
 MIB = 1 << 20
@@ -96,7 +97,8 @@ class MemoryPlan:
         self, disk_bytes_per_s: float, compute_s: float = 0.0, tokens_per_pass: float = 1.0
     ) -> float:
         """Seconds per token: max(reads, compute) of a pass, over the tokens that it yields."""
-        return max(self.bytes_per_pass / disk_bytes_per_s, compute_s) / tokens_per_pass
+        pass_s = theory.pass_seconds(self.bytes_per_pass, disk_bytes_per_s, compute_s)
+        return theory.seconds_per_token(pass_s, tokens_per_pass)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -5,7 +5,6 @@ Tools come from the entry point group `edgespec.tools`: no model library is impo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.ports import Progress
+from edgespec.unfinished import scratch_folder
 from edgespec.values import EnlargeReport
 
 ENTRY_POINTS = "edgespec.tools"
@@ -50,8 +50,8 @@ def stored_as(
     tool = _find(source)
     if not beside.is_dir():
         raise UsageError(f"{beside} is no folder: the enlarged model must go into one that exists")
-    with tempfile.TemporaryDirectory(prefix=".edgespec-", dir=beside) as folder:
-        yield tool.quantise(source, Path(folder), kind, progress)
+    with scratch_folder(beside) as folder:
+        yield tool.quantise(source, folder, kind, progress)
 
 
 def enlarge(

@@ -72,9 +72,6 @@ class FakeVocabulary:
     def piece(self, token: int) -> bytes:
         return self._pieces[token]
 
-    def token_bytes(self, token: int) -> bytes:
-        return b"%d:" % token + self._pieces[token]
-
 
 @dataclass
 class Cell:

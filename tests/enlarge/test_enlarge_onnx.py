@@ -358,3 +358,16 @@ def test_the_command_writes_and_checks(
     assert "--force overwrites it" in capsys.readouterr().err
     assert entry.main([*command, "--size", "13MiB", "--type", "Q4_0"]) == 2
     assert "--type Q4_0 is for GGUF" in capsys.readouterr().err
+
+
+def test_one_place_is_written_once_at_a_time(tmp_path: Path) -> None:
+    write_llama(tmp_path / "small", tied=True)
+    out = tmp_path / "big"
+
+    def write_it_too(what: str, share: float) -> None:
+        with pytest.raises(UsageError, match="is being written by another process"):
+            enlarge(tmp_path / "small", out, 13 * MIB)
+
+    enlarge(tmp_path / "small", out, 13 * MIB, write_it_too)
+    assert tensors(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big", "small"]

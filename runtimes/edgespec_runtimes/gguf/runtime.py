@@ -16,14 +16,16 @@ from pathlib import Path
 
 from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
+from edgespec.findings import Finding
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, segments, weights
+from edgespec_runtimes.gguf import baselines, diagnosis, segments, weights
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
+from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
@@ -74,6 +76,9 @@ class GgufRuntime:
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         return baselines.run(name, request)
+
+    def diagnose(self) -> Sequence[Finding]:
+        return diagnosis.diagnose()
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
@@ -297,7 +302,8 @@ class PreparedGguf:
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                vocabulary = native.GgufVocabulary(model, self._token_table)
+                told = chat_format(self._header, self._token_table)
+                vocabulary = native.GgufVocabulary(model, self._token_table, told)
                 return GgufModel(
                     model, self._shape, self.info, vocabulary, self._stop, paged, trace=trace
                 )

@@ -18,13 +18,14 @@ import onnx
 
 from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.findings import Finding
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import LEAST_BUDGET_BYTES, GpuMemory, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.onnx import baselines
+from edgespec_runtimes.onnx import baselines, diagnosis
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
@@ -68,6 +69,9 @@ class OnnxRuntime:
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         return baselines.run(name, replace(request, model=_named(request.model)))
+
+    def diagnose(self) -> Sequence[Finding]:
+        return diagnosis.diagnose()
 
     def describe(self, path: Path) -> ModelDetails:
         source = read_source(_named(path))

@@ -8,7 +8,6 @@ is exact, is said in `replication`. Loads no model.
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.unfinished import unfinished_file
 from edgespec.values import ENLARGED_FROM, EnlargeReport
 from edgespec_runtimes.enlarge.gguf.replication import (
     LlamaShape,
@@ -52,17 +52,11 @@ def enlarge(
     plan = choose(header.path, partial(_plan, header, shape), shape.layers, size_bytes)
     out = Path(out)
     _check_place(header, out, plan.size_bytes)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with part.open("wb", buffering=1 << 20) as file:
+        with unfinished_file(out) as file:
             _write(file, header, plan, progress)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(out)
     except OSError as error:
         raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
 
 

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.unfinished import unfinished_folder
 from edgespec.values import ENLARGED_FROM, EnlargeReport
 from edgespec_runtimes.enlarge.onnx.llama import Llama, recognise
 from edgespec_runtimes.enlarge.onnx.llama_graph import (
@@ -90,17 +91,14 @@ def enlarge(
     planner = _Planner(read)
     plan = choose(path, planner.plan, len(planner.llama.layers), size_bytes)
     check_room(out, plan.size_bytes)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        part.mkdir()
-        _write(part, read, plan, progress)
-        out.mkdir(exist_ok=True)
-        for file in sorted(part.iterdir(), key=lambda file: file.name == MODEL_FILE):
-            file.replace(out / file.name)
+        with unfinished_folder(out) as part:
+            _write(part, read, plan, progress)
+            out.mkdir(exist_ok=True)
+            for file in sorted(part.iterdir(), key=lambda file: file.name == MODEL_FILE):
+                file.replace(out / file.name)
     except OSError as error:
         raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
+from edgespec.chat_format import ChatFormat
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import Progress
@@ -407,7 +408,10 @@ def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> 
 class GgufVocabulary:
     """Tokens and text through llama.cpp's own tokenizer."""
 
-    def __init__(self, model: Model, token_table: list[bytes]) -> None:
+    def __init__(
+        self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
+    ) -> None:
+        self.chat_format = chat_format or ChatFormat()
         self._vocab = model.vocab
         self._table = token_table
         self.n_vocab = model.n_vocab
@@ -434,6 +438,3 @@ class GgufVocabulary:
             if n >= 0:
                 return text.raw[:n]
             room = -n
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._table[token]

@@ -14,8 +14,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from edgespec.chat_format import ChatFormat
 from edgespec.errors import ModelError
 from edgespec.regular_files import read_regular
+from edgespec_runtimes.onnx.files.chat_format import chat_format
 
 MOST_BYTES = 256 << 20
 
@@ -24,8 +26,14 @@ class TokenizerVocabulary:
     """Implements `edgespec.ports.Vocabulary`."""
 
     def __init__(
-        self, tokenizer: Tokenizer, table: Sequence[bytes], pieces: Sequence[bytes], eog: set[int]
+        self,
+        tokenizer: Tokenizer,
+        table: Sequence[bytes],
+        pieces: Sequence[bytes],
+        eog: set[int],
+        chat_format: ChatFormat | None = None,
     ) -> None:
+        self.chat_format = chat_format or ChatFormat()
         self.n_vocab = len(table)
         self.eog_tokens = frozenset(eog)
         self._tokenizer = tokenizer
@@ -38,9 +46,6 @@ class TokenizerVocabulary:
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token]
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._table[token]
 
     @property
     def table(self) -> Sequence[bytes]:
@@ -91,7 +96,7 @@ def read_vocabulary(
         )
     if bad := [token for token in eog if token not in range(n_vocab)]:
         raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
-    return TokenizerVocabulary(tokenizer, table, pieces, eog)
+    return TokenizerVocabulary(tokenizer, table, pieces, eog, chat_format(folder))
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,94 @@
+"""The messages of a conversation, checked and as chat templates expect them.
+
+In OpenAI's shape: a role, content, and what goes with tools. It knows no template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.config import nearest
+from edgespec.errors import UsageError
+
+Message = Mapping[str, Any]
+"""`{"role": "user", "content": "..."}`; content may be parts `{"type": "text", "text": "..."}`."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[dict[str, Any]]:
+    """Copies with content as text and the arguments of calls as objects.
+
+    A template that does not know developers meets them as the system. Raises UsageError that names
+    the message.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise UsageError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
+    conversation = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise UsageError(f"{where} must be an object with role and content")
+        role = message.get("role")
+        if role not in ROLES:
+            raise UsageError(
+                f"{where}.role {role!r} is unknown: it is one of {', '.join(ROLES)}"
+                f"{nearest(str(role), ROLES)}"
+            )
+        turn = dict(message)
+        if role == "developer" and not knows_developer:
+            turn["role"] = "system"
+        if calls := message.get("tool_calls"):
+            turn["tool_calls"] = _calls(calls, where)
+        turn["content"] = _content(message.get("content"), bool(calls), where)
+        conversation.append(turn)
+    return conversation
+
+
+def _content(content: Any, may_be_missing: bool, where: str) -> str | None:
+    if isinstance(content, str):
+        text = content
+    elif content is None and may_be_missing:
+        return None
+    elif isinstance(content, Sequence):
+        text = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    else:
+        raise UsageError(f"{where}.content must be text or a list of text parts")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}.content has half a surrogate pair, which is no text") from error
+    return text
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "text":
+        raise UsageError(f"{where} is of type {kind!r}: models here read text only")
+    raise UsageError(f'{where} must be an object such as {{"type": "text", "text": "..."}}')
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """OpenAI sends arguments as JSON in a string; templates were written for the object."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise UsageError(f"{where}.tool_calls must be a list")
+    read = []
+    for index, call in enumerate(calls):
+        place = f"{where}.tool_calls[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise UsageError(f"{place}.function must be an object with name and arguments")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise UsageError(f"{place}.function.arguments are no JSON: {error}") from error
+        read.append(dict(call) | {"function": dict(function) | {"arguments": arguments}})
+    return read

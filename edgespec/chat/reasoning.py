@@ -1,0 +1,107 @@
+"""Tells a model's reasoning from its answer, while the text is still coming.
+
+Knows the marks that chat templates put around reasoning; it knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["reasoning", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and after reasoning."""
+
+    begin: str
+    end: str
+
+
+KNOWN_MARKS = (
+    Marks("<think>", "</think>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("[THINK]", "[/THINK]"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some text, of one kind."""
+
+    kind: Kind
+    text: str
+
+
+def marks_of(template: str) -> Marks | None:
+    """The marks that a chat template's source knows, if it has any."""
+    return next((m for m in KNOWN_MARKS if m.begin in template or m.end in template), None)
+
+
+def is_open(prompt: str, marks: Marks) -> bool:
+    """Whether the answer to `prompt` begins inside reasoning: some templates open it themselves."""
+    return prompt.rstrip().endswith(marks.begin)
+
+
+class ReasoningSplitter:
+    """Takes an answer piece by piece; holds back only what may be part of a mark.
+
+    Reasoning comes first or not at all: a mark in the middle of an answer is text like any other.
+    Blanks around reasoning belong to neither. Without marks everything is the answer.
+    """
+
+    def __init__(self, marks: Marks | None, inside: bool = False) -> None:
+        self._marks = marks
+        self._kind: Kind | None = "answer"
+        """None until it is known."""
+        if marks is not None:
+            self._kind = "reasoning" if inside else None
+        self._held = ""
+        self._drops_blanks = inside
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text and return what is decided by now."""
+        self._held += text
+        parts: list[Part] = []
+        if self._marks is not None:
+            self._look_for_begin(self._marks.begin)
+            if self._kind == "reasoning":
+                parts += self._reason(self._marks.end)
+        if self._kind == "answer":
+            parts += self._take(len(self._held))
+        return parts
+
+    def finish(self) -> list[Part]:
+        """No more text will come: return what was held back."""
+        if self._kind == "reasoning":
+            self._held = self._held.rstrip()
+        self._kind = self._kind or "answer"
+        return self._take(len(self._held))
+
+    def _look_for_begin(self, begin: str) -> None:
+        if self._kind is not None:
+            return
+        text = self._held.lstrip()
+        if text.startswith(begin):
+            self._kind, self._held, self._drops_blanks = "reasoning", text[len(begin) :], True
+        elif not begin.startswith(text):
+            self._kind = "answer"
+
+    def _reason(self, end: str) -> list[Part]:
+        before, found, after = self._held.partition(end)
+        if found:
+            parts = self._take(len(before.rstrip()))
+            self._kind, self._held, self._drops_blanks = "answer", after, True
+            return parts
+        keep = max((n for n in range(len(end)) if before.endswith(end[:n])), default=0)
+        return self._take(len(before[: len(before) - keep].rstrip()))
+
+    def _take(self, length: int) -> list[Part]:
+        """The first `length` characters of what is held."""
+        text, self._held = self._held[:length], self._held[length:]
+        if self._drops_blanks:
+            text = text.lstrip()
+            self._drops_blanks = not text
+        return [Part(self._kind or "answer", text)] if text else []

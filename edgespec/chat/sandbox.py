@@ -1,0 +1,140 @@
+"""The Jinja environment in which a model's chat template runs: Hugging Face's helpers, metered.
+
+A template comes with a model from anywhere: it reaches no file and no Python object beyond its
+arguments (jinja2's immutable sandbox), and no rendering takes more than a `Meter` allows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgespec.chat.metering import Meter
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """What `transformers` renders chat templates with, and a meter. Not for two threads at once."""
+
+    intercepted_binops = frozenset("+*%") | {"**"}
+
+    def __init__(self, meter: Meter, now: Callable[[], datetime] = datetime.now) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+        )
+        self.meter = meter
+        self.code_generator_class = _MeteredCode
+        self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
+        self.filters = {name: self._metered(name, call) for name, call in self.filters.items()}
+        self.filters["tojson"] = tojson
+        del self.globals["lipsum"]
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = lambda format: now().strftime(format)  # noqa: A006
+
+    def join(self, pieces: Iterable[Any]) -> str:
+        """The pieces one after the other, counted."""
+        texts = [str(piece) for piece in pieces]
+        self.meter.write(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "+":
+                self.meter.joined(left, right)
+            case "*":
+                self.meter.repeated(left, right)
+            case "**":
+                self.meter.argument(left)
+                self.meter.repeated(right, 1000)  # 1000 ** 1000 is the most that is of use
+            case "%":
+                self.meter.formatted(left)
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        safe = super().wrap_str_format(value)
+        if safe is None:
+            return None
+        pattern, fill = value.__self__, safe
+
+        def metered(*args: Any, **kwargs: Any) -> str:
+            self.meter.called("format", pattern, [*args, *kwargs.values()])
+            return fill(*args, **kwargs)
+
+        return metered
+
+    def call(self, context: Context, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
+        self.meter.called(name, subject, [*args, *kwargs.values()])
+        return super().call(context, call, *args, **kwargs)
+
+    def _metered(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter, its arguments and its result counted."""
+
+        @functools.wraps(call)  # which keeps jinja2's marks
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            subject, *others = args[1:] if hasattr(call, "jinja_pass_arg") else args
+            self.meter.called(name, subject, [*others, *kwargs.values()])
+            result = call(*args, **kwargs)
+            if isinstance(result, str | list):
+                self.meter.write(len(result))
+            return result
+
+        return metered
+
+
+def raise_exception(message: str) -> None:
+    """What a template calls for a conversation that its model was not trained on."""
+    raise TemplateError(message)
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, as `transformers` has it: jinja2's own escapes what HTML would misread."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=min(indent, 64) if indent is not None else None,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class _MeteredCode(CodeGenerator):
+    """Code in which every block says that it was entered, and joining texts goes by the meter."""
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        self.writeline("environment.meter.turn()")
+        super().blockvisit(nodes, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
+        self.write("environment.join((")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` and its end mark what an assistant is trained on; the text stays."""
+
+    tags = {"generation"}  # noqa: RUF012 - a set is what jinja2 declares
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)

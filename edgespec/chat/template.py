@@ -1,0 +1,94 @@
+"""A model's chat template: messages in, the prompt out, in the words of the model's training.
+
+Knows no model and no file: where a template comes from, `sources` says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from edgespec.chat.messages import Message, checked
+from edgespec.chat.metering import Meter, TemplateLimitError
+from edgespec.chat.sandbox import ChatEnvironment
+from edgespec.errors import ModelError, UsageError
+
+MOST_SOURCE_CHARACTERS = 1 << 20
+
+
+class ChatTemplate:
+    """Renders conversations. Any thread may; they take turns.
+
+    `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are what it knows as
+    `bos_token`, `eos_token` and so on. Raises ModelError for a template that cannot be compiled.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        if len(source) > MOST_SOURCE_CHARACTERS:
+            raise ModelError(
+                f"the chat template has {len(source):,} characters, more than "
+                f"{MOST_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
+            )
+        self.source = source
+        self.special_tokens = dict(special_tokens or {})
+        self._turn = threading.Lock()
+        self._meter = Meter()
+        self._environment = ChatEnvironment(self._meter)
+        try:
+            self._template = self._environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ModelError(
+                f"the chat template is wrong in line {error.lineno}: {error.message}; give "
+                "another with --chat-template-file"
+            ) from error
+        except (TemplateError, TemplateLimitError, RecursionError) as error:
+            raise _failure(error) from error
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it tells the model which tools there are."""
+        return "tools" in self.source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the model was trained to read it.
+
+        With `add_generation_prompt` it ends where the assistant's answer begins. `variables` are
+        those of the template, such as `enable_thinking`. Raises UsageError for messages that are
+        none and for tools that the template does not know, ModelError for a template that fails.
+        """
+        if tools and not self.takes_tools:
+            raise UsageError("the model's chat template knows no tools: leave them out")
+        conversation = checked(messages, knows_developer="developer" in self.source)
+        with self._turn:
+            self._meter.restart()
+            try:
+                text: str = self._template.render(
+                    self.special_tokens
+                    | variables
+                    | {
+                        "messages": conversation,
+                        "tools": list(tools) if tools else None,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                )
+            except Exception as error:  # whatever a template does wrong is its own
+                raise _failure(error) from error
+        return text
+
+
+def _failure(error: BaseException) -> ModelError:
+    if isinstance(error, RecursionError):
+        return ModelError("the chat template calls itself without end")
+    if isinstance(error, TemplateLimitError):
+        return ModelError(f"the chat template was stopped: {error}")
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return ModelError(f"the chat template refuses these messages: {reason}")

@@ -1,0 +1,1 @@
+"""What this machine and these models allow: `edgespec doctor`. Prints nothing."""

@@ -1,0 +1,97 @@
+"""What limits a pair on this machine, and what would help most, in predicted tokens a second.
+
+Plans the pair again with one thing changed at a time; loads no weights. Predictions are the paging
+bound of `theory`: they leave out computing, so they are what storage allows at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from edgespec import theory
+from edgespec.config import LoadSettings
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import MemoryPlan
+
+GIB = 1 << 30
+
+Planner = Callable[[LoadSettings], MemoryPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change, and the tokens a second that storage then allows."""
+
+    change: str
+    tokens_per_s: float | None
+    """None: nothing is read any more, and computing decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a pair can reach here."""
+
+    plan: MemoryPlan
+    disk_bytes_per_s: float
+    tokens_per_pass: float
+    limit: str
+    tokens_per_s: float | None
+    levers: tuple[Lever, ...]
+    """The most helpful first."""
+
+
+def outlook(
+    settings: LoadSettings, planner: Planner, disk_bytes_per_s: float, tokens_per_pass: float
+) -> Outlook:
+    """Predict, and try what could be changed. Raises what planning raises."""
+    plan = planner(settings)
+
+    def rate(planned: MemoryPlan, disk: float = disk_bytes_per_s, more: float = 0) -> float | None:
+        return _rate(planned, disk, tokens_per_pass + more)
+
+    levers = [
+        Lever("a disk twice as fast", rate(plan, 2 * disk_bytes_per_s)),
+        Lever("a draft that yields one token more per pass", rate(plan, more=1)),
+    ]
+    for change, changed in _changes(settings, plan):
+        with suppress(BudgetError):
+            levers.append(Lever(change, rate(planner(changed))))
+    now = rate(plan)
+    better = [lever for lever in levers if now is not None and _gain(lever, now) > 0.01]
+    better.sort(key=lambda lever: -_gain(lever, now or 1.0))
+    return Outlook(plan, disk_bytes_per_s, tokens_per_pass, _limit(plan), now, tuple(better))
+
+
+def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:
+    """Settings with one thing changed; each with its name."""
+
+    def changed(**update: object) -> LoadSettings:
+        return settings.model_copy(update=update)
+
+    found = [("another GiB of memory", changed(memory_budget=plan.budget_bytes + GIB))]
+    if settings.ctx_size > 1024:
+        half = settings.ctx_size // 2
+        found.append((f"half the context (--ctx-size {half})", changed(ctx_size=half)))
+    if settings.cache_type_k == settings.cache_type_v == "f16" and settings.flash_attn != "off":
+        smaller = changed(cache_type_k="q8_0", cache_type_v="q8_0")
+        found.append(("-ctk q8_0 -ctv q8_0, which changes the text", smaller))
+    return found
+
+
+def _rate(plan: MemoryPlan, disk_bytes_per_s: float, tokens_per_pass: float) -> float | None:
+    if not plan.paged or not plan.bytes_per_pass:
+        return None
+    pass_s = theory.pass_seconds(plan.bytes_per_pass, disk_bytes_per_s)
+    return 1 / theory.seconds_per_token(pass_s, tokens_per_pass)
+
+
+def _gain(lever: Lever, now: float) -> float:
+    return float("inf") if lever.tokens_per_s is None else lever.tokens_per_s / now - 1
+
+
+def _limit(plan: MemoryPlan) -> str:
+    if not plan.paged:
+        return "the target fits into memory: computing decides, not storage"
+    return "storage: every pass reads the weights that are not pinned"

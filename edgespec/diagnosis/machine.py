@@ -1,0 +1,158 @@
+"""Examines the machine: processor, memory, storage, libraries, GPUs, the cache folder.
+
+It reads what the system shows and asks the installed runtimes; it opens no model.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgespec import cache_folder, runtimes
+from edgespec.errors import EdgespecError
+from edgespec.findings import Finding
+from edgespec.memory import process
+from edgespec.models.embedded import embedded_pair
+from edgespec.paging import disk_speed
+from edgespec.paging.reader import READ_BYTES
+from edgespec.units import format_size
+
+INSTRUCTION_SETS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8",
+    "asimd", "asimddp", "i8mm", "sve", "sve2",
+)  # fmt: skip
+"""Those that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
+SLOW_DISK_BYTES_PER_S = 200e6
+SAMPLE_BYTES = 64 << 20
+LEAST_FREE_BYTES = 1 << 30
+"""Of the cache folder's disk: below, not even the demo's model fits."""
+
+_ROOT = Path("/")
+
+
+def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Finding]:
+    """What is found, one after another; `models` say which disks matter. Raises nothing: what
+    cannot be found out is a finding."""
+    yield from _processor(root)
+    yield from _memory(root)
+    for folder, path in _disks(models):
+        yield _disk(folder, path)
+    yield from _cache()
+    yield from _libraries()
+
+
+def _processor(root: Path) -> Iterator[Finding]:
+    model, found = _cpu(root)
+    cores = process.usable_cores(root)
+    logical = os.cpu_count() or 1
+    says = f"{model or platform.machine()}: {cores} of {logical} logical cores are used"
+    yield Finding("processor", "cores", says)
+    if found:
+        yield Finding("processor", "instructions", ", ".join(found))
+        if platform.machine() in {"x86_64", "AMD64"} and "avx2" not in found:
+            yield Finding(
+                "processor", "no AVX2", "quantised models compute several times slower", "note"
+            )
+
+
+def _cpu(root: Path) -> tuple[str, list[str]]:
+    try:
+        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor(), []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = set(said.get("flags", said.get("Features", "")).split())
+    return said.get("model name", ""), [name for name in INSTRUCTION_SETS if name in flags]
+
+
+def _memory(root: Path) -> Iterator[Finding]:
+    total, available = process.total_bytes(root), process.available_bytes(root)
+    says = f"{format_size(available)} free of {format_size(total)}, cgroups taken into account"
+    yield Finding("memory", "for this process", says)
+    budget = process.auto_budget(process.process_rss_bytes(root), available, total)
+    yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")
+
+
+def _disks(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path | None]]:
+    """Each disk once: a folder on it and, if there is one, a model's file to read."""
+    seen: set[int] = set()
+    for path in (*models, cache_folder.folder()):
+        file = path if path.is_file() else None
+        folder = path.parent if file else path
+        while not folder.is_dir() and folder != folder.parent:
+            folder = folder.parent
+        device = folder.stat().st_dev
+        if device not in seen:
+            seen.add(device)
+            yield folder, file
+
+
+def _disk(folder: Path, file: Path | None) -> Finding:
+    free = format_size(shutil.disk_usage(folder).free)
+    try:
+        speed = _speed(folder, file)
+    except (EdgespecError, OSError) as error:
+        return Finding("storage", str(folder), f"{free} free; not measured: {error}", "note")
+    if speed is None:
+        return Finding("storage", str(folder), f"{free} free; too small a file to measure")
+    says = f"{free} free; reads {speed / 1e6:,.0f} MB/s past the page cache"
+    if speed < SLOW_DISK_BYTES_PER_S:
+        return Finding(
+            "storage", str(folder), says, "note",
+            "models on a faster disk, NVMe rather than SD, decode faster in proportion",
+        )  # fmt: skip
+    return Finding("storage", str(folder), says)
+
+
+def _speed(folder: Path, file: Path | None) -> float | None:
+    """Of reads from `file`, or from one that is made for it."""
+    if file is not None and file.stat().st_size >= 8 * READ_BYTES:
+        return disk_speed.bytes_per_second(file)
+    with tempfile.NamedTemporaryFile(dir=folder) as sample:
+        began = time.perf_counter()
+        while sample.tell() < SAMPLE_BYTES and time.perf_counter() - began < 1.0:
+            sample.write(os.urandom(1 << 20))
+        sample.flush()
+        os.fsync(sample.fileno())
+        return disk_speed.bytes_per_second(Path(sample.name))
+
+
+def _cache() -> Iterator[Finding]:
+    folder = cache_folder.folder()
+    if not folder.is_dir():
+        yield Finding("cache", str(folder), "not there yet; it is made when it is needed")
+        return
+    taken = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    outdated = [
+        path.name
+        for path in cache_folder.models()
+        if cache_folder.is_outdated(path, embedded_pair().target_sha256)
+    ]
+    yield Finding("cache", str(folder), f"{format_size(taken)} in it")
+    if not os.access(folder, os.W_OK):
+        yield Finding(
+            "cache", "not writable", "what is made again each time makes starts slower", "problem",
+            f"make {folder} writable, or name another with XDG_CACHE_HOME",
+        )  # fmt: skip
+    if outdated:
+        yield Finding(
+            "cache", "outdated models", ", ".join(outdated), "note", "they can be deleted"
+        )
+    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+        free = format_size(shutil.disk_usage(folder).free)
+        yield Finding("cache", "disk nearly full", f"{free} are free", "problem", "free some")
+
+
+def _libraries() -> Iterator[Finding]:
+    for runtime in runtimes.installed():
+        if isinstance(runtime, str):
+            yield Finding("libraries", "missing", runtime, "note")
+        elif isinstance(runtime, runtimes.Diagnoses):
+            yield from runtime.diagnose()
+        else:
+            yield Finding("libraries", runtime.name, "installed")

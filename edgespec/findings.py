@@ -1,0 +1,22 @@
+"""What is found out about a machine, in a form that people and programs read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Topic = Literal["processor", "memory", "storage", "gpu", "libraries", "cache"]
+Level = Literal["fine", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact, what it means, and what to do about it."""
+
+    topic: Topic
+    what: str
+    """The subject: `cores`, `llama-cpp-python`."""
+    says: str
+    level: Level = "fine"
+    advice: str = ""
+    """The next step, where there is one."""

@@ -1,0 +1,34 @@
+"""What llama.cpp is here and can use, for `edgespec doctor`. Loads no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.findings import Finding
+from edgespec_runtimes.gguf.llama import native
+
+
+def diagnose() -> Sequence[Finding]:
+    said = native.supports_gpu()
+    built_with = ", ".join(_features(lib.llama_print_system_info().decode(errors="replace")))
+    library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
+    if said:
+        gpu = Finding("gpu", "llama.cpp", "can put layers on a GPU with -ngl and -ngld")
+    else:
+        gpu = Finding(
+            "gpu",
+            "llama.cpp",
+            "was built without GPU support",
+            "note",
+            "where there is a GPU, install a build of llama-cpp-python that supports it",
+        )
+    return [Finding("libraries", "llama-cpp-python", library), gpu]
+
+
+def _features(system_info: str) -> list[str]:
+    """The names that stand with `= 1` in what llama.cpp says of its build."""
+    return re.findall(r"(\w+) = 1", system_info)

@@ -1,0 +1,75 @@
+"""What the files of a Hugging Face tokenizer, beside an ONNX model, say about conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgespec.chat_format import DEFAULT, ChatFormat
+from edgespec.errors import ModelError
+from edgespec.regular_files import read_regular
+
+MOST_BYTES = 16 << 20
+
+
+def chat_format(folder: Path) -> ChatFormat:
+    """Templates and special tokens beside a model; a `.jinja` file wins over tokenizer_config.json.
+
+    Raises ModelError for a file that is damaged.
+    """
+    config = _object(folder / "tokenizer_config.json")
+    templates = _templates(config.get("chat_template"))
+    templates |= _templates(_object(folder / "chat_template.json").get("chat_template"))
+    if source := _read(folder / "chat_template.jinja"):
+        templates[DEFAULT] = source
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read(path) or ""
+    tokens = _object(folder / "special_tokens_map.json") | config
+    special_tokens = {
+        name: text
+        for name, value in tokens.items()
+        if name.endswith("_token") and (text := _token(value)) is not None
+    }
+    return ChatFormat({name: text for name, text in templates.items() if text}, special_tokens)
+
+
+def _templates(value: Any) -> dict[str, str]:
+    """One template, or a list of them with names."""
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    if not isinstance(value, list):
+        return {}
+    return {
+        str(entry["name"]): entry["template"]
+        for entry in value
+        if isinstance(entry, Mapping) and "name" in entry and isinstance(entry.get("template"), str)
+    }
+
+
+def _token(value: Any) -> str | None:
+    """A token is its text, or an object that has it."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = _read(path)
+    if content is None:
+        return {}
+    try:
+        value = json.loads(content)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read(path: Path) -> str | None:
+    """None for a file that is not there."""
+    try:
+        return read_regular(path, MOST_BYTES).decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

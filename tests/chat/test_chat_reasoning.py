@@ -1,0 +1,89 @@
+"""Reasoning and answer told apart, however the text is cut into pieces."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+
+MARKS = Marks("<think>", "</think>")
+
+
+def split(text: str, cuts=(), inside=False, marks=MARKS) -> dict[str, str]:
+    splitter = ReasoningSplitter(marks, inside)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = []
+    for begin, end in itertools.pairwise(places):
+        parts += splitter.push(text[begin:end])
+    parts += splitter.finish()
+    kinds = {"reasoning": "", "answer": ""}
+    for part in parts:
+        assert part.text, "a part is never empty"
+        kinds[part.kind] += part.text
+    return kinds
+
+
+def test_reasoning_comes_before_the_answer():
+    text = "<think>\nLet me see.\n</think>\n\nFour."
+    assert split(text) == {"reasoning": "Let me see.", "answer": "Four."}
+
+
+def test_a_prompt_may_have_opened_it():
+    assert split("Let me see.\n</think>\nFour.", inside=True) == {
+        "reasoning": "Let me see.",
+        "answer": "Four.",
+    }
+
+
+def test_reasoning_that_does_not_end_is_reasoning():
+    assert split("<think>Let me") == {"reasoning": "Let me", "answer": ""}
+
+
+def test_an_answer_without_reasoning_is_left_as_it_is():
+    assert split("\n Four. \n") == {"reasoning": "", "answer": "\n Four. \n"}
+
+
+def test_a_mark_in_the_middle_of_an_answer_is_text():
+    text = "Write <think> and </think>."
+    assert split(text) == {"reasoning": "", "answer": text}
+
+
+def test_without_marks_everything_is_the_answer():
+    assert split("<think>a</think>", marks=None)["answer"] == "<think>a</think>"
+
+
+def test_what_is_decided_is_not_held_back():
+    splitter = ReasoningSplitter(MARKS)
+    assert [part.text for part in splitter.push("<think>Let me ")] == ["Let me"]
+    assert [part.text for part in splitter.push("see </th")] == [" see"]
+    assert [part.text for part in splitter.push("eory")] == [" </theory"]
+
+
+@given(
+    st.text(alphabet="ab<>/think \n", max_size=20),
+    st.lists(st.integers(0, 40), max_size=6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_where_the_pieces_are_cut_does_not_matter(text, cuts, begins, inside):
+    whole = ("<think>" if begins else "") + text + "</think> done"
+    assert split(whole, cuts, inside) == split(whole, (), inside)
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [
+        ("{{ content.split('</think>')[-1] }}", MARKS),
+        ("...[THINK]...", Marks("[THINK]", "[/THINK]")),
+        ("{{ messages }}", None),
+    ],
+)
+def test_the_template_says_which_marks_there_are(template, marks):
+    assert marks_of(template) == marks
+
+
+def test_a_prompt_that_ends_with_the_mark_has_opened_it():
+    assert is_open("<|assistant|><think>\n", MARKS)
+    assert not is_open("<think>\n\n</think>\n\n", MARKS)

@@ -1,0 +1,130 @@
+"""`edgespec doctor`: on any machine, without models and with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec import runtimes
+from edgespec.cli import entry
+from edgespec.config import LoadSettings
+from edgespec.diagnosis import levers, machine
+from edgespec.errors import BudgetError, WeightReadError
+from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.models.embedded import embedded_pair
+
+GIB = 1 << 30
+LAYERS = tuple(SegmentSize(f"layer {n}", GIB, GIB) for n in range(8))
+
+
+def planned(budget_bytes: int, n_pinned: int) -> MemoryPlan:
+    return MemoryPlan(budget_bytes, (), LAYERS, frozenset(range(n_pinned)), GIB, True, GIB)
+
+
+def fake_plan(settings: LoadSettings) -> MemoryPlan:
+    """A budget pins as many layers as it has GiB; a smaller cache leaves room for one more."""
+    budget = int(settings.memory_budget)
+    n_pinned = budget // GIB + (settings.cache_type_k == "q8_0")
+    return planned(budget, n_pinned)
+
+
+def settings(**more: object) -> LoadSettings:
+    return LoadSettings.model_validate({"model": "big.gguf", "memory_budget": 4 * GIB} | more)
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "edgespec"
+
+
+def test_it_runs_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(topic in shown for topic in ("processor", "memory", "storage", "libraries", "cache"))
+
+
+def test_programs_get_findings_with_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["level"] for finding in findings} <= {"fine", "note", "problem"}
+
+
+def test_with_a_model_it_says_what_limits_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(embedded_pair().target)
+    assert entry.main(["doctor", "-m", model, "--memory-budget", "1GiB"]) == 0
+    assert "computing decides" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", ["none", "0.5", "nan", "inf"])
+def test_tokens_per_pass_is_a_number(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(embedded_pair().target)
+    assert entry.main(["doctor", "-m", model, "--tokens-per-pass", tokens]) == 2
+    assert "--tokens-per-pass" in capsys.readouterr().err
+
+
+def test_what_helps_most_comes_first() -> None:
+    found = levers.outlook(settings(ctx_size=1024), fake_plan, GIB / 2, 1.0)
+    assert found.tokens_per_s == pytest.approx(1 / 8)
+    assert [lever.change for lever in found.levers[:2]] == [
+        "a disk twice as fast",
+        "a draft that yields one token more per pass",
+    ]
+    memory = next(lever for lever in found.levers if "GiB" in lever.change)
+    assert memory.tokens_per_s == pytest.approx(1 / 6)
+
+
+def test_a_change_that_cannot_be_planned_is_left_out() -> None:
+    def plan(changed: LoadSettings) -> MemoryPlan:
+        if changed.ctx_size == 2048:
+            raise BudgetError("too small", GIB)
+        return fake_plan(changed)
+
+    found = levers.outlook(settings(ctx_size=4096), plan, GIB / 2, 1.0)
+    assert not any("context" in lever.change for lever in found.levers)
+
+
+def test_memory_that_holds_everything_leaves_computing_to_decide() -> None:
+    def plan(changed: LoadSettings) -> MemoryPlan:
+        return planned(0, 8) if int(changed.memory_budget) > 4 * GIB else planned(4 * GIB, 7)
+
+    found = levers.outlook(settings(), plan, GIB, 1.0)
+    assert (found.levers[0].change, found.levers[0].tokens_per_s) == (
+        "another GiB of memory",
+        None,
+    )
+
+
+def test_a_disk_that_cannot_be_read_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> float:
+        raise WeightReadError("the disk is gone")
+
+    monkeypatch.setattr(machine.disk_speed, "bytes_per_second", fail)
+    storage = [finding for finding in machine.examine() if finding.topic == "storage"]
+    assert [finding.level for finding in storage] == ["note"]
+    assert "the disk is gone" in storage[0].says
+
+
+def test_a_slow_disk_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.disk_speed, "bytes_per_second", lambda path: 90e6)
+    storage = next(finding for finding in machine.examine() if finding.topic == "storage")
+    assert storage.level == "note" and "90 MB/s" in storage.says and storage.advice
+
+
+def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "installed", lambda: iter(["install it with: pip install x"]))
+    libraries = [finding for finding in machine.examine() if finding.topic == "libraries"]
+    assert [(finding.level, finding.says) for finding in libraries] == [
+        ("note", "install it with: pip install x")
+    ]
+
+
+def test_an_outdated_model_in_the_cache_is_named(own_cache_folder: Path) -> None:
+    own_cache_folder.mkdir(parents=True)
+    (own_cache_folder / "embedded-00000000-64MiB.gguf").write_bytes(b"")
+    cache = [finding for finding in machine.examine() if finding.topic == "cache"]
+    assert any("embedded-00000000-64MiB.gguf" in finding.says for finding in cache)

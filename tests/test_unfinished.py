@@ -1,0 +1,139 @@
+"""What is written appears whole or not at all, and what killed processes left is cleaned up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file, unfinished_folder
+
+pytest.importorskip("fcntl", reason="there are no such locks here")
+
+WRITE = """
+import sys
+from pathlib import Path
+from edgespec import unfinished
+with getattr(unfinished, sys.argv[1])(Path(sys.argv[2])) as part:
+    if isinstance(part, Path):
+        (part / "weights").write_bytes(bytes(1000))
+    else:
+        part.write(bytes(100_000))
+        part.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(kind: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds a part of `out` until it is killed."""
+    command = [sys.executable, "-c", WRITE, kind, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        yield process
+        process.kill()
+
+
+def left_by_a_killed_process(kind: str, out: Path) -> None:
+    with another_process(kind, out) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def parts(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.endswith(SUFFIX)]
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"before")
+    with unfinished_file(out) as file:
+        file.write(b"complete")
+        assert out.read_bytes() == b"before"
+    assert out.read_bytes() == b"complete"
+    assert parts(tmp_path) == []
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with unfinished_file(tmp_path / "out") as file, unfinished_folder(tmp_path / "o") as part:
+            file.write(b"half")
+            (part / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_gone_at_the_end(tmp_path: Path) -> None:
+    with unfinished_folder(tmp_path / "out") as part:
+        (part / "file").write_bytes(b"content")
+        (part / "file").replace(tmp_path / "file")
+    with scratch_folder(tmp_path) as part:
+        (part / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
+def test_what_a_killed_process_left_is_gone_when_the_next_one_writes_there(
+    tmp_path: Path, kind: str
+) -> None:
+    left_by_a_killed_process(kind, tmp_path / "one")
+    assert parts(tmp_path)
+    with unfinished_file(tmp_path / "two") as file:
+        assert parts(tmp_path) == [f".two{SUFFIX}"]
+        file.write(b"complete")
+
+
+@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
+def test_what_a_killed_process_left_of_the_same_place_is_not_part_of_the_next(
+    tmp_path: Path, kind: str
+) -> None:
+    left_by_a_killed_process(kind, tmp_path / "out")
+    with unfinished_file(tmp_path / "out") as file:
+        file.write(b"short")
+    assert (tmp_path / "out").read_bytes() == b"short"
+
+
+@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, kind: str) -> None:
+    with another_process(kind, tmp_path / "out"):
+        sweep(tmp_path)
+        assert parts(tmp_path) == [f".out{SUFFIX}"]
+
+
+@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
+def test_two_processes_do_not_write_one_place(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    with another_process(kind, out):
+        with pytest.raises(UsageError, match="is being written by another process"):
+            unfinished_file(out).__enter__()
+        with pytest.raises(UsageError, match="is being written by another process"):
+            unfinished_folder(out).__enter__()
+        with unfinished_file(tmp_path / "other") as file:
+            file.write(b"others may be written meanwhile")
+
+
+def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"content")
+    (tmp_path / f".out{SUFFIX}").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        unfinished_file(tmp_path / "out").__enter__()
+    assert precious.read_bytes() == b"content"
+
+
+def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    with unfinished_file(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
