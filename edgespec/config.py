@@ -5,73 +5,84 @@ It knows the names and the ranges; it knows neither models nor memory, and opens
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
+from edgespec.regular_files import read_regular
+from edgespec.settings import Names, PythonNames, Settings, nearest, spell
 from edgespec.units import parse_size
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Provider = Literal["auto", "cpu", "cuda", "coreml"]
 PacerName = Literal["llmcad", "best-first", "linear"]
 FallbackName = Literal["marginal", "llmcad", "fixed", "full"]
-
-FLAGS = {
-    "model": "--model",
-    "draft": "--model-draft",
-    "max_tokens": "--n-predict",
-    "temperature": "--temp",
-}
-"""Flags that are not spelled like their setting: they are llama.cpp's."""
+AcceptanceName = Literal["exact-replay"]
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
+MOST = (1 << 31) - 1
+"""Of whatever is counted: the libraries count in 32 bits."""
+MOST_DRAFTED = 1024
+"""Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
+MOST_CONFIG_BYTES = 1 << 20
 
 
 def _budget(value: object, info: ValidationInfo) -> object:
     """`auto` and percentages stay: what they mean depends on the machine and the moment."""
-    if not isinstance(value, str | int):
+    if not isinstance(value, str | int) or isinstance(value, bool):
         return value
+    names = info.context or Settings.names
+    given = names.given(info.field_name or "memory_budget", value)
     text = str(value).strip().lower()
     if text == "auto":
         return text
     if text.endswith("%"):
         whole = 1 << 40
-        if parse_size(text, whole) > whole:
-            flag = spell(info.field_name or "memory_budget")
-            raise UsageError(f"{flag} {value}: there is no more than 100% of the memory")
+        if parse_size(text, whole, given) > whole:
+            raise UsageError(f"{given}: there is no more than 100% of the memory")
         return text
-    return parse_size(value)
+    return parse_size(value, named=given)
 
 
-class Settings(BaseModel):
-    """Frozen; what pydantic objects to becomes a UsageError with the command line's names."""
+def _biases(value: object) -> object:
+    """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    biases = {}
+    for text in value:
+        match = _BIAS.fullmatch(str(text).strip())
+        if match is None:
+            raise PydanticCustomError(
+                "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
+            )
+        biases[int(match[1])] = float(match[2])
+    return biases
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _as_usage_error(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return handler(data)
-        except ValidationError as error:
-            raise UsageError("; ".join(_describe(e, cls) for e in error.errors())) from error
+def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
+    for token, bias in biases.items():
+        if token < 0 or math.isnan(bias) or bias == math.inf:
+            raise PydanticCustomError(
+                "bias", "token ids start at 0, and a bias is finite, or -inf to forbid the token"
+            )
+    return MappingProxyType(dict(biases))
+
+
+_BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+AtLeastOne = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class LoadSettings(Settings):
@@ -83,11 +94,11 @@ class LoadSettings(Settings):
     """None: the target decodes alone."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
     """Bytes, a percentage of the machine's memory, or `auto`: what is free now, less a margin."""
-    ctx_size: int = Field(default=0, ge=0)
+    ctx_size: Count = 0
     """Tokens of context; 0 is what the model was trained on, up to DEFAULT_CTX_SIZE."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: AtLeastOne | None = None
     """Prompt tokens per pass; None plans it."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """None is every physical core that the process may use."""
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
@@ -97,45 +108,89 @@ class LoadSettings(Settings):
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
     """Of the GPU that computes ONNX models: bytes, a percentage of its memory, or `auto`, which is
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
-    n_gpu_layers: int = Field(default=0, ge=0)
-    n_gpu_layers_draft: int = Field(default=0, ge=0)
+    n_gpu_layers: Count = 0
+    n_gpu_layers_draft: Count = 0
 
     @model_validator(mode="after")
-    def _applies(self) -> Self:
+    def _applies(self, info: ValidationInfo) -> Self:
+        names: Names = info.context or self.names
         if self.gpu_memory_budget is not None and self.provider in {"cpu", "coreml"}:
             raise UsageError(
-                f"--gpu-memory-budget has no effect with --provider {self.provider}, which "
-                "computes in the process's memory: leave one of them out"
+                f"{names.of('gpu_memory_budget')} has no effect with "
+                f"{names.given('provider', self.provider)}, which computes in the process's "
+                "memory: leave one of them out"
             )
         if self.draft is None and self.n_gpu_layers_draft:
-            raise UsageError("--n-gpu-layers-draft needs a draft: name one with --model-draft")
+            raise UsageError(
+                f"{names.of('n_gpu_layers_draft')} needs a draft: name one with --model-draft"
+            )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
-                f"--cache-type-v {self.cache_type_v} needs flash attention: "
-                "leave --flash-attn at auto or on, or use f16"
+                f"{names.given('cache_type_v', self.cache_type_v)} needs flash attention: "
+                f"leave {names.of('flash_attn')} at auto or on, or use f16"
             )
         return self
 
 
-class GenerateSettings(Settings):
-    """How text is generated. The defaults are greedy, with every filter off."""
+class Sampling(Settings):
+    """How a token is picked. The defaults are greedy, with every filter off."""
 
-    max_tokens: int = Field(default=256, ge=-1)
-    """-1 goes on until the model ends the text or the context is full."""
     temperature: float = Field(default=0.0, ge=0)
-    top_k: int = Field(default=0, ge=0)
+    """0 is greedy: the highest logit, the lowest token id among equals."""
+    top_k: Count = 0
+    """Keep the k best tokens; 0 keeps all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the fewest best tokens whose probabilities reach p; 1 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Keep tokens at least p times as probable as the best one; 0 keeps all."""
     repeat_penalty: float = Field(default=1.0, gt=0)
-    repeat_last_n: int = Field(default=64, ge=-1)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = Field(default=64, ge=-1, le=MOST)
+    """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
+    logit_bias: Annotated[
+        Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
+        BeforeValidator(_biases),
+        AfterValidator(_checked_biases),
+    ] = Field(default_factory=lambda: MappingProxyType({}))
+    """Added to the logits of these tokens; -inf forbids a token."""
+
+
+class SamplingParams(Sampling):
+    """How the tokens of one text are picked: the rules, and the seed of their draws."""
+
+    names: ClassVar[Names] = PythonNames()
+
+    seed: int = Field(default=0, ge=0)
+
+    def check_vocabulary(self, n_vocab: int) -> None:
+        """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
+        if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
+            raise UsageError(f"logit_bias names token {highest}; the vocabulary has {n_vocab}")
+
+    @property
+    def penalises(self) -> bool:
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        )
+
+
+class GenerateSettings(Sampling):
+    """How text is generated."""
+
+    max_tokens: int = Field(default=256, ge=-1, le=MOST)
+    """-1 goes on until the model ends the text or the context is full."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     """None draws one, which is reported."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     no_draft: bool = False
     pacer: PacerName = "best-first"
     fallback: FallbackName = "marginal"
-    draft_max: int = Field(default=48, ge=1)
+    acceptance: AcceptanceName = "exact-replay"
+    draft_max: int = Field(default=48, ge=1, le=MOST_DRAFTED)
     """Most drafted nodes that one pass verifies."""
+    max_depth: int = Field(default=16, ge=1, le=MOST_DRAFTED)
+    """Most drafted tokens in one branch that one pass verifies."""
     no_overlap: bool = False
     """Never draft beside a pass."""
 
@@ -144,30 +199,25 @@ class GenerateSettings(Settings):
         """`max_tokens` as the session takes it."""
         return None if self.max_tokens == -1 else self.max_tokens
 
+    def sampling(self, seed: int) -> SamplingParams:
+        """How tokens are picked with this seed, where `self.seed` leaves it open."""
+        rules = {name: getattr(self, name) for name in Sampling.model_fields}
+        return SamplingParams(**rules, seed=seed)
+
     @model_validator(mode="after")
-    def _applies(self) -> Self:
+    def _applies(self, info: ValidationInfo) -> Self:
+        names: Names = info.context or self.names
         if self.no_draft:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
-                raise UsageError(f"{spell(idle[0])} has no effect without a draft: leave it out")
+                raise UsageError(f"{names.of(idle[0])} has no effect without a draft: leave it out")
         return self
 
 
-DRAFTING = frozenset({"pacer", "fallback", "draft_max", "no_overlap"})
+DRAFTING = frozenset({"pacer", "fallback", "acceptance", "draft_max", "max_depth", "no_overlap"})
 """Settings of GenerateSettings that mean nothing without a draft."""
 
 QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
-
-
-def spell(setting: str) -> str:
-    """The command line's name of a setting."""
-    return FLAGS.get(setting, "--" + setting.replace("_", "-"))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a name that resembles a known one, else nothing."""
-    found = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -177,10 +227,13 @@ def read_config(path: Path) -> dict[str, Any]:
     are relative to the file. Raises UsageError for what is no TOML and for unknown keys.
     """
     try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise UsageError(
+            f"--config {path}: not TOML that anybody wrote: nested too deep"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from error
     names = {spell(name).removeprefix("--"): name for name in _SETTINGS}
@@ -193,26 +246,16 @@ def read_config(path: Path) -> dict[str, Any]:
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
         is_path = name in {"model", "draft"} and isinstance(value, str)
-        settings[name] = path.parent / Path(value).expanduser() if is_path else value
+        settings[name] = path.parent / expanded(value) if is_path else value
     return settings
 
 
+def expanded(path: str) -> Path:
+    """The path, its `~` and `~name` replaced where such a home is known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 _SETTINGS = (*LoadSettings.model_fields, *GenerateSettings.model_fields)
-
-
-def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
-    """One sentence for one of pydantic's objections."""
-    name = str(details["loc"][0]) if details["loc"] else ""
-    value = details["input"]
-    if details["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{nearest(name, settings.model_fields)}"
-    if details["type"] == "missing":
-        return f"{spell(name)} is missing"
-    if details["type"] == "literal_error":
-        known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
-        hint = nearest(str(value), known)
-        return f"{spell(name)} {value!r} is unknown: it is one of {', '.join(known)}{hint}"
-    if details["type"] == "string_too_short":
-        return f"{spell(name)} is empty"
-    reason = details["msg"].replace("Input should be", "it must be")
-    return f"{spell(name)} {value}: {reason}"

@@ -15,7 +15,7 @@ CORE = {
     "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree", "unfinished",
     "units", "values", "worker",
 }  # fmt: skip
-PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports"}
+PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -16,8 +16,8 @@ from pydantic import Field
 from edgespec.bench.modes import ENGINE_MODES
 from edgespec.bench.report import BenchReport
 from edgespec.bench.settings import BenchSettings
-from edgespec.config import Settings
 from edgespec.errors import UsageError
+from edgespec.settings import Settings
 
 BEST = "best"
 READS = "reads to raw"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.baselines import Baseline
-from edgespec.config import nearest
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
+from edgespec.settings import nearest
 
 
 @dataclass(frozen=True, slots=True)

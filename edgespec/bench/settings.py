@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from edgespec.config import Settings
 from edgespec.errors import UsageError
+from edgespec.settings import Settings
 from edgespec.units import parse_size
 
 CTX_SIZE = 512

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.config import nearest
 from edgespec.errors import UsageError
+from edgespec.settings import nearest
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`; content may be parts `{"type": "text", "text": "..."}`."""

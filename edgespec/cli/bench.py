@@ -37,11 +37,11 @@ from edgespec.cli import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags import installed_version
 from edgespec.cli.invocation import read_prompts
-from edgespec.config import spell
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
 from edgespec.runtimes import Runtime
+from edgespec.settings import spell
 from edgespec.units import format_size
 
 BUDGET_SHARE = 1 / 1.02

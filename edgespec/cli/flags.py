@@ -19,9 +19,9 @@ from edgespec.config import (
     GenerateSettings,
     PacerName,
     Provider,
-    nearest,
 )
 from edgespec.errors import UsageError
+from edgespec.settings import nearest
 
 DEMO_SIZE = "512MiB"
 DEMO_TOKENS = 40

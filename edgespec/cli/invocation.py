@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edgespec.cli import fetching
-from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config, spell
+from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair, find_config
+from edgespec.settings import spell
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from edgespec.cli import fetching, model_report
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.model_flags import CHECK_TOKENS, ENLARGE_BUDGET, ENLARGE_PROMPTS
-from edgespec.config import GenerateSettings, LoadSettings, spell
+from edgespec.config import GenerateSettings, LoadSettings
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import catalogue, embedded
+from edgespec.settings import spell
 from edgespec.units import parse_size
 
 

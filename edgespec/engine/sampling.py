@@ -10,83 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ModelError, UsageError
+from edgespec.config import SamplingParams
+from edgespec.errors import ModelError
+
+__all__ = ["Sampler", "SamplingParams", "distribution", "draw", "top_tokens"]
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a token is picked. The defaults are greedy with every filter off."""
-
-    temperature: float = 0.0
-    """0 is greedy: the highest logit, the lowest token id among equals."""
-    top_k: int = 0
-    """Keep the k best tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the fewest best tokens whose probabilities reach p; 1 keeps all."""
-    min_p: float = 0.0
-    """Keep tokens at least p times as probable as the best one; 0 keeps all."""
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repeat_last_n: int = 64
-    """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these tokens; -inf forbids a token."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
-        for name, value, holds, meaning in (
-            ("temperature", self.temperature, 0 <= self.temperature < math.inf, ">= 0"),
-            ("top_k", self.top_k, self.top_k >= 0, ">= 0, 0 for off"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1], 1 for off"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1], 0 for off"),
-            ("repeat_penalty", self.repeat_penalty, 0 < self.repeat_penalty < math.inf, "> 0"),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                math.isfinite(self.frequency_penalty),
-                "finite",
-            ),
-            (
-                "presence_penalty",
-                self.presence_penalty,
-                math.isfinite(self.presence_penalty),
-                "finite",
-            ),
-            ("repeat_last_n", self.repeat_last_n, self.repeat_last_n >= -1, ">= -1, 0 for off"),
-            ("seed", self.seed, self.seed >= 0, ">= 0"),
-        ):
-            if not holds:
-                raise UsageError(f"{name} must be {meaning}, not {value}")
-        for token, bias in self.logit_bias.items():
-            if token < 0 or math.isnan(bias) or bias == math.inf:
-                raise UsageError(
-                    f"logit_bias for token {token} must be finite or -inf, not {bias}, "
-                    "and token ids start at 0"
-                )
-
-    def check_vocabulary(self, n_vocab: int) -> None:
-        """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
-        if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
-            raise UsageError(f"logit_bias names token {highest}; the vocabulary has {n_vocab}")
-
-    @property
-    def penalises(self) -> bool:
-        return self.repeat_last_n != 0 and (
-            self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        )
 
 
 class Sampler:

@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from edgespec import cache_folder
-from edgespec.config import nearest
 from edgespec.errors import ModelError
 from edgespec.models.embedded import (
     EmbeddedFile,
@@ -23,6 +22,7 @@ from edgespec.models.embedded import (
     manifest,
     models_folder,
 )
+from edgespec.settings import nearest
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from edgespec.config import nearest
 from edgespec.errors import ModelError, UsageError
+from edgespec.settings import nearest
 
 _PACKAGE = Path(__file__).parents[1]
 

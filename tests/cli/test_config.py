@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from edgespec.config import FallbackName, GenerateSettings, LoadSettings, PacerName, read_config
+from edgespec.config import (
+    AcceptanceName,
+    FallbackName,
+    GenerateSettings,
+    LoadSettings,
+    PacerName,
+    read_config,
+)
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.fallback import FALLBACKS
 from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
+from edgespec.settings import Names, nearest
 from edgespec.units import parse_size
 
 
@@ -76,6 +85,12 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ({"model": "m", "cache_type_k": "q9_0"}, "did you mean 'q8_0'?"),
         ({"model": "m", "n_gpu_layers_draft": 4}, "needs a draft"),
         ({"model": "m", "cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
+        ({"model": "m", "memory_budget": "-1"}, "--memory-budget -1: '-1' is not a size"),
+        ({"model": "m", "threads": True}, "--threads True: true and false mean nothing here"),
+        ({"model": "m", "memory_budget": True}, "--memory-budget True: true and false"),
+        ({"model": "m", "batch_size": 1 << 63}, "--batch-size 9223372036854775808: it must be"),
+        ({"model": "m", "ctx_size": 1 << 31}, "--ctx-size 2147483648: it must be less than"),
+        ({"model": "m", "threads": 100_000}, "--threads 100000: it must be less than"),
     ],
 )
 def test_load_settings_refuse(settings: dict[str, Any], message: str):
@@ -99,6 +114,15 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"seed": -1}, "--seed -1"),
         ({"stop": ("",)}, "--stop is empty"),
         ({"draft_max": 0}, "--draft-max 0"),
+        ({"draft_max": 100_000}, "--draft-max 100000: it must be less than or equal to 1024"),
+        ({"max_depth": 0}, "--draft-depth 0"),
+        ({"repeat_last_n": 1 << 63}, "--repeat-last-n 9223372036854775808"),
+        ({"frequency_penalty": float("inf")}, "--frequency-penalty inf"),
+        ({"presence_penalty": "much"}, "--presence-penalty much"),
+        ({"logit_bias": ["15043"]}, "--logit-bias ['15043']: write a token's id and its bias like"),
+        ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
+        ({"acceptance": "typical"}, "--acceptance 'typical' is unknown: it is one of exact-replay"),
+        ({"no_draft": True, "max_depth": 3}, "--draft-depth has no effect without a draft"),
         ({"pacer": "llmcat"}, "did you mean 'llmcad'?"),
         ({"no_draft": True, "pacer": "llmcad"}, "--pacer has no effect without a draft"),
         ({"no_draft": True, "no_overlap": True}, "--no-overlap has no effect without a draft"),
@@ -119,6 +143,7 @@ def test_numbers_may_come_as_text():
 def test_every_rule_of_the_engine_can_be_named():
     assert set(get_args(PacerName)) == set(PACERS)
     assert set(get_args(FallbackName)) == set(FALLBACKS)
+    assert set(get_args(AcceptanceName)) == set(ACCEPTANCE_RULES)
     assert EngineSettings().acceptance in ACCEPTANCE_RULES
 
 
@@ -130,8 +155,50 @@ def test_defaults_are_those_of_the_engine_and_the_sampler():
         engine.draft_max,
         engine.overlap,
     )
+    assert (ours.acceptance, ours.max_depth) == (engine.acceptance, engine.max_depth)
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"):
         assert getattr(ours, name) == getattr(sampler, name)
+
+
+def test_every_setting_of_the_sampler_can_be_set():
+    assert SamplingParams.model_fields.keys() <= GenerateSettings.model_fields.keys()
+
+
+def test_what_was_set_reaches_the_sampler():
+    settings = GenerateSettings(temperature=0.5, frequency_penalty=0.25, logit_bias={3: 1.5})
+    params = SamplingParams(temperature=0.5, frequency_penalty=0.25, logit_bias={3: 1.5}, seed=9)
+    assert settings.sampling(seed=9) == params
+
+
+@pytest.mark.parametrize(
+    ("given", "biases"),
+    [
+        (["15043+1"], {15043: 1.0}),
+        (["15043-1.5", "7+.5"], {15043: -1.5, 7: 0.5}),
+        ("15043-inf", {15043: -math.inf}),
+        ({"15043": 2}, {15043: 2.0}),
+        ({7: -math.inf}, {7: -math.inf}),
+    ],
+)
+def test_biases_are_written_as_in_llama_cpp_or_as_a_table(given: Any, biases: dict[int, float]):
+    assert GenerateSettings(logit_bias=given).logit_bias == biases
+
+
+def test_in_python_arguments_have_their_own_names():
+    with pytest.raises(UsageError, match=r"^temperature -1: it must be"):
+        SamplingParams(temperature=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("--mem", "; did you mean '--memory-budget'?"),
+        ("--temperature", "; did you mean '--temp'?"),
+        ("--xyz", ""),
+    ],
+)
+def test_a_beginning_means_what_it_begins(name: str, meant: str):
+    assert nearest(name, ["--model", "--temp", "--memory-budget", "--batch-size"]) == meant
 
 
 def write(folder: Path, text: str) -> Path:
@@ -165,6 +232,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path):
         ("temp = 1\ntemperature = 1", "given twice"),
         ("temp = ", "not TOML"),
         ("[load]\nctx-size = 1", "unknown key 'load'"),
+        ("ctx-size = " + "[" * 100_000, "nested too deep"),
     ],
 )
 def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str):
@@ -180,3 +248,42 @@ def test_a_file_that_is_no_text_or_not_there_is_refused(tmp_path: Path):
     for name, message in (("binary", "not TOML"), ("missing", "No such file"), ("", "directory")):
         with pytest.raises(UsageError, match=message):
             read_config(tmp_path / name)
+
+
+def in_file(**settings: object) -> dict[str, Any]:
+    """The validation context of settings that came from a file."""
+    return {"context": Names(Path("t.toml"), frozenset(settings)), "obj": settings}
+
+
+@pytest.mark.parametrize(
+    ("of", "settings", "message"),
+    [
+        (LoadSettings, {"ctx_size": -4}, "ctx-size = -4 in t.toml: it must be greater than or"),
+        (LoadSettings, {"threads": True}, "threads = true in t.toml: true and false mean nothing"),
+        (LoadSettings, {"memory_budget": -1}, "memory-budget = -1 in t.toml: -1 is not a size"),
+        (LoadSettings, {"memory_budget": "150%"}, "memory-budget = 150% in t.toml: there is no"),
+        (LoadSettings, {"n_gpu_layers_draft": 1}, "n-gpu-layers-draft in t.toml needs a draft"),
+        (
+            LoadSettings,
+            {"cache_type_v": "q8_0", "flash_attn": "off"},
+            "leave flash-attn in t.toml at auto",
+        ),
+        (GenerateSettings, {"pacer": "llmcat"}, "pacer = 'llmcat' in t.toml is unknown"),
+        (GenerateSettings, {"temperature": -1}, "temp = -1 in t.toml"),
+        (GenerateSettings, {"stop": [""]}, "stop in t.toml is empty"),
+        (
+            GenerateSettings,
+            {"no_draft": True, "pacer": "linear"},
+            "pacer in t.toml has no effect without a draft",
+        ),
+    ],
+)
+def test_what_a_file_says_is_refused_by_file_and_key(
+    of: type[LoadSettings | GenerateSettings], settings: dict[str, Any], message: str
+):
+    given = in_file(**settings)
+    if of is LoadSettings:
+        given["obj"] |= {"model": "m"}
+    with pytest.raises(UsageError) as refusal:
+        of.model_validate(**given)
+    assert message in str(refusal.value)

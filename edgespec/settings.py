@@ -1,0 +1,132 @@
+"""Checked values, and what they are called at the door that they came in by: the command line, a
+file or Python. Knows no setting; `config` has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from edgespec.errors import UsageError
+
+FLAGS = {
+    "model": "--model",
+    "draft": "--model-draft",
+    "max_tokens": "--n-predict",
+    "temperature": "--temp",
+    "max_depth": "--draft-depth",
+}
+"""Flags that are not spelled like their setting: most are llama.cpp's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What settings are called at the door that they came in by."""
+
+    file: Path | None = None
+    in_file: frozenset[str] = field(default_factory=frozenset)
+    """Settings that came from `file`; the others came as flags."""
+
+    def of(self, setting: str) -> str:
+        """`--ctx-size`, or `ctx-size in FILE`."""
+        if setting in self.in_file:
+            return f"{self._key(setting)} in {self.file}"
+        return spell(setting)
+
+    def given(self, setting: str, value: object) -> str:
+        """`--ctx-size -4`, or `ctx-size = -4 in FILE`."""
+        if setting not in self.in_file:
+            return f"{spell(setting)} {value}"
+        shown = str(value).lower() if isinstance(value, bool) else value
+        return f"{self._key(setting)} = {shown} in {self.file}"
+
+    @staticmethod
+    def _key(setting: str) -> str:
+        return spell(setting).removeprefix("--")
+
+
+class PythonNames(Names):
+    """Arguments."""
+
+    def of(self, setting: str) -> str:
+        return setting
+
+    def given(self, setting: str, value: object) -> str:
+        return f"{setting} {value}"
+
+
+class Settings(BaseModel):
+    """Frozen; what pydantic objects to becomes a UsageError with the user's own names.
+
+    They are those of flags, unless the validation's context is a `Names`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    names: ClassVar[Names] = Names()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _as_usage_error(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            names = info.context or cls.names
+            raise UsageError("; ".join(_describe(e, cls, names) for e in error.errors())) from error
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_is_not_a_truth(cls, value: object, info: ValidationInfo) -> object:
+        wanted = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and wanted is not bool:
+            raise PydanticCustomError("not_a_truth", "true and false mean nothing here")
+        return value
+
+
+def spell(setting: str) -> str:
+    """The command line's name of a setting."""
+    return FLAGS.get(setting, "--" + setting.replace("_", "-"))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a name that begins or resembles a known one, else nothing."""
+    known = list(known)
+    begun = sorted((full for full in known if len(name) > 2 and full.startswith(name)), key=len)
+    found = begun or get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> str:
+    """One sentence for one of pydantic's objections."""
+    name = str(details["loc"][0]) if details["loc"] else ""
+    value = details["input"]
+    if details["type"] == "extra_forbidden":
+        return f"unknown setting {name!r}{nearest(name, settings.model_fields)}"
+    if details["type"] == "missing":
+        return f"{names.of(name)} is missing"
+    if details["type"] == "literal_error":
+        known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
+        hint = nearest(str(value), known)
+        given = names.given(name, repr(value))
+        return f"{given} is unknown: it is one of {', '.join(known)}{hint}"
+    if details["type"] == "string_too_short":
+        return f"{names.of(name)} is empty"
+    reason = details["msg"].replace("Input should be", "it must be")
+    return f"{names.given(name, value)}: {reason}"
