@@ -372,7 +372,7 @@ def test_plan_prints_who_gets_what(monkeypatch: pytest.MonkeyPatch, capsys):
 def test_help_and_version_need_no_model_library():
     code = (
         "import sys; from edgespec.cli import entry; entry.main(['generate', '--help']);"
-        "cli.main(['--version']);"
+        "entry.main(['--version']);"
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -262,7 +262,7 @@ def test_an_interrupted_check_closes_the_models(
 def test_help_needs_no_model_library() -> None:
     code = (
         "import sys; from edgespec.cli import entry; entry.main(['models', 'check', '--help']);"
-        "cli.main(['models', 'path', 'target']);"
+        "entry.main(['models', 'path', 'target']);"
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
