@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree", "unfinished",
-    "units", "values", "worker",
+    "endings", "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree",
+    "unfinished", "units", "values", "worker",
 }  # fmt: skip
 PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}

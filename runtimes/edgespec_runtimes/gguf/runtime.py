@@ -17,7 +17,7 @@ from pathlib import Path
 from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.findings import Finding
-from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
@@ -31,6 +31,7 @@ from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.resident import resident_weights
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
 BUFFER_SHARE = 0.05
@@ -89,8 +90,6 @@ class GgufRuntime:
 class PreparedGguf:
     """Implements `PreparedModel` and `Shrinks` of `edgespec.runtimes`."""
 
-    notes: Sequence[str] = ()
-
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
         self._request = request
@@ -111,6 +110,13 @@ class PreparedGguf:
     def enforced(self) -> bool:
         return self._lazy and sys.platform != "win32"
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is said of packing concerns weights that stay in memory."""
+        request, note = self._request, native.packing().note
+        may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
+        return [note] if note and (may_stay or request.owner == "draft") else []
+
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
 
@@ -124,11 +130,9 @@ class PreparedGguf:
         )
 
     def resident_rows(self) -> Sequence[MemoryRow] | None:
-        largest = max((tensor.nbytes for tensor in self._header.tensors), default=0)
-        return (
-            MemoryRow(self._request.owner, "weights", self._header.weight_bytes),
-            # a tensor is read whole before it is repacked
-            MemoryRow(self._request.owner, LOADING, min(largest, 64 * MIB)),
+        owner, resident = self._request.owner, resident_weights(self._header)
+        return MemoryRow(owner, "weights", resident.weights), MemoryRow(
+            owner, LOADING, resident.loading
         )
 
     def paged_rows(self) -> Sequence[MemoryRow]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import llama_cpp.llama_cpp as lib
 
 from edgespec.chat_format import ChatFormat
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import Progress
-from edgespec_runtimes.gguf.llama import log
+from edgespec_runtimes.gguf.llama import log, trials
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 
 CACHE_TYPES = {
@@ -69,7 +70,17 @@ DATA_OFFSET = GgmlTensor.data.offset
 
 
 @functools.cache
+def _trial() -> trials.Trial:
+    try:
+        base, cpu = library_file("ggml-base"), library_file("ggml-cpu")
+    except EdgespecError as error:
+        return trials.Trial(trials.Outcome.UNKNOWN, str(error))
+    return trials.trial_of(trials.Library(llama_cpp.__version__, base, cpu))
+
+
+@functools.cache
 def _start() -> None:
+    trials.check(_trial(), llama_cpp.__version__)
     lib.llama_backend_init()
     verify_mirror()
 
@@ -81,20 +92,29 @@ def _ggml() -> ctypes.CDLL:
 @functools.cache
 def library(stem: str) -> ctypes.CDLL:
     """One of llama.cpp's own libraries, by its name without prefix and ending."""
-    return ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / _library_name(stem)))
+    return ctypes.CDLL(str(library_file(stem)))
 
 
-def _library_name(stem: str) -> str:
+def library_file(stem: str) -> Path:
+    """One of llama.cpp's libraries, as llama-cpp-python brings them. Raises EdgespecError."""
     folder = Path(lib.__file__).parent / "lib"
     for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll", f"lib{stem}.dll"):
         if (folder / name).exists():
-            return name
+            return folder / name
     raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
+
+
+@functools.cache
+def packing() -> trials.Packing:
+    """Whether resident weights are packed anew for the CPU. The first call of all tries it."""
+    _start()
+    system_info = lib.llama_print_system_info().decode()
+    return trials.decide(system_info, _trial(), llama_cpp.__version__)
 
 
 def library_path() -> str:
     """Where libllama lies."""
-    return str((Path(lib.__file__).parent / "lib" / _library_name("llama")).resolve())
+    return str(library_file("llama").resolve())
 
 
 def verify_mirror() -> None:
@@ -314,9 +334,9 @@ def _load(path: Path, params: Any) -> Model:
 def load_resident(
     path: Path, n_gpu_layers: int, stop: Stop, progress: Progress | None = None
 ) -> Model:
-    """All weights in memory, repacked for the CPU where llama.cpp can. Stops early on `stop`."""
+    """All weights in memory, packed for the CPU where that works. Stops early on `stop`."""
     params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts = _LOAD_NONE, True
+    params.load_mode, params.use_extra_bufts = _LOAD_NONE, packing().allowed
     params.n_gpu_layers = n_gpu_layers
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,0 +1,216 @@
+"""Whether llama.cpp's CPU code works on this machine: tried once, in a process of its own.
+
+Owns the question, and the memory of its answer in the cache folder. It loads no library of
+llama.cpp's: where one would end a process, this one goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from edgespec import cache_folder
+from edgespec.endings import crash_name
+from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.llama import product_trial
+
+TIMEOUT_S = 30.0
+"""A trial takes a tenth of a second; a machine that is busy may take longer."""
+
+
+class Outcome(Enum):
+    """What a trial showed."""
+
+    WORKS = "works"
+    PACKING_FAILS = "packing fails"
+    """Products with packed weights crash or are wrong; plain ones are right."""
+    ILLEGAL = "illegal instruction"
+    """The library was built for another processor."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is known of a library, and why: a few words for a sentence."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The files of llama.cpp that compute, and the version that they are said to be."""
+
+    version: str
+    base: Path
+    cpu: Path
+
+    def key(self) -> str:
+        """Differs for another build, processor or kernel."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        known = [self.version, files, [*_processor()], platform.release()]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        return self.base, self.cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Whether weights that stay in memory go into buffers in which llama.cpp packs them anew."""
+
+    allowed: bool
+    note: str | None = None
+    """A sentence for people where that is not as usual."""
+
+
+def decide(system_info: str, trial: Trial, version: str) -> Packing:
+    """What to do about packing, given what `llama_print_system_info` says and a trial showed.
+
+    Where nothing is known packing is allowed, but for AMX: GCC drops the stores of llama.cpp's tile
+    configuration, and the first product of several rows ends the process (llama.cpp #20824).
+    """
+    uses_amx = "AMX_INT8 = 1" in system_info
+    if trial.outcome is Outcome.WORKS or (trial.outcome is Outcome.UNKNOWN and not uses_amx):
+        return Packing(allowed=True)
+    code = "llama.cpp's AMX code" if uses_amx else "llama.cpp's code for packed weights"
+    if trial.outcome is Outcome.UNKNOWN:
+        found = f"whether {code} works here could not be tried ({trial.why})"
+    else:
+        found = f"{code} fails on this machine ({trial.why} in a process of its own)"
+    note = (
+        f"{found}: weights that stay in memory are not packed and compute more slowly; this build "
+        f"would pack them: {_rebuild(version, _NO_AMX if uses_amx else '')}"
+    )
+    return Packing(allowed=False, note=note)
+
+
+def check(trial: Trial, version: str) -> None:
+    """Raises EdgespecError for a library that would end this process, too."""
+    if trial.outcome is Outcome.ILLEGAL:
+        raise EdgespecError(
+            f"llama.cpp was built for another processor (a trial ended with {trial.why}): build "
+            f"it here: {_rebuild(version)}"
+        )
+
+
+def _rebuild(version: str, flags: str = "") -> str:
+    """The command. pip's cache of wheels does not look at flags."""
+    environment = f"CFLAGS='{flags}' CXXFLAGS='{flags}' " if flags else ""
+    return (
+        f"{environment}pip install --no-cache-dir --force-reinstall --no-deps "
+        f"llama-cpp-python=={version}"
+    )
+
+
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+def trial_of(library: Library) -> Trial:
+    """What is remembered of this library on this machine, or what a trial shows now."""
+    try:
+        key = library.key()
+    except OSError as error:
+        return Trial(Outcome.UNKNOWN, str(error))
+    place = _place(key)
+    remembered = _read(place) if place else None
+    if remembered:
+        return remembered
+    script = Path(product_trial.__file__)
+    if obstacle := _obstacle(script):
+        return Trial(Outcome.UNKNOWN, obstacle)
+    # isolated and without site-packages: it starts fast, and nothing of the application's runs
+    command = [sys.executable, "-I", "-S", str(script), *map(str, library.files)]
+    trial = attempt(command)
+    if place and trial.outcome is not Outcome.UNKNOWN:
+        _write(place, trial)
+    return trial
+
+
+def attempt(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> Trial:
+    """Run `product_trial`, or what stands for it. Whatever happens, it is gone afterwards."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except subprocess.TimeoutExpired:
+        return Trial(Outcome.UNKNOWN, f"it had not ended after {timeout_s:.0f} s")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return Trial(Outcome.UNKNOWN, f"no process could be started: {error}")
+    # What was said counts, not the exit code alone: an application that ignores SIGCHLD gets 0.
+    said, crash = done.stdout, crash_name(done.returncode)
+    if said == product_trial.PLAIN + product_trial.PACKED:
+        return Trial(Outcome.WORKS)
+    if said == product_trial.PLAIN and crash:
+        return Trial(Outcome.PACKING_FAILS, crash)
+    if said == product_trial.PLAIN and done.returncode == product_trial.WRONG:
+        return Trial(Outcome.PACKING_FAILS, "wrong numbers")
+    if not said and crash == "SIGILL":
+        return Trial(Outcome.ILLEGAL, crash)
+    return Trial(Outcome.UNKNOWN, f"it ended with {crash or f'exit code {done.returncode}'}")
+
+
+def _obstacle(script: Path) -> str | None:
+    """Why no interpreter of ours can be started. An application's executable is none."""
+    executable = Path(sys.executable or "")
+    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
+        return "this application comes without a Python interpreter that could be started"
+    return None if script.is_file() else f"{script} is no file"
+
+
+def _processor() -> Iterator[str]:
+    """What tells processors apart: a cache folder may be shared by several machines."""
+    yield platform.machine()
+    yield os.environ.get("PROCESSOR_IDENTIFIER", "")
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        first = file.read(8192).split("\n\n")[0]
+        telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+        yield from (line for line in first.splitlines() if line.startswith(telling))
+
+
+def _place(key: str) -> Path | None:
+    """Where an answer is kept; None for a user without a home."""
+    try:
+        return cache_folder.folder() / "llama.cpp" / f"{key}.json"
+    except RuntimeError:
+        return None
+
+
+def _read(place: Path) -> Trial | None:
+    """None for what is not there or damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(place.read_bytes())
+        return Trial(Outcome(kept["outcome"]), str(kept["why"]))
+    return None
+
+
+def _write(place: Path, trial: Trial) -> None:
+    """Whole or not at all; where the folder cannot be written, the next process tries again."""
+    content = json.dumps({"outcome": trial.outcome.value, "why": trial.why})
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=place.parent, prefix=".")
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                file.write(content)
+            Path(name).replace(place)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

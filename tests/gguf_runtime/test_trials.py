@@ -1,0 +1,263 @@
+"""Whether llama.cpp's packed products work is found out by a process that may die of them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import log, native, product_trial, trials
+from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.llama.trials import Library, Outcome, Packing, Trial
+from edgespec_runtimes.gguf.resident import resident_weights
+from edgespec_runtimes.gguf.runtime import GgufRuntime
+
+PAIR = embedded_pair()
+AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "
+NO_AMX = "CPU : NEON = 1 | REPACK = 1 | "
+BROKEN = Packing(allowed=False, note="it fails")
+
+
+def child(code: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, time; say = lambda text: os.write(1, text); {code}"]
+
+
+def dying_of(name: str) -> str:
+    return f"os.kill(os.getpid(), {int(getattr(signal, name))})"
+
+
+ENDS = {
+    f"say({product_trial.PLAIN + product_trial.PACKED!r})": Trial(Outcome.WORKS),
+    f"say({product_trial.PLAIN!r}); {dying_of('SIGSEGV')}": Trial(Outcome.PACKING_FAILS, "SIGSEGV"),
+    f"say({product_trial.PLAIN!r}); {dying_of('SIGILL')}": Trial(Outcome.PACKING_FAILS, "SIGILL"),
+    f"say({product_trial.PLAIN!r}); os._exit({product_trial.WRONG})": Trial(
+        Outcome.PACKING_FAILS, "wrong numbers"
+    ),
+    dying_of("SIGILL"): Trial(Outcome.ILLEGAL, "SIGILL"),
+    # what says nothing of the library
+    dying_of("SIGKILL"): Trial(Outcome.UNKNOWN, "it ended with exit code -9"),
+    "raise ImportError": Trial(Outcome.UNKNOWN, "it ended with exit code 1"),
+    "pass": Trial(Outcome.UNKNOWN, "it ended with exit code 0"),
+}
+
+
+@pytest.mark.parametrize(("code", "trial"), ENDS.items())
+def test_how_a_trial_ends_says_what_works(code: str, trial: Trial):
+    assert trials.attempt(child(code)) == trial
+
+
+def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    trial = trials.attempt(child("time.sleep(600)"), timeout_s=0.1)
+    assert trial.outcome is Outcome.UNKNOWN
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+def test_a_trial_that_cannot_start_says_nothing():
+    assert trials.attempt(["/nonexistent/python"]).outcome is Outcome.UNKNOWN
+
+
+def test_an_application_that_ignores_its_children_is_not_told_that_all_is_well():
+    """`subprocess` then takes every child for one that ended with 0."""
+    code = f"say({product_trial.PLAIN!r}); {dying_of('SIGSEGV')}"
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert trials.attempt(child(code)).outcome is Outcome.UNKNOWN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(
+    ("system_info", "outcome", "allowed"),
+    [
+        (AMX, Outcome.WORKS, True),
+        (AMX, Outcome.PACKING_FAILS, False),
+        (AMX, Outcome.UNKNOWN, False),
+        (NO_AMX, Outcome.WORKS, True),
+        (NO_AMX, Outcome.PACKING_FAILS, False),
+        (NO_AMX, Outcome.UNKNOWN, True),
+    ],
+)
+def test_weights_are_packed_where_it_works_and_with_amx_only_if_that_was_seen(
+    system_info: str, outcome: Outcome, allowed: bool
+):
+    packing = trials.decide(system_info, Trial(outcome, "SIGSEGV"), "1.2.3")
+    assert packing.allowed == allowed == (packing.note is None)
+
+
+def test_the_note_says_what_was_seen_and_how_to_build_without_it():
+    packing = trials.decide(AMX, Trial(Outcome.PACKING_FAILS, "SIGSEGV"), "1.2.3")
+    assert packing.note is not None
+    for words in ("AMX", "SIGSEGV", "-mno-amx-int8", "--no-cache-dir", "llama-cpp-python==1.2.3"):
+        assert words in packing.note
+
+
+def test_a_build_for_another_processor_is_refused_before_it_computes():
+    with pytest.raises(EdgespecError, match=r"another processor.*pip install"):
+        trials.check(Trial(Outcome.ILLEGAL, "SIGILL"), "1.2.3")
+
+
+class Asked:
+    """Stands for `attempt` and counts."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome, self.times = outcome, 0
+
+    def __call__(self, command: list[str]) -> Trial:
+        self.times += 1
+        return Trial(self.outcome)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("base", "cpu"):
+        (tmp_path / name).write_bytes(b"code")
+    return Library("1.2.3", tmp_path / "base", tmp_path / "cpu")
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, outcome: Outcome = Outcome.WORKS) -> Asked:
+    stand_in = Asked(outcome)
+    monkeypatch.setattr(trials, "attempt", stand_in)
+    return stand_in
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WORKS, Outcome.PACKING_FAILS, Outcome.ILLEGAL])
+def test_a_library_is_tried_once(
+    outcome: Outcome, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    attempt = asked(monkeypatch, outcome)
+    assert [trials.trial_of(library).outcome for _ in range(3)] == [outcome] * 3
+    assert attempt.times == 1
+
+
+def test_what_a_trial_did_not_show_is_tried_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    attempt = asked(monkeypatch, Outcome.UNKNOWN)
+    trials.trial_of(library)
+    trials.trial_of(library)
+    assert attempt.times == 2
+
+
+def test_another_build_or_version_is_tried_anew(library: Library, monkeypatch: pytest.MonkeyPatch):
+    attempt = asked(monkeypatch)
+    trials.trial_of(library)
+    library.cpu.write_bytes(b"other code")
+    trials.trial_of(library)
+    trials.trial_of(Library("1.2.4", library.base, library.cpu))
+    assert attempt.times == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_a_trial_each_time(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "cache").write_bytes(b"a file, no folder")
+    attempt = asked(monkeypatch)
+    assert [trials.trial_of(library).outcome for _ in range(2)] == [Outcome.WORKS] * 2
+    assert attempt.times == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"outcome": "perhaps", "why": ""}', b"\xff"])
+def test_a_damaged_answer_is_asked_for_again(
+    content: bytes, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    attempt = asked(monkeypatch)
+    trials.trial_of(library)
+    (kept,) = (tmp_path / "cache/edgespec/llama.cpp").iterdir()
+    kept.write_bytes(content)
+    assert trials.trial_of(library).outcome is Outcome.WORKS
+    assert attempt.times == 2
+
+
+@pytest.mark.parametrize("executable", [None, "", "/usr/bin/uwsgi", "/opt/app/blender"])
+def test_an_application_without_an_interpreter_of_its_own_is_not_started(
+    executable: str | None, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", executable)
+    attempt = asked(monkeypatch)
+    assert trials.trial_of(library).outcome is Outcome.UNKNOWN
+    assert attempt.times == 0
+
+
+def test_a_frozen_application_is_not_started(library: Library, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    attempt = asked(monkeypatch)
+    assert trials.trial_of(library).outcome is Outcome.UNKNOWN
+    assert attempt.times == 0
+
+
+def test_the_installed_library_shows_whether_its_packed_products_work():
+    """Where they do not, the trial survives what ends this process."""
+    script, files = product_trial.__file__, ("ggml-base", "ggml-cpu")
+    libraries = [str(native.library_file(stem)) for stem in files]
+    trial = trials.attempt([sys.executable, "-I", "-S", script, *libraries])
+    assert trial.outcome in {Outcome.WORKS, Outcome.PACKING_FAILS}
+    assert native.packing().allowed == (trial.outcome is Outcome.WORKS)
+
+
+def request(path: Path, owner: str, budget_bytes: int | None = None) -> ModelRequest:
+    return ModelRequest(path, owner, 64, 4, 2, 1, budget_bytes=budget_bytes)
+
+
+@pytest.mark.parametrize("owner", ["draft", "target"])
+def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
+    owner: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes == ["it fails"]
+
+
+def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes
+
+
+def buffers(path: Path) -> dict[str, float]:
+    """MiB by the kind of buffer, as llama.cpp loads a resident model."""
+    with log.captured() as lines:
+        native.load_resident(path, 0, native.Stop()).close()
+    found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
+    return {name: float(mib) for name, mib in found}
+
+
+def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    assert set(buffers(PAIR.target)) == {"CPU"}
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
+def test_resident_weights_take_what_the_plan_says(
+    kind: str, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Some packed forms are larger, and a head tied to the embeddings becomes a second tensor."""
+    if not packs:
+        monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    elif not native.packing().allowed:
+        pytest.skip("this build of llama.cpp cannot pack weights here")
+    path = tmp_path / "model.gguf"
+    quantise(PAIR.target, path, kind)
+    planned = resident_weights(read_header(path))
+    assert planned.weights / 2**20 == pytest.approx(sum(buffers(path).values()), abs=0.05)
+    assert (planned.loading > 0) == (set(buffers(path)) > {"CPU"})

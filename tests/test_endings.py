@@ -1,0 +1,31 @@
+"""Exit codes in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.endings import crash_name, died
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "name"),
+    [(-11, "SIGSEGV"), (-4, "SIGILL"), (139, "SIGSEGV"), (0xC0000005, "SIGSEGV"), (-6, "SIGABRT")],
+)
+def test_a_crash_has_a_name(exit_code: int, name: str):
+    assert crash_name(exit_code) == name
+    assert name in died("decoding", exit_code)
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, 137, 255, -1000])
+def test_other_ends_are_no_crashes(exit_code: int):
+    assert crash_name(exit_code) is None
+
+
+def test_a_killed_process_may_have_lacked_memory():
+    assert "where memory is short" in died("decoding", -9)
+
+
+def test_an_exit_code_is_told_as_it_is():
+    assert died("decoding", 9) == (
+        "decoding: the process ended with exit code 9 before it was done"
+    )
