@@ -13,20 +13,25 @@ from numpy.typing import NDArray
 from edgespec.errors import UsageError
 
 ROOT = 0
+TARGET = "target"
+"""The source of tokens that nobody guessed: a root, and what the target picked itself."""
 
 
 class TokenTree:
     """Guesses that hang below the last committed token; node 0, the root, is that token.
 
-    All arrays are `[capacity]`; entries below `len(tree)` are valid and never change. A parent has
-    a lower index than its children, so ascending order is an evaluation order. Appending moves no
-    memory and publishes a node last: one thread may append while others read nodes they know.
+    All arrays are `[capacity]`; entries below `len(tree)` are valid, and but for confidences never
+    change. A parent has a lower index than its children, so ascending order is an evaluation order.
+    Appending moves no memory and publishes a node last: one thread may append while others read
+    nodes they know.
 
     token       int32    token id
     parent      int32    index of the parent, -1 for the root
     depth       int32    edges from the root
-    confidence  float64  the draft's probability of this token after its parent
+    confidence  float64  the chance that this token stands if its parent does, calibrated
     cumulative  float64  product of the confidences down from the root, whose own is 1
+    probability float64  what the drafter itself gave the token
+    source      str      who guessed it; a list, for sources are few and named
     key         int64    names a node for a whole generation; survives re-rooting
     """
 
@@ -38,11 +43,15 @@ class TokenTree:
         self.depth: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.confidence: NDArray[np.float64] = np.ones(capacity, np.float64)
         self.cumulative: NDArray[np.float64] = np.ones(capacity, np.float64)
+        self.probability: NDArray[np.float64] = np.ones(capacity, np.float64)
+        self.source: list[str] = [TARGET] * capacity
         self.key: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.token[ROOT] = root_token
         self.key[ROOT] = first_key
         self.next_key = first_key + 1
         self._n_nodes = 1
+        self._children: dict[tuple[int, int], int] = {}
+        """By parent and token."""
 
     def __len__(self) -> int:
         return self._n_nodes
@@ -58,18 +67,26 @@ class TokenTree:
     def is_full(self) -> bool:
         return self._n_nodes == self.capacity
 
-    def add(self, parent: int, token: int, confidence: float) -> int:
+    def add(
+        self,
+        parent: int,
+        token: int,
+        confidence: float,
+        probability: float | None = None,
+        source: str = TARGET,
+    ) -> int:
         """Append a child of `parent` and return its index.
 
-        Raises UsageError if the tree is full, `parent` is unknown, `confidence` is no probability,
-        or `parent` has a child with this token already.
+        Without a `probability` of its own, the drafter gave the token its confidence. Raises
+        UsageError if the tree is full, `parent` is unknown, `confidence` is no probability, or
+        `parent` has a child with this token already.
         """
         self._check(parent)
         if self.is_full:
             raise UsageError(f"the token tree is full at {self.capacity} nodes")
         if not 0.0 <= confidence <= 1.0:
             raise UsageError(f"confidence is a probability, not {confidence}")
-        if self.child(parent, token) is not None:
+        if (parent, token) in self._children:
             raise UsageError(f"node {parent} has a child with token {token} already")
         node = self._n_nodes
         self.token[node] = token
@@ -77,7 +94,10 @@ class TokenTree:
         self.depth[node] = self.depth[parent] + 1
         self.confidence[node] = confidence
         self.cumulative[node] = self.cumulative[parent] * confidence
+        self.probability[node] = confidence if probability is None else probability
+        self.source[node] = source
         self.key[node] = self.next_key
+        self._children[parent, token] = node
         self.next_key += 1
         self._n_nodes = node + 1
         return node
@@ -98,9 +118,16 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, if there is one."""
-        n = len(self)
-        found = np.flatnonzero((self.parent[:n] == node) & (self.token[:n] == token))
-        return int(found[0]) if found.size else None
+        return self._children.get((node, token))
+
+    def revise(self, node: int, confidence: float) -> None:
+        """Another drafter has been asked: `node` stands with this chance, if its parent does."""
+        self._check(node)
+        if node == ROOT or not 0.0 <= confidence <= 1.0:
+            raise UsageError(f"node {node} cannot have the confidence {confidence}")
+        self.confidence[node] = confidence
+        for below in self.subtree(node):
+            self.cumulative[below] = self.cumulative[self.parent[below]] * self.confidence[below]
 
     def find(self, key: int) -> int:
         """The node that `key` names."""
@@ -141,9 +168,22 @@ class TokenTree:
         index_of = {old: new for new, old in enumerate(kept)}
         for old in kept[1:]:
             new = tree.add(
-                index_of[int(self.parent[old])], int(self.token[old]), float(self.confidence[old])
+                index_of[int(self.parent[old])],
+                int(self.token[old]),
+                float(self.confidence[old]),
+                float(self.probability[old]),
+                self.source[old],
             )
             tree.key[new] = self.key[old]
+        tree.next_key = self.next_key
+        return tree
+
+    def branch(self, path: Sequence[int]) -> TokenTree:
+        """A tree of nothing but `path`, contiguous and downwards; keys stay."""
+        tree = TokenTree(int(self.token[path[0]]), len(path), int(self.key[path[0]]))
+        for above, node in enumerate(path[1:]):
+            new = tree.add(above, int(self.token[node]), float(self.confidence[node]))
+            tree.key[new] = self.key[node]
         tree.next_key = self.next_key
         return tree
 

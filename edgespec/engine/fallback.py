@@ -19,8 +19,8 @@ from edgespec.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Growing:
-    """A round as far as it has grown."""
+class RoundSoFar:
+    """A round before its pass."""
 
     tree: TokenTree
     open_nodes: Sequence[int]
@@ -35,12 +35,12 @@ class Fallback(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def fires(self, growing: Growing) -> bool:
+    def fires(self, so_far: RoundSoFar) -> bool:
         """Whether to verify now rather than draft one step more."""
 
-    def n_worth_verifying(self, growing: Growing) -> int:
+    def n_worth_verifying(self, so_far: RoundSoFar) -> int:
         """How many of the tree's nodes, the most probable first, the pass should verify."""
-        return len(growing.tree)
+        return len(so_far.tree)
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
@@ -63,8 +63,8 @@ class AdaptiveThreshold(Fallback):
 
     alpha: float = 0.01
 
-    def fires(self, growing: Growing) -> bool:
-        C = growing.tree.cumulative[list(growing.open_nodes)]
+    def fires(self, so_far: RoundSoFar) -> bool:
+        C = so_far.tree.cumulative[list(so_far.open_nodes)]
         return not C.size or float(C.max()) < self.alpha
 
     def observe(self, outcome: RoundOutcome) -> Self:
@@ -87,8 +87,8 @@ class FixedLength(Fallback):
 
     length: int = 8
 
-    def fires(self, growing: Growing) -> bool:
-        return int(growing.tree.depth[: len(growing.tree)].max()) >= self.length
+    def fires(self, so_far: RoundSoFar) -> bool:
+        return int(so_far.tree.depth[: len(so_far.tree)].max()) >= self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class FullTree(Fallback):
 
     name: ClassVar[str] = "full"
 
-    def fires(self, growing: Growing) -> bool:
+    def fires(self, so_far: RoundSoFar) -> bool:
         return False
 
 
@@ -202,24 +202,24 @@ class MarginalRate(Fallback):
     tries: float = 3.0
     """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
 
-    def fires(self, growing: Growing) -> bool:
-        open_nodes = list(growing.open_nodes)
+    def fires(self, so_far: RoundSoFar) -> bool:
+        open_nodes = list(so_far.open_nodes)
         if not open_nodes:
             return True
         if not self.cost.is_known:
             return False
         # on the line of several nodes: that one node alone is cheaper is said at the end
-        pass_s = self.cost.drafted_s(np.arange(1, len(growing.tree) + 2))
-        n_nodes, tokens, round_s = _best_pass(growing, pass_s)
-        step_s = growing.draft_s / growing.draft_steps if growing.draft_steps else self.step_s
+        pass_s = self.cost.drafted_s(np.arange(1, len(so_far.tree) + 2))
+        n_nodes, tokens, round_s = _best_pass(so_far, pass_s)
+        step_s = so_far.draft_s / so_far.draft_steps if so_far.draft_steps else self.step_s
         added_s = step_s + float(pass_s[n_nodes] - pass_s[n_nodes - 1])
-        C = float(growing.tree.cumulative[open_nodes].max())
+        C = float(so_far.tree.cumulative[open_nodes].max())
         return self.hits / self.tries * C * round_s < tokens * added_s
 
-    def n_worth_verifying(self, growing: Growing) -> int:
+    def n_worth_verifying(self, so_far: RoundSoFar) -> int:
         if not self.cost.is_known:
-            return len(growing.tree)
-        return _best_pass(growing, self.cost.seconds(np.arange(1, len(growing.tree) + 1)))[0]
+            return len(so_far.tree)
+        return _best_pass(so_far, self.cost.seconds(np.arange(1, len(so_far.tree) + 1)))[0]
 
     def observe(self, outcome: RoundOutcome) -> Self:
         fade = 0.95
@@ -233,14 +233,14 @@ class MarginalRate(Fallback):
         )
 
 
-def _best_pass(growing: Growing, pass_s: NDArray[np.float64]) -> tuple[int, float, float]:
+def _best_pass(so_far: RoundSoFar, pass_s: NDArray[np.float64]) -> tuple[int, float, float]:
     """The number of most probable nodes whose pass yields the most tokens a second, the tokens that
     it is expected to yield (one more than stand, as the root counts), and its round's seconds.
 
     `pass_s` are the seconds of passes over 1, 2, ... nodes."""
-    n_nodes = len(growing.tree)
-    tokens = np.cumsum(np.sort(growing.tree.cumulative[:n_nodes])[::-1])
-    round_s = growing.draft_s + pass_s[:n_nodes]
+    n_nodes = len(so_far.tree)
+    tokens = np.cumsum(np.sort(so_far.tree.cumulative[:n_nodes])[::-1])
+    round_s = so_far.draft_s + pass_s[:n_nodes]
     best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
     return best + 1, float(tokens[best]), float(round_s[best])
 

@@ -16,8 +16,11 @@ import numpy as np
 
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.admission import check_prompt, obstacle
-from edgespec.engine.drafter import Drafter
-from edgespec.engine.fallback import Growing
+from edgespec.engine.drafting.calibration import Calibration
+from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.fallback import RoundSoFar
 from edgespec.engine.gating import OverlapGate
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer, Pacer
@@ -57,6 +60,7 @@ class Engine(Owner):
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
@@ -69,15 +73,7 @@ class Engine(Owner):
         self._gate = OverlapGate()
         self._controller = self._new_controller(target)
         self._obstacle = obstacle(target, draft)
-        self._drafter: Drafter | None = None
-        if draft is not None and self._obstacle is None:
-            self._drafter = Drafter(
-                draft,
-                self.settings.n_candidates,
-                self.settings.draft_temperature,
-                target.info.n_vocab,
-                target.vocabulary.eog_tokens,
-            )
+        self._grower = self._new_grower(draft, drafters)
         self._committed: list[int] = []
         """Tokens of the target's committed prefix; the draft's is a prefix of it."""
         self._clock = clock
@@ -96,8 +92,8 @@ class Engine(Owner):
         """From any thread: end the running generation soon; its finish reason is "cancelled"."""
         self._cancelled.set()
         self._target.cancel()
-        if self._drafter is not None:
-            self._drafter.model.cancel()
+        if self._grower is not None:
+            self._grower.cancel()
 
     def generate(
         self,
@@ -170,10 +166,10 @@ class Engine(Owner):
         tree = TokenTree(prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
         while not transcript.is_finished:
             round_ = self._begin(tree, transcript.room, tally)
-            if round_.drafter is None:
+            if round_.grower is None:
                 tree = tree.bare()
             else:
-                self._grow(tree, round_.drafter, round_)
+                self._grow(tree, round_.grower, round_)
             nodes = self._select(tree, round_)
             logits = self._verify(tree, nodes, round_)
             with self._trace.span(Track.ENGINE, "accept") as span:
@@ -182,8 +178,8 @@ class Engine(Owner):
             events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
             self._commit(tree, accepted)
             rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
-            if self._drafter and not self.settings.keep_growth:
-                self._drafter.rest()
+            if self._grower and not self.settings.keep_growth:
+                self._grower.rest()
                 rerooted = rerooted.bare()
             outcome = round_.outcome(
                 tree,
@@ -212,42 +208,41 @@ class Engine(Owner):
             self._worker.run(prefill, self._target.cancel)
             self._committed += unread
             self._gate = self._gate.observe(self._target.last_report)
-        if self._drafter is not None:
-            self._drafter.rewind(reused)
-            drafts = self._way is not Strategy.NONE
-            if drafts and self._drafter.can_follow(self._committed, prompt[-1]):
-                self._catch_up(self._drafter)
+        if self._grower is not None:
+            self._grower.rewind(reused)
+            if self._way is not Strategy.NONE:
+                self._grower.prepare(self._committed, prompt[-1])
+                self._catch_up(self._grower)
         end = self._clock()
         tally.prompt_s = end - begun
         self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
-    def _catch_up(self, drafter: Drafter) -> None:
-        """Let the draft read what was committed without it: a prompt, rounds that it sat out."""
-        if drafter.model.n_committed < len(self._committed):
+    def _catch_up(self, grower: TreeGrower) -> None:
+        """Let drafters read what was committed without them: a prompt, rounds that they sat out."""
+        if grower.is_behind(self._committed):
             with self._trace.span(Track.ENGINE, "catch up"):
-                self._worker.run(partial(drafter.catch_up, self._committed), drafter.model.cancel)
+                self._worker.run(partial(grower.catch_up, self._committed), grower.cancel)
 
     def _begin(self, tree: TokenTree, room: int, tally: Tally) -> RoundInProgress:
         """Decide whether this round drafts, and how far it may go."""
         self._check_cancelled()
         begun = self._clock()
         deepest = room - 1
-        drafter = self._choose_drafter(tree, tally)
+        grower = self._choose_grower(tree, tally)
         pacer = self._pacers.get(self._way, self._pacers[Strategy.TREE])
-        if drafter is not None:
-            self._catch_up(drafter)
-            deepest = min(deepest, drafter.deepest)
+        if grower is not None:
+            self._catch_up(grower)
         info = self._target.info
         n_free = info.n_ctx - len(self._committed)
         limits = Limits(
             max_nodes=min(1 + self.settings.draft_max, info.max_nodes, n_free),
             max_branches=info.max_branches,
-            max_depth=min(self.settings.max_depth, deepest),
+            max_depth=min(self.settings.depth, deepest),
         )
-        guesses_before = drafter.n_guesses if drafter else 0
+        guesses_before = grower.n_guesses if grower else 0
         draft_s = self._clock() - begun
         return RoundInProgress(
-            drafter, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s
+            grower, pacer, limits, deepest, begun, guesses_before, draft_s=draft_s
         )
 
     @property
@@ -266,32 +261,48 @@ class Engine(Owner):
             return Controller.for_paged_target(*ways)
         return Controller.for_resident_target(*ways)
 
-    def _choose_drafter(self, tree: TokenTree, tally: Tally) -> Drafter | None:
-        """The draft, unless it cannot follow the text or costs more than it brings."""
-        drafter = self._drafter
-        if drafter is None:
-            return None
-        if not drafter.can_follow(self._committed, int(tree.token[ROOT])):
-            tally.note(
-                f"the draft could not follow after {len(self._committed)} tokens (its context "
-                f"holds {drafter.model.info.n_ctx}): the target went on alone"
+    def _new_grower(
+        self, draft: LanguageModel | None, drafters: Sequence[Drafter]
+    ) -> TreeGrower | None:
+        """Whatever guesses, the draft model first."""
+        settings, info = self.settings, self._target.info
+        guessing = list(drafters) if info.tree_capable else []
+        if draft is not None and self._obstacle is None:
+            calibration = Calibration.around(settings.draft_temperature)
+            eog_tokens = self._target.vocabulary.eog_tokens
+            model = ModelDrafter(
+                draft, settings.n_candidates, calibration, info.n_vocab, eog_tokens
             )
-        elif self._way is not Strategy.NONE:
-            return drafter
-        drafter.rest()
+            guessing.insert(0, model)
+        return TreeGrower(guessing) if guessing else None
+
+    def _choose_grower(self, tree: TokenTree, tally: Tally) -> TreeGrower | None:
+        """Whatever guesses; None if nothing can follow the text or it costs more than it brings."""
+        grower = self._grower
+        if grower is None:
+            return None
+        for source, reason in grower.prepare(self._committed, int(tree.token[ROOT])):
+            tally.note(
+                f"the {source} could not follow after {len(self._committed)} tokens ({reason}): "
+                "the target went on alone"
+            )
+        if grower.is_ready and self._way is not Strategy.NONE:
+            return grower
+        grower.rest()
         return None
 
-    def _grow(self, tree: TokenTree, drafter: Drafter, round_: RoundInProgress) -> None:
+    def _grow(self, tree: TokenTree, grower: TreeGrower, round_: RoundInProgress) -> None:
         """Draft until the fallback rule fires or no growth within the limits is of use."""
         begun = self._clock()
         growing_s = 0.0
+        grower.begin(tree, round_.pacer, round_.limits)
         while True:
             self._check_cancelled()
-            open_nodes = drafter.open_nodes(tree)
-            growing = Growing(tree, open_nodes, round_.draft_steps, growing_s)
-            if self._fallback.fires(growing):
+            open_nodes = grower.open_nodes(tree)
+            so_far = RoundSoFar(tree, open_nodes, round_.draft_steps, growing_s)
+            if self._fallback.fires(so_far):
                 break
-            if not self._step(tree, open_nodes, drafter, round_, round_.limits, Track.ENGINE):
+            if not self._step(tree, open_nodes, grower, round_, round_.limits, Track.ENGINE):
                 break
             round_.draft_steps += 1
             growing_s = self._clock() - begun
@@ -303,15 +314,15 @@ class Engine(Owner):
         self,
         tree: TokenTree,
         open_nodes: Sequence[int],
-        drafter: Drafter,
+        grower: TreeGrower,
         round_: RoundInProgress,
         limits: Limits,
         track: Track,
     ) -> bool:
-        """One evaluation by the draft, recorded. False if nothing was to do, which is no step."""
+        """One step of a drafter, recorded. False if nothing was to do, which is no step."""
         n_before = len(tree)
         with self._trace.span(track, "draft step") as span:
-            grew = drafter.step(tree, open_nodes, round_.pacer, limits)
+            grew = grower.step(tree, open_nodes, round_.pacer, limits)
             if not grew:
                 span.forget()
             elif self._trace.is_on:
@@ -323,27 +334,27 @@ class Engine(Owner):
         """The nodes that are worth their place in the pass."""
         if len(tree) == 1:
             return [ROOT]
-        growing = Growing(tree, (), round_.draft_steps, round_.draft_s)
-        n_worth = self._fallback.n_worth_verifying(growing)
+        so_far = RoundSoFar(tree, (), round_.draft_steps, round_.draft_s)
+        n_worth = self._fallback.n_worth_verifying(so_far)
         limits = replace(round_.limits, max_nodes=min(round_.limits.max_nodes, n_worth))
         return round_.pacer.select(tree, limits)
 
     def _verify(self, tree: TokenTree, nodes: Sequence[int], round_: RoundInProgress) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
-        drafter = round_.drafter if self.settings.overlap and self._gate.is_open else None
+        grower = round_.grower if self.settings.overlap and self._gate.is_open else None
         with self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
-            if drafter is None and 0 < self._target.last_report.wall_s < SHORT_PASS_S:
+            if grower is None and 0 < self._target.last_report.wall_s < SHORT_PASS_S:
                 return self._target.evaluate(tree, nodes)
             evaluate = partial(self._target.evaluate, tree, nodes)
             with self._worker.running(evaluate, self._target.cancel) as target_pass:
-                if drafter is not None:
-                    self._grow_beside(tree, drafter, round_, target_pass)
+                if grower is not None:
+                    self._grow_beside(tree, grower, round_, target_pass)
                 return target_pass.result()
 
     def _grow_beside(
         self,
         tree: TokenTree,
-        drafter: Drafter,
+        grower: TreeGrower,
         round_: RoundInProgress,
         target_pass: Running[np.ndarray],
     ) -> None:
@@ -356,12 +367,12 @@ class Engine(Owner):
         limits = Limits(
             max_nodes=tree.capacity,
             max_branches=round_.limits.max_branches,
-            max_depth=min(2 * self.settings.max_depth + 1, round_.deepest),
+            max_depth=min(2 * self.settings.depth + 1, round_.deepest),
         )
         while not target_pass.done:
             self._check_cancelled()
-            open_nodes = drafter.open_nodes(tree)
-            if not self._step(tree, open_nodes, drafter, round_, limits, Track.BESIDE):
+            open_nodes = grower.open_nodes(tree)
+            if not self._step(tree, open_nodes, grower, round_, limits, Track.BESIDE):
                 break
         round_.provisional = range(first_key, tree.next_key)
 
@@ -379,19 +390,19 @@ class Engine(Owner):
         root = tree.child(end, accepted.next_token)
         if root is None:
             root = tree.add(end, accepted.next_token, confidence=1.0)
-        drafter = round_.drafter
-        if drafter is None or is_last:
+        grower = round_.grower
+        if grower is None or is_last:
             return tree.reroot(root)
-        if not drafter.can_follow(self._committed, accepted.next_token):
-            drafter.rest()
+        grower.prepare(self._committed, accepted.next_token)
+        if not grower.is_ready:
             return tree.reroot(root)
         begun = self._clock()
         try:
             with self._trace.span(Track.ENGINE, "re-root"):
-                return drafter.follow(tree, accepted.path, root, round_.pacer)
+                return grower.follow(tree, accepted.path, root, round_.pacer)
         except Cancelled:
             # What was accepted stands and is still to be yielded; the next round ends the text.
-            drafter.rest()
+            grower.rest()
             return tree.reroot(root).bare()
         finally:
             round_.draft_s += self._clock() - begun
@@ -402,7 +413,7 @@ class Engine(Owner):
         self._trace.flush()
         self._fallback = self._fallback.observe(outcome)
         self._gate = self._gate.observe(self._target.last_report)
-        if self._drafter is not None and (round_.drafter or self._way is Strategy.NONE):
+        if self._grower is not None and (round_.grower or self._way is Strategy.NONE):
             self._controller = self._controller.observe(
                 outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
             )
@@ -411,8 +422,8 @@ class Engine(Owner):
         """Leave both models with their committed prefix, whatever happened before."""
         self._target.truncate(min(len(self._committed), self._target.n_committed))
         del self._committed[self._target.n_committed :]
-        if self._drafter is not None:
-            self._drafter.rewind(len(self._committed))
+        if self._grower is not None:
+            self._grower.rewind(len(self._committed))
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():

@@ -6,7 +6,6 @@ growing is the fallback rule's question, unless no growth within the limits is w
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.sampling import Logits, top_tokens
-from edgespec.errors import ModelError
+from edgespec.engine.drafting.drafter import Guess
 from edgespec.tree import ROOT, TokenTree
 
 
@@ -29,36 +27,14 @@ class Limits:
     max_depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A token that may follow a node, with the draft's probability of it."""
-
-    token: int
-    confidence: float
-
-
-def candidates(logits: Logits, k: int, temperature: float = 1.0) -> list[Candidate]:
-    """The `k` most probable tokens of softmax(logits / temperature) [n_vocab], best first."""
-    best = float(logits.max())
-    if not math.isfinite(best):
-        raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
-    tokens = top_tokens(logits, k)
-    weights = (logits - np.float32(best)) / np.float32(temperature)
-    total = float(np.exp(weights, out=weights).sum(dtype=np.float64))
-    # Rounding of a float32 sum may not lift a probability above 1.
-    return [Candidate(int(token), min(1.0, float(weights[token]) / total)) for token in tokens]
-
-
 class Pacer(ABC):
     """Decides what grows. To add one, write a class and register it in `PACERS`."""
 
     name: ClassVar[str]
 
     @abstractmethod
-    def children(
-        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        """Which of the candidates, best first, become children of `node`."""
+    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+        """Which of the guesses, best first, become children of `node`."""
 
     @abstractmethod
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
@@ -97,17 +73,15 @@ class LLMCadPacer(Pacer):
     """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
 
     A branch i with cumulative confidence C_i deserves M * C_i / sum(C) of the tree's M tokens and
-    has T_i; the one that lacks most goes on. Every candidate above 0.3 opens a branch.
+    has T_i; the one that lacks most goes on. Every guess above 0.3 opens a branch.
     """
 
     name = "llmcad"
     branch_above = 0.3
 
-    def children(
-        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        others = [other for other in candidates[1:] if other.confidence > self.branch_above]
-        return [*candidates[:1], *others]
+    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+        others = [other for other in guesses[1:] if other.confidence > self.branch_above]
+        return [*guesses[:1], *others]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
         ends = _above(tree, open_nodes, limits.max_depth)
@@ -135,11 +109,9 @@ class BestFirstPacer(Pacer):
     batch_ratio = 0.5
     """Nodes nearly as probable as the best one share its draft step: they will be due next."""
 
-    def children(
-        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
+    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
         C = float(tree.cumulative[node])
-        return [candidate for candidate in candidates if C * candidate.confidence >= self.floor]
+        return [guess for guess in guesses if C * guess.confidence >= self.floor]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
         ends = _above(tree, open_nodes, limits.max_depth)
@@ -160,10 +132,8 @@ class LinearPacer(Pacer):
 
     name = "linear"
 
-    def children(
-        self, tree: TokenTree, node: int, candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        return candidates[:1]
+    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+        return guesses[:1]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
         if len(tree) >= limits.max_nodes:

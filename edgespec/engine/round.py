@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.engine.acceptance import Accepted
-from edgespec.engine.drafter import Drafter
+from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.strategy import Strategy
@@ -22,7 +22,7 @@ from edgespec.values import PassReport
 class RoundInProgress:
     """What one round may use, and what it has cost so far."""
 
-    drafter: Drafter | None
+    grower: TreeGrower | None
     pacer: Pacer
     limits: Limits
     deepest: int
@@ -52,7 +52,7 @@ class RoundInProgress:
         return RoundOutcome(
             n_tokens=n_tokens,
             accepted=min(len(accepted.path) - 1, n_tokens),
-            drafted=self.drafter.n_guesses - self.guesses_before if self.drafter else 0,
+            drafted=self.grower.n_guesses - self.guesses_before if self.grower else 0,
             verified=len(nodes) - 1,
             best_confidence=float(tree.cumulative[best]),
             best_length=len(best_tokens),
@@ -78,7 +78,7 @@ def record_round(
         "round",
         round_.begun,
         round_.begun + outcome.wall_s,
-        way=way.value if round_.drafter else Strategy.NONE.value,
+        way=way.value if round_.grower else Strategy.NONE.value,
         tokens=outcome.n_tokens,
         accepted=outcome.accepted,
         verified=outcome.verified,

@@ -23,13 +23,13 @@ class EngineSettings:
     draft_max: int = 48
     """Most drafted nodes that one pass verifies. From 64 rows on, llama.cpp's attention sums up in
     another order on the CPU: below, a tree's logits are those of token by token, bit for bit."""
-    max_depth: int = 16
-    """Most drafted tokens in one branch that one pass verifies."""
+    max_depth: int | None = None
+    """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     n_candidates: int = 8
     """Successors of a node that the pacer chooses from."""
-    draft_temperature: float = 0.7
-    """Confidences are softmax(draft logits / this). 1 is the draft's own distribution; below 1
-    because a target that samples coldly takes the likeliest token more often than that says."""
+    draft_temperature: float = 0.6
+    """Confidences are softmax(draft logits / T) with a T that is learnt from what stood. This is
+    the guess that it begins with, unless the target samples at a higher one."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
     keep_growth: bool = True
@@ -43,10 +43,16 @@ class EngineSettings:
         _check_known("fallback", self.fallback, FALLBACKS)
         _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
         for name in ("draft_max", "max_depth", "n_candidates"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be >= 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be >= 1, not {value}")
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+
+    @property
+    def depth(self) -> int:
+        """Most drafted tokens in one branch."""
+        return self.draft_max if self.max_depth is None else self.max_depth
 
     def new_pacer(self) -> Pacer:
         return PACERS[self.pacer]()

@@ -12,9 +12,9 @@ from edgespec.engine.fallback import (
     AdaptiveThreshold,
     FixedLength,
     FullTree,
-    Growing,
     MarginalRate,
     PassCost,
+    RoundSoFar,
 )
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.tree import ROOT, TokenTree
@@ -38,10 +38,10 @@ OUTCOME = RoundOutcome(
 )
 
 
-def growing(*confidences: float) -> Growing:
+def growing(*confidences: float) -> RoundSoFar:
     """A root with an open child of each confidence."""
     tree = TokenTree(0)
-    return Growing(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
+    return RoundSoFar(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
 
 
 def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
@@ -53,7 +53,7 @@ def test_the_threshold_waits_while_one_branch_is_above_it() -> None:
 
 
 def test_the_threshold_fires_when_nothing_can_grow() -> None:
-    assert AdaptiveThreshold().fires(Growing(TokenTree(0), []))
+    assert AdaptiveThreshold().fires(RoundSoFar(TokenTree(0), []))
 
 
 def test_the_threshold_starts_at_one_percent() -> None:
@@ -90,15 +90,15 @@ def test_no_history_keeps_a_bare_root_from_being_drafted(
                 best_correct=min(correct, length),
             )
         )
-    assert not rule.fires(Growing(TokenTree(0), [ROOT]))
+    assert not rule.fires(RoundSoFar(TokenTree(0), [ROOT]))
 
 
 def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
     tree = TokenTree(0)
     tip = tree.add(ROOT, 1, 0.5)
-    assert not FixedLength(length=2).fires(Growing(tree, [tip]))
+    assert not FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
     tip = tree.add(tip, 2, 0.5)
-    assert FixedLength(length=2).fires(Growing(tree, [tip]))
+    assert FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
 
 
 def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
@@ -195,7 +195,7 @@ def test_a_tree_grows_past_the_sizes_that_do_not_pay() -> None:
     end = ROOT
     for token in range(7):
         end = tree.add(end, token, 0.95)
-    assert rule.n_worth_verifying(Growing(tree, [end])) == 8
+    assert rule.n_worth_verifying(RoundSoFar(tree, [end])) == 8
 
 
 def test_nodes_are_free_until_their_computing_takes_as_long_as_the_reads() -> None:

@@ -154,3 +154,39 @@ def test_an_unknown_node_is_refused(node: int) -> None:
 def test_a_tree_without_room_for_its_root_is_refused() -> None:
     with pytest.raises(UsageError, match="capacity"):
         TokenTree(0, capacity=0)
+
+
+def test_a_revised_confidence_counts_for_all_that_hangs_below() -> None:
+    tree = TokenTree(0)
+    child = tree.add(ROOT, 1, 0.5)
+    below = tree.add(child, 2, 0.5)
+    other = tree.add(ROOT, 3, 0.4)
+    tree.revise(child, 0.8)
+    assert tree.confidence[child] == 0.8
+    assert tree.cumulative[[child, below, other]].tolist() == pytest.approx([0.8, 0.4, 0.4])
+
+
+@pytest.mark.parametrize(("node", "confidence"), [(ROOT, 0.5), (1, 1.5), (9, 0.5)])
+def test_no_root_and_no_stranger_is_revised(node: int, confidence: float) -> None:
+    tree = TokenTree(0)
+    tree.add(ROOT, 1, 0.5)
+    with pytest.raises(UsageError):
+        tree.revise(node, confidence)
+
+
+def test_who_guessed_a_node_and_how_probable_it_was_survive_re_rooting() -> None:
+    tree = TokenTree(0)
+    child = tree.add(ROOT, 1, 0.5, 0.3, "draft")
+    tree.add(child, 2, 0.5, 0.2, "lookup")
+    below = tree.reroot(child)
+    assert below.source[1] == "lookup"
+    assert below.probability[1] == 0.2
+
+
+def test_a_branch_keeps_its_keys() -> None:
+    tree = TokenTree(0)
+    tree.add(ROOT, 7, 0.1)
+    end = tree.add(tree.add(ROOT, 1, 0.5), 2, 0.5)
+    branch = tree.branch(tree.path(end))
+    assert branch.token[: len(branch)].tolist() == [0, 1, 2]
+    assert branch.key[:3].tolist() == tree.key[tree.path(end)].tolist()

@@ -6,19 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tree import trees
 
+from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.pacer import (
     PACERS,
     BestFirstPacer,
-    Candidate,
     Limits,
     LinearPacer,
     LLMCadPacer,
-    candidates,
 )
-from edgespec.errors import ModelError
 from edgespec.tree import ROOT, TokenTree
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
+
+
+def guess(token: int, confidence: float) -> Guess:
+    return Guess(token, confidence, confidence, "draft")
 
 
 def forked(*confidences: float) -> TokenTree:
@@ -29,43 +31,16 @@ def forked(*confidences: float) -> TokenTree:
     return tree
 
 
-def test_candidates_are_the_softmax_best_first() -> None:
-    logits = np.log(np.array([0.1, 0.6, 0.05, 0.25], np.float32))
-    best = candidates(logits, 3)
-    assert [candidate.token for candidate in best] == [1, 3, 0]
-    assert [candidate.confidence for candidate in best] == pytest.approx([0.6, 0.25, 0.1])
-
-
-def test_a_temperature_below_one_makes_candidates_surer() -> None:
-    logits = np.log(np.array([0.2, 0.8], np.float32))
-    assert candidates(logits, 1, temperature=0.5)[0].confidence == pytest.approx(0.64 / 0.68)
-
-
-def test_candidates_leave_the_logits_as_they_are() -> None:
-    logits = np.array([1.0, 2.0], np.float32)
-    candidates(logits, 1)
-    assert logits.tolist() == [1.0, 2.0]
-
-
-def test_candidates_of_huge_logits_are_probabilities() -> None:
-    assert candidates(np.array([1e30, 0.0], np.float32), 1) == [Candidate(0, 1.0)]
-
-
-def test_a_draft_that_yields_no_number_is_reported() -> None:
-    with pytest.raises(ModelError, match="nan"):
-        candidates(np.array([0.0, np.nan], np.float32), 1)
-
-
 # LLMCad
 
 
 def test_llmcad_opens_a_branch_for_every_candidate_above_three_tenths() -> None:
-    offered = [Candidate(1, 0.35), Candidate(2, 0.33), Candidate(3, 0.3)]
+    offered = [guess(1, 0.35), guess(2, 0.33), guess(3, 0.3)]
     assert LLMCadPacer().children(TokenTree(0), ROOT, offered) == offered[:2]
 
 
 def test_llmcad_goes_on_with_the_best_candidate_however_unlikely() -> None:
-    offered = [Candidate(1, 0.02), Candidate(2, 0.01)]
+    offered = [guess(1, 0.02), guess(2, 0.01)]
     assert LLMCadPacer().children(TokenTree(0), ROOT, offered) == offered[:1]
 
 
@@ -98,7 +73,7 @@ def test_best_first_evaluates_near_equals_in_one_step() -> None:
 
 def test_best_first_keeps_no_node_that_is_hardly_possible() -> None:
     tree = forked(0.1)
-    offered = [Candidate(1, 0.2), Candidate(2, 0.05)]
+    offered = [guess(1, 0.2), guess(2, 0.05)]
     assert BestFirstPacer().children(tree, 1, offered) == offered[:1]
 
 
@@ -112,7 +87,7 @@ def test_best_first_is_done_when_no_open_node_can_have_a_child_among_the_best() 
 
 
 def test_linear_keeps_one_candidate() -> None:
-    offered = [Candidate(1, 0.5), Candidate(2, 0.4)]
+    offered = [guess(1, 0.5), guess(2, 0.4)]
     assert LinearPacer().children(TokenTree(0), ROOT, offered) == offered[:1]
 
 

@@ -1,0 +1,162 @@
+"""The draft model as a drafter: it evaluates nodes and says what follows them.
+
+It owns which nodes the model has evaluated, and the model's KV as a transaction. It knows no
+target, no clock and nothing of who else guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from edgespec.engine.drafting.calibration import Calibration, Offer
+from edgespec.engine.drafting.drafter import Guess
+from edgespec.ports import LanguageModel
+from edgespec.tree import ROOT, TokenTree
+
+
+class ModelDrafter:
+    """Implements `Drafter` with a draft model.
+
+    `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
+    after the end of a text.
+    """
+
+    source = "draft"
+    is_free = False
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        n_candidates: int,
+        calibration: Calibration,
+        n_vocab: int,
+        eog_tokens: frozenset[int],
+    ) -> None:
+        self.calibration = calibration
+        self._model = model
+        self._n_candidates = n_candidates
+        self._n_shared = min(n_vocab, model.info.n_vocab)
+        self._eog_tokens = eog_tokens
+        self._offers: dict[int, Offer] = {}
+        """By key, the nodes that the model has evaluated, and what it thinks follows them."""
+
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        """Not evaluated, no end of text, within the model's context and branches."""
+        n_nodes = len(tree)
+        keys, parents = tree.key[:n_nodes].tolist(), tree.parent[:n_nodes].tolist()
+        info, offers = self._model.info, self._offers
+        done = {node for node in range(n_nodes) if keys[node] in offers}
+        extended = {parents[node] for node in done}
+        is_full = len(done - extended) >= info.max_branches
+        deepest = info.n_ctx - self._model.n_committed
+        found: list[int] = []
+        reached = done | {-1}
+        for node in range(n_nodes):
+            parent = parents[node]
+            if (
+                node not in done
+                and parent in reached
+                and not (is_full and parent in extended)
+                and tree.depth[node] < deepest
+                and int(tree.token[node]) not in self._eog_tokens
+            ):
+                found.append(node)
+                reached.add(node)
+        return found
+
+    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        fitting = self._fitting(tree, nodes)
+        if fitting:
+            for node, logits in zip(fitting, self._model.evaluate(tree, fitting), strict=True):
+                offer = self.calibration.offer(logits[: self._n_shared], self._n_candidates)
+                self._offers[int(tree.key[node])] = offer
+        return fitting
+
+    def guesses(self, key: int) -> Sequence[Guess] | None:
+        offer = self._offers.get(key)
+        return None if offer is None else self._guesses(offer)
+
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
+        """Commit `path`. Its end is often a guess that the model never evaluated: the model then
+        reads it together with the new root, in one step."""
+        self._learn(tree, [*path, root])
+        seen = [node for node in path if int(tree.key[node]) in self._offers]
+        unseen = path[len(seen) :]
+        keep = [] if unseen else self._within(tree, root)
+        if seen:
+            self._model.commit(tree, seen, keep)
+        kept = {int(tree.key[node]) for node in keep}
+        self._offers = {key: offer for key, offer in self._offers.items() if key in kept}
+        # A longer path is left to catch_up(), which reads it as committed tokens.
+        if unseen and len(unseen) < self._model.info.max_nodes:
+            self._read(tree.branch([*unseen, root]))
+
+    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
+        """Context and vocabulary: models of one family may pad theirs to different sizes."""
+        info = self._model.info
+        if len(committed) >= info.n_ctx:
+            return f"its context holds {info.n_ctx}"
+        unknown = max(*committed[self._model.n_committed :], root_token, ROOT)
+        if unknown >= info.n_vocab:
+            return f"its vocabulary of {info.n_vocab} has no token {unknown}"
+        return None
+
+    def is_behind(self, committed: Sequence[int]) -> bool:
+        return self._model.n_committed < len(committed)
+
+    def catch_up(self, committed: Sequence[int]) -> None:
+        self.rest()
+        self._model.prefill(committed[self._model.n_committed :])
+
+    def rest(self) -> None:
+        if self._offers:
+            self.rewind(self._model.n_committed)
+
+    def rewind(self, n_tokens: int) -> None:
+        self._offers.clear()
+        self._model.truncate(min(n_tokens, self._model.n_committed))
+
+    def cancel(self) -> None:
+        self._model.cancel()
+
+    def _guesses(self, offer: Offer) -> list[Guess]:
+        trusted = self.calibration.confidences(offer)
+        own = offer.probabilities
+        return [
+            Guess(token, confidence, probability, self.source)
+            for token, confidence, probability in zip(offer.tokens, trusted, own, strict=True)
+        ]
+
+    def _learn(self, tree: TokenTree, stood: Sequence[int]) -> None:
+        """Compare what the model offered after each node of a path with what was picked there."""
+        for node, picked in pairwise(stood):
+            offer = self._offers.get(int(tree.key[node]))
+            if offer is not None:
+                self.calibration = self.calibration.observe(offer, int(tree.token[picked]))
+
+    def _read(self, branch: TokenTree) -> None:
+        """Evaluate a branch and commit it, but for its end, which stays provisional."""
+        nodes = range(len(branch))
+        rows = self._model.evaluate(branch, nodes)
+        for node, logits in zip(nodes, rows, strict=True):
+            offer = self.calibration.offer(logits[: self._n_shared], self._n_candidates)
+            self._offers[int(branch.key[node])] = offer
+        self._learn(branch, nodes)
+        self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
+        end = int(branch.key[nodes[-1]])
+        self._offers = {end: self._offers[end]}
+
+    def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        """The first of `nodes` that the model's cache, batch and branches have room for."""
+        info = self._model.info
+        cells = info.n_ctx - self._model.n_committed - len(self._offers)
+        fitting = list(nodes[: max(0, min(cells, info.max_nodes))])
+        done = self._within(tree, ROOT)
+        while fitting and tree.branch_count([*done, *fitting]) > info.max_branches:
+            fitting.pop()
+        return fitting
+
+    def _within(self, tree: TokenTree, node: int) -> list[int]:
+        """Evaluated nodes of the subtree of `node`."""
+        return [below for below in tree.subtree(node) if int(tree.key[below]) in self._offers]

@@ -1,0 +1,188 @@
+"""Several drafters in one tree: the seam, held by a small second implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.engine.drafting.calibration import Calibration
+from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.pooling import Pool
+from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from edgespec.tree import ROOT, TokenTree
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
+
+WIDE = Limits(max_nodes=16, max_branches=8, max_depth=8)
+
+
+class Counter:
+    """Implements `Drafter`: sure that the next token is the last one and `stride`."""
+
+    is_free = True
+
+    def __init__(self, stride: int = 1, source: str = "counter") -> None:
+        self.source = source
+        self.calls: list[str] = []
+        self._stride = stride
+        self._guesses: dict[int, list[Guess]] = {}
+        self._n_read = 0
+
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        return [node for node in range(len(tree)) if int(tree.key[node]) not in self._guesses]
+
+    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        for node in nodes:
+            token = (int(tree.token[node]) + self._stride) % 10
+            self._guesses[int(tree.key[node])] = [Guess(token, 0.9, 1.0, self.source)]
+        return list(nodes)
+
+    def guesses(self, key: int) -> Sequence[Guess] | None:
+        return self._guesses.get(key)
+
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
+        self._n_read += len(path)
+        self._guesses.clear()
+
+    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
+        return "it counts below ten" if root_token > 9 else None
+
+    def is_behind(self, committed: Sequence[int]) -> bool:
+        return self._n_read < len(committed)
+
+    def catch_up(self, committed: Sequence[int]) -> None:
+        self._n_read = len(committed)
+
+    def rest(self) -> None:
+        self._guesses.clear()
+
+    def rewind(self, n_tokens: int) -> None:
+        self._guesses.clear()
+        self._n_read = min(n_tokens, self._n_read)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+
+def model_drafter(model: FakeModel, temperature: float = 1.0) -> ModelDrafter:
+    return ModelDrafter(model, 8, Calibration.around(temperature), N_VOCAB, frozenset())
+
+
+def test_a_drafter_without_a_model_saves_passes() -> None:
+    with Engine(counting(), drafters=[Counter()]) as engine:
+        result = finish(engine.generate(PROMPT, GREEDY, 40))
+    assert result.tokens == generate(counting(), max_tokens=40).tokens
+    assert result.speculation.tokens_per_pass > 4
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_drafter_beside_a_model_changes_no_token(stride: int) -> None:
+    language = random_language(2, N_VOCAB)
+    draft = FakeModel(blend(language, random_language(3, N_VOCAB), 0.3), N_VOCAB)
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
+    with Engine(
+        FakeModel(language, N_VOCAB),
+        draft,
+        EngineSettings(step_aside=False),
+        drafters=[Counter(stride)],
+    ) as engine:
+        assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
+        assert draft.n_provisional == 0
+
+
+def test_two_models_grow_one_tree() -> None:
+    language = random_language(2, N_VOCAB)
+    drafts = [
+        FakeModel(blend(language, random_language(seed, N_VOCAB), 0.3), N_VOCAB) for seed in (3, 4)
+    ]
+    second = model_drafter(drafts[1])
+    second.source = "second"
+    settings = EngineSettings(step_aside=False)
+    with Engine(FakeModel(language, N_VOCAB), drafts[0], settings, drafters=[second]) as engine:
+        result = finish(engine.generate(PROMPT, WARM, 60))
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
+    assert result.tokens == alone.tokens
+    assert all(draft.evaluations for draft in drafts)
+
+
+def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
+    grower = TreeGrower([model_drafter(counting(), temperature=0.5), Counter(2)])
+    tree = TokenTree(3, 64)
+    grower.begin(tree, BestFirstPacer(), WIDE)
+    grower.step(tree, grower.open_nodes(tree), BestFirstPacer(), WIDE)
+    own = tree.child(ROOT, 7)
+    assert own is not None
+    assert tree.source[own] == "draft"
+    logits = np.zeros(N_VOCAB)
+    logits[7] = 10.0
+    assert tree.probability[own] == pytest.approx(float(np.exp(10) / np.exp(logits).sum()))
+    other = tree.child(ROOT, 5)
+    assert other is not None and tree.source[other] == "counter"
+
+
+def test_what_costs_nothing_hangs_before_a_model_is_asked() -> None:
+    draft = counting()
+    grower = TreeGrower([model_drafter(draft), Counter()])
+    tree = TokenTree(3, 64)
+    grower.begin(tree, BestFirstPacer(), WIDE)
+    assert tree.depth[: len(tree)].max() == WIDE.max_depth
+    assert draft.evaluations == []
+
+
+def test_a_model_corrects_what_another_drafter_was_sure_of() -> None:
+    grower = TreeGrower([model_drafter(counting()), Counter(2)])
+    tree = TokenTree(3, 64)
+    grower.begin(tree, BestFirstPacer(), WIDE)
+    wrong = tree.child(ROOT, 5)
+    assert wrong is not None and tree.confidence[wrong] > 0.8
+    grower.step(tree, grower.open_nodes(tree), BestFirstPacer(), WIDE)
+    assert tree.confidence[wrong] < 0.5
+
+
+def test_a_drafter_that_cannot_follow_rests_and_the_others_go_on() -> None:
+    target = FakeModel(random_language(1, N_VOCAB), N_VOCAB)
+    with Engine(target, drafters=[Counter()], settings=EngineSettings(step_aside=False)) as engine:
+        result = finish(engine.generate([11, 11, 11, 11], GREEDY, 5))
+    assert "the counter could not follow after 3 tokens (it counts below ten)" in result.notes[0]
+
+
+def test_cancelling_reaches_every_drafter() -> None:
+    counter = Counter()
+    with Engine(counting(), counting(), drafters=[counter]) as engine:
+        engine.cancel()
+    assert counter.calls == ["cancel"]
+
+
+# The pool
+
+
+def said(source: str, *guesses: tuple[int, float]) -> list[Guess]:
+    return [Guess(token, confidence, confidence, source) for token, confidence in guesses]
+
+
+def test_one_opinion_is_taken_as_it_is() -> None:
+    opinion = said("draft", (1, 0.6), (2, 0.3))
+    assert list(Pool().pooled([opinion, []])) == opinion
+
+
+def test_a_pool_is_a_distribution_best_first() -> None:
+    pooled = Pool().pooled([said("draft", (1, 0.6), (2, 0.4)), said("lookup", (3, 0.9))])
+    confidences = [guess.confidence for guess in pooled]
+    assert confidences == sorted(confidences, reverse=True)
+    assert sum(confidences) == pytest.approx(1.0)
+    assert {guess.token: guess.source for guess in pooled} == {1: "draft", 2: "draft", 3: "lookup"}
+
+
+@pytest.mark.parametrize(("stood", "expected"), [(3, 0.9), (1, 0.1)])
+def test_a_source_counts_as_much_as_it_was_right(stood: int, expected: float) -> None:
+    pool = Pool()
+    opinions = [said("draft", (1, 0.5)), said("lookup", (3, 0.9))]
+    for _ in range(60):
+        pool.observe(opinions, stood)
+    confidence = {guess.token: guess.confidence for guess in pool.pooled(opinions)}[3]
+    assert confidence == pytest.approx(expected, abs=0.1)
