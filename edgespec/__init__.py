@@ -7,10 +7,10 @@ The names below are imported when they are first used, so that importing edgespe
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing typing takes as long as the rest of a command's first steps
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgespec.config import LoadSettings as LoadSettings
     from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
@@ -46,4 +46,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"edgespec.{_HOME[name]}"), name)

@@ -10,12 +10,13 @@ def main() -> int:
     """The command line; Ctrl-C during its imports is no traceback either."""
     try:
         from edgespec.cli import entry
+
+        return entry.main()
     except KeyboardInterrupt:
         sys.stderr.write("edgespec: error: interrupted\n")
         sys.stderr.flush()
         # CPython remembers an interrupt of an import and would end by the signal, not by the code
         os._exit(130)
-    return entry.main()
 
 
 if __name__ == "__main__":

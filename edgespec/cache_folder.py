@@ -8,11 +8,33 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from edgespec.errors import EdgespecError
+
 
 def folder() -> Path:
     """Where the XDG base directory specification wants it; it need not exist yet."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "edgespec"
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise EdgespecError(
+                "there is no home folder to keep the cache in: let XDG_CACHE_HOME name a folder"
+            ) from error
+    return base / "edgespec"
+
+
+def make_folder() -> Path:
+    """The folder, which exists from now on. Raises EdgespecError where it cannot."""
+    path = folder()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdgespecError(
+            f"the cache folder {path} cannot be made ({error.strerror}): let XDG_CACHE_HOME name a "
+            "folder that can be written"
+        ) from error
+    return path
 
 
 def enlarged_target(target_sha256: str, size_bytes: int) -> Path:

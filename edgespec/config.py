@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.regular_files import read_regular
-from edgespec.settings import Names, PythonNames, Settings, nearest, spell
+from edgespec.settings import Names, PythonNames, Settings, expanded, nearest, spell
 from edgespec.units import parse_size
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -231,9 +231,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except RecursionError as error:
-        raise UsageError(
-            f"--config {path}: not TOML that anybody wrote: nested too deep"
-        ) from error
+        raise UsageError(f"--config {path}: not TOML: nested too deep") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from error
     names = {spell(name).removeprefix("--"): name for name in _SETTINGS}
@@ -248,14 +246,6 @@ def read_config(path: Path) -> dict[str, Any]:
         is_path = name in {"model", "draft"} and isinstance(value, str)
         settings[name] = path.parent / expanded(value) if is_path else value
     return settings
-
-
-def expanded(path: str) -> Path:
-    """The path, its `~` and `~name` replaced where such a home is known."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
 
 
 _SETTINGS = (*LoadSettings.model_fields, *GenerateSettings.model_fields)

@@ -113,6 +113,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def expanded(path: str) -> Path:
+    """The path, its `~` and `~name` replaced where such a home is known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> str:
     """One sentence for one of pydantic's objections."""
     name = str(details["loc"][0]) if details["loc"] else ""

@@ -79,6 +79,8 @@ def open_trace(path: str | Path) -> TraceFile:
             f"the trace {path} cannot be written: there is no folder {path.parent}: make it, or "
             "name another file with --trace"
         )
+    if path.is_dir():
+        raise UsageError(f"the trace {path} cannot be written: it is a folder: name a file in it")
     with ExitStack() as on_failure:
         try:
             file = on_failure.enter_context(_open_to_replace(path))

@@ -16,7 +16,9 @@ from pydantic import Field
 from edgespec.bench.modes import ENGINE_MODES
 from edgespec.bench.report import BenchReport
 from edgespec.bench.settings import BenchSettings
+from edgespec.config import MOST_CONFIG_BYTES
 from edgespec.errors import UsageError
+from edgespec.regular_files import read_regular
 from edgespec.settings import Settings
 
 BEST = "best"
@@ -69,9 +71,11 @@ class Finding:
 def read_expectations(path: Path) -> Expectations:
     """Raises UsageError for what is no such file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"--compare {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise UsageError(f"--compare {path}: not TOML: nested too deep") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--compare {path}: not TOML: {error}") from error
     if lacking := sorted(_KEYS - content.keys()):

@@ -37,8 +37,12 @@ def _memory(value: object) -> object:
     text = str(value).strip().lower()
     if text == UNLIMITED:
         return text
-    parse_size(text, 1 << 40)
+    parse_size(text, 1 << 40, f"--memory {value}")
     return text
+
+
+def _size(value: str | int) -> int:
+    return parse_size(value, named=f"--size {value}")
 
 
 def _names(value: object) -> object:
@@ -51,7 +55,7 @@ class BenchSettings(Settings):
     model: Path | None = None
     """None is the embedded target, enlarged to `size`."""
     draft: Path | None = None
-    size: Annotated[int, BeforeValidator(parse_size)] = 1 << 30
+    size: Annotated[int, BeforeValidator(_size)] = 1 << 30
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"
     """Of each run's process: a size, a share of target plus draft, or `unlimited`."""
     disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None

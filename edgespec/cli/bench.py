@@ -36,7 +36,7 @@ from edgespec.bench.summary import spread, summarise
 from edgespec.cli import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags import installed_version
-from edgespec.cli.invocation import read_prompts
+from edgespec.cli.invocation import model_path, read_prompts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
@@ -69,6 +69,9 @@ def request_from(given: argparse.Namespace) -> Request:
     settings: dict[str, Any] = dict(QUICK) if "quick" in given else {}
     settings |= expectations.bench if expectations else {}
     settings |= {name: value for name, value in vars(given).items() if name in known}
+    for role in ("model", "draft"):
+        if role in settings:
+            settings[role] = model_path(settings[role], spell(role))
     json_name = getattr(given, "json", None)
     request = Request(
         settings=BenchSettings.model_validate(settings),

@@ -84,7 +84,7 @@ def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
 def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
     """The enlarged target in the cache folder, made when it is first asked for."""
     out = cache_folder.enlarged_target(pair.target_sha256, size_bytes)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    cache_folder.make_folder()
     if not out.exists():
         console.note(f"enlarging the embedded target to {format_size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)

@@ -11,26 +11,24 @@ import io
 import json
 import os
 import secrets
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import flags, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
+from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.tracing import OFF, Trace
 from edgespec.units import parse_size
-from edgespec.values import TokenEvent
+from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.engine.sampling import SamplingParams
     from edgespec.engine.settings import EngineSettings
 
 INTERRUPTED = Cancelled.exit_code
@@ -38,19 +36,28 @@ INTERRUPTED = Cancelled.exit_code
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `argv` (default: the process's own) and return the exit code."""
+    is_whole_process = argv is None
     arguments = sys.argv[1:] if argv is None else list(argv)
-    _prepare_streams()
-    exit_code = _run(arguments)
-    return exit_code if _can_flush() else exit_code or 1
+    interrupts = Interrupts()
+    with interrupts.heard(until_the_end=is_whole_process):
+        try:
+            exit_code = _run(arguments, interrupts)
+            return exit_code if _can_flush() else exit_code or 1
+        except KeyboardInterrupt:  # while the last words were written
+            return INTERRUPTED
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
     wants_json = "--json" in arguments
     try:
-        with _terminating_like_ctrl_c():
-            given = flags.parse(arguments)
-            _COMMANDS[given.command](given)
-            return 0
+        _prepare_streams()
+        if not arguments:
+            Console().write(flags.GREETING)
+        given = flags.parse(arguments)
+        if given.command == "generate":
+            return run_generate(given, interrupts)
+        _COMMANDS[given.command](given)
+        return 0
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)
     except BrokenPipeError:  # whoever read the text has seen enough
@@ -64,8 +71,8 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(error, message, 1, wants_json)
 
 
-def run_generate(given: argparse.Namespace) -> None:
-    """`edgespec generate`."""
+def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
+    """`edgespec generate`. Ctrl-C ends the text; what there is of it is reported all the same."""
     from edgespec import session
     from edgespec.memory import process
 
@@ -82,12 +89,15 @@ def run_generate(given: argparse.Namespace) -> None:
     ):
         events = running.stream(
             prompt,
-            sampling_params(settings, seed),
+            settings.sampling(seed),
             settings.limit,
             settings.stop,
             console.progress,
         )
-        result = follow(events, _ignore if as_json else console.token)
+        shown = _Shown(_ignore if as_json else console.token)
+        with interrupts.stopping(running.cancel):
+            result = follow(events, shown.show)
+        shown.rest_of(result)
         trace.close()
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
@@ -104,7 +114,7 @@ def run_generate(given: argparse.Namespace) -> None:
                     version=flags.installed_version(),
                 )
             )
-            return
+            return _outcome(result)
         console.end_of_text()
         console.note("")
         for line in reports.generation_summary(
@@ -117,6 +127,32 @@ def run_generate(given: argparse.Namespace) -> None:
             console.note("green: guessed by the draft")
         if "trace" in given:
             console.note(f"trace: {given.trace}: ui.perfetto.dev or chrome://tracing opens it")
+        return _outcome(result)
+
+
+class _Shown:
+    """Passes events on, and in the end the text that came with none: it was held back until it
+    was sure that no stop string follows, and the text was interrupted then.
+    """
+
+    def __init__(self, show: Callable[[TokenEvent], None]) -> None:
+        self._show = show
+        self._length = 0
+
+    def show(self, event: TokenEvent) -> None:
+        self._length += len(event.text)
+        self._show(event)
+
+    def rest_of(self, result: GenerationResult) -> None:
+        if result.finish_reason == "cancelled" and (rest := result.text[self._length :]):
+            self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
+
+
+def _outcome(result: GenerationResult) -> int:
+    """The exit code, and on stderr why it is not 0."""
+    if result.finish_reason != "cancelled":
+        return 0
+    return _fail(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
 
 
 def run_plan(given: argparse.Namespace) -> None:
@@ -156,7 +192,8 @@ def run_demo(given: argparse.Namespace) -> None:
     settings = GenerateSettings.model_validate(
         {"max_tokens": getattr(given, "max_tokens", flags.DEMO_TOKENS)}
     )
-    size_bytes = parse_size(getattr(given, "size", flags.DEMO_SIZE))
+    size = getattr(given, "size", flags.DEMO_SIZE)
+    size_bytes = parse_size(size, named=f"--size {size}")
     demo.run(size_bytes, settings.limit, Console())
 
 
@@ -175,7 +212,6 @@ def run_models(given: argparse.Namespace) -> None:
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "generate": run_generate,
     "plan": run_plan,
     "doctor": run_doctor,
     "demo": run_demo,
@@ -190,22 +226,10 @@ def engine_settings(settings: GenerateSettings) -> EngineSettings:
     return EngineSettings(
         pacer=settings.pacer,
         fallback=settings.fallback,
+        acceptance=settings.acceptance,
         draft_max=settings.draft_max,
+        max_depth=settings.max_depth,
         overlap=not settings.no_overlap,
-    )
-
-
-def sampling_params(settings: GenerateSettings, seed: int) -> SamplingParams:
-    from edgespec.engine.sampling import SamplingParams
-
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        repeat_penalty=settings.repeat_penalty,
-        repeat_last_n=settings.repeat_last_n,
-        seed=seed,
     )
 
 
@@ -267,16 +291,3 @@ def _can_flush() -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             all_went_out = False
     return all_went_out
-
-
-@contextmanager
-def _terminating_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM closes the session as Ctrl-C does, instead of ending the process on the spot."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args
 from edgespec.cli import bench_flags, fetching, model_flags
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
+    AcceptanceName,
     CacheType,
     FallbackName,
     GenerateSettings,
@@ -67,6 +68,26 @@ It loads no weights and writes at most 64 MiB, to measure a disk. What it predic
 allows; computing may take longer."""
 
 
+GREETING = """\
+edgespec runs a language model that does not fit in memory.
+
+  edgespec demo                               see it work, on models that come along
+  edgespec generate -p 'def gcd(a, b):'       let them continue a text
+  edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
+  edgespec --help                             everything else
+"""
+"""For those who give no command."""
+
+_ELSEWHERE = {
+    "-v": "--version shows the version",
+    "-V": "--version shows the version",
+    "-version": "--version shows the version",
+    "-?": "--help shows the commands",
+    "-help": "--help shows the commands",
+}
+"""What other programs' flags are called here."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Answers mistakes with one UsageError instead of a page of usage."""
 
@@ -86,6 +107,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, commands, of_models = _parsers()
     given, unknown = parser.parse_known_args(arguments)
     if getattr(given, "command", None) is None:
+        if unknown and unknown[0] in _ELSEWHERE:
+            raise UsageError(f"unknown flag {unknown[0]}: {_ELSEWHERE[unknown[0]]}")
         parser.error(f"a command is missing: {', '.join(commands)}")
     if unknown:
         command = of_models[given.action] if "action" in given else commands[given.command]
@@ -160,7 +183,7 @@ def _plan(parser: _Parser) -> _Parser:
     parser.add_argument_group("draft").add_argument(
         "--draft-max",
         metavar="N",
-        help=f"most guesses per pass: decides buffer sizes (default: {draft_max})",
+        help=f"most guesses per pass: decides buffer sizes, 0 for no draft (default: {draft_max})",
     )
     storage = parser.add_argument_group("storage")
     storage.add_argument(
@@ -288,13 +311,30 @@ def _sampling_flags(parser: _Parser) -> None:
         (("--top-p",), "P", "top_p", "keep the best tokens that reach P together, 1 for all"),
         (("--min-p",), "P", "min_p", "keep tokens at least P times as probable as the best"),
         (("--repeat-penalty",), "X", "repeat_penalty", "on repeated tokens, 1 for none"),
-        (("--repeat-last-n",), "N", "repeat_last_n", "tokens it looks back, -1 for all"),
+        (
+            ("--frequency-penalty",),
+            "X",
+            "frequency_penalty",
+            "per use so far, 0 for none",
+        ),
+        (("--presence-penalty",), "X", "presence_penalty", "on what was used at all, 0 for none"),
+        (("--repeat-last-n",), "N", "repeat_last_n", "tokens the three look back, -1 for all"),
     ):
         default = GenerateSettings.model_fields[setting].default
         group.add_argument(
             *flags, metavar=metavar, dest=setting, help=f"{text} (default: {default})"
         )
-    group.add_argument("-s", "--seed", metavar="N", help="(default: random, and reported)")
+    group.add_argument(
+        "-l",
+        "--logit-bias",
+        metavar="TOKEN_ID(+/-)BIAS",
+        action="append",
+        help="make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf); may be "
+        "repeated",
+    )
+    group.add_argument(
+        "-s", "--seed", metavar="N", help="-1 draws one, which is reported (default: -1)"
+    )
     group.add_argument(
         "--stop", metavar="TEXT", action="append", help="end before this text; may be repeated"
     )
@@ -314,9 +354,21 @@ def _speculation_flags(parser: _Parser) -> None:
         help=f"when the target verifies (default: {defaults['fallback']})",
     )
     group.add_argument(
+        "--acceptance",
+        metavar=_choices(get_args(AcceptanceName)),
+        help=f"which guesses stand (default: {defaults['acceptance']})",
+    )
+    group.add_argument(
         "--draft-max",
         metavar="N",
-        help=f"most guesses that one pass verifies (default: {defaults['draft_max']})",
+        help="most guesses that one pass verifies, 0 for no draft "
+        f"(default: {defaults['draft_max']})",
+    )
+    group.add_argument(
+        "--draft-depth",
+        metavar="N",
+        dest="max_depth",
+        help=f"most guesses in a row, down one branch (default: {defaults['max_depth']})",
     )
     group.add_argument(
         "--no-overlap", action="store_true", help="do not draft while the target verifies"

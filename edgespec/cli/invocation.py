@@ -17,8 +17,13 @@ from typing import Any, TextIO
 from edgespec.cli import fetching
 from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config
 from edgespec.errors import UsageError
+from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair, find_config
-from edgespec.settings import spell
+from edgespec.regular_files import read_at_most
+from edgespec.settings import Names, expanded, spell
+
+MOST_PROMPT_BYTES = 64 << 20
+"""Of a prompt, or of a file of prompts: more text than any context holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +43,52 @@ def settings_from(given: argparse.Namespace) -> Request:
     notes = fetching.bring(given)
     known = {*LoadSettings.model_fields, *GenerateSettings.model_fields}
     flags = {name: value for name, value in vars(given).items() if name in known}
-    config = read_config(find_config(given.config)) if "config" in given else {}
-    _settle_draft(flags, config, notes)
+    file = find_config(given.config) if "config" in given else None
+    config = read_config(file) if file else {}
+    for source in (flags, config):
+        _settle_meanings(source, notes)
+    _settle_draft(flags, config, notes, Names(file, frozenset(config)))
     settings = config | flags
-    _choose_models(settings, notes)
+    names = Names(file, frozenset(config.keys() - flags.keys()))
+    _choose_models(settings, notes, names)
     if settings.get("draft") is None:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
     return Request(
-        LoadSettings.model_validate(_part(settings, LoadSettings)),
-        GenerateSettings.model_validate(_part(settings, GenerateSettings)),
+        LoadSettings.model_validate(_part(settings, LoadSettings), context=names),
+        GenerateSettings.model_validate(_part(settings, GenerateSettings), context=names),
         tuple(notes),
     )
 
 
+def model_path(given: str | Path, named: str = "--model") -> Path:
+    """The file or folder that a model is called by, as `edgespec models` understands names too.
+
+    What looks like a path and is not there is left to those who open it. Raises UsageError for an
+    address and for a repository of a hub, ModelError for an unknown name.
+    """
+    if isinstance(given, Path):
+        return given
+    found = catalogue.lookup(given)
+    if found is not None:
+        return found
+    if hint := catalogue.hint(given):
+        raise UsageError(f"{named} {hint}")
+    path = expanded(given)
+    return path if path.name != given or path.suffix else catalogue.find(given)
+
+
 def read_prompt(given: argparse.Namespace, stdin: TextIO | None = None) -> str:
     """The prompt from a flag, a file or a pipe, exactly as given. Raises UsageError."""
-    stdin = stdin or sys.stdin
+    stdin = stdin or sys.stdin  # None where the process was started without one
     if "prompt" in given and "file" in given:
         raise UsageError("--prompt and --file contradict each other: give one of them")
     if "prompt" in given:
         prompt, source = str(given.prompt), "--prompt"
     elif "file" in given:
         prompt, source = _read(Path(given.file), "--file"), f"--file {given.file}"
-    elif not stdin.isatty():
-        prompt, source = _decode(stdin.buffer.read(), "stdin"), "stdin"
+    elif stdin is not None and not stdin.isatty():
+        prompt, source = _piped(stdin), "stdin"
     else:
         raise UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
@@ -99,28 +125,55 @@ def _prompt_of(line: str, source: str) -> str:
     return prompt
 
 
-def _settle_draft(flags: dict[str, Any], config: dict[str, Any], notes: list[str]) -> None:
+def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
+    """Numbers that mean something else in llama.cpp: seed -1 draws one, 0 guesses are no draft."""
+    if str(settings.get("seed")) == "-1":
+        settings["seed"] = None
+    if str(settings.get("draft_max")) == "0":
+        del settings["draft_max"]
+        settings["no_draft"] = True
+        if settings.pop("draft", None) is not None:
+            notes.append("no draft: with at most 0 guesses there is nothing to load it for")
+
+
+def _settle_draft(
+    flags: dict[str, Any], config: dict[str, Any], notes: list[str], in_config: Names
+) -> None:
     """A flag about the draft overrules what the file says about it."""
-    for settings in (flags, config):
+    for settings, names in ((flags, Names()), (config, in_config)):
         if settings.get("no_draft") and "draft" in settings:
-            raise UsageError("--no-draft contradicts --model-draft: leave one of them out")
+            raise UsageError(
+                f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
+            )
     if flags.get("no_draft"):
         _drop({"draft", "n_gpu_layers_draft"} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
 
-def _choose_models(settings: dict[str, Any], notes: list[str]) -> None:
+def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> None:
+    for role in ("model", "draft"):
+        if role in settings:
+            settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
         if "draft" not in settings and not settings.get("no_draft"):
             notes.append("no draft: the target decodes alone; -md names a model that guesses")
         return
     if "draft" in settings:
-        raise UsageError("--model-draft needs the model it drafts for: name it with --model")
+        raise UsageError(f"{names.of('draft')} needs the model it drafts for: name it with --model")
     pair = embedded_pair()
     settings["model"] = pair.target
     if not settings.get("no_draft"):
         settings["draft"] = pair.draft
+
+
+def _named_in(names: Names, role: str, given: Any) -> Any:
+    """In a file, a path is relative to it, and a name is meant where there is no such path."""
+    if role not in names.in_file or names.file is None:
+        return model_path(given, names.of(role)) if isinstance(given, str | Path) else given
+    if isinstance(given, Path) and not given.exists() and given.parent == names.file.parent:
+        return catalogue.lookup(given.name) or given
+    return given
 
 
 def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> None:
@@ -135,9 +188,17 @@ def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -
 
 def _read(path: Path, flag: str) -> str:
     try:
-        return _decode(path.read_bytes(), f"{flag} {path}")
+        with path.open("rb") as file:  # a pipe, too
+            return _decode(read_at_most(file, path, MOST_PROMPT_BYTES), f"{flag} {path}")
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
+
+
+def _piped(stdin: TextIO) -> str:
+    try:
+        return _decode(read_at_most(stdin.buffer, "stdin", MOST_PROMPT_BYTES), "stdin")
+    except OSError as error:
+        raise UsageError(f"stdin: {error.strerror}") from error
 
 
 def _decode(data: bytes, source: str) -> str:

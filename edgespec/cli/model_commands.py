@@ -104,7 +104,11 @@ def run_enlarge(given: argparse.Namespace) -> None:
     with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
         if "size" in given:
             written = enlarging.enlarge(
-                model, out, parse_size(given.size), console.progress, overwrite="force" in given
+                model,
+                out,
+                parse_size(given.size, named=f"--size {given.size}"),
+                console.progress,
+                overwrite="force" in given,
             )
             console.end_of_progress()
             console.note(model_report.enlarged_line(written))

@@ -6,10 +6,11 @@ Knows names, files and checksums. What a model is made of, its runtime says (see
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from edgespec import cache_folder
@@ -22,7 +23,7 @@ from edgespec.models.embedded import (
     manifest,
     models_folder,
 )
-from edgespec.settings import nearest
+from edgespec.settings import expanded, nearest
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -88,18 +89,42 @@ def find(name: str) -> Path:
 
     `embedded` and `target` are the embedded target, `draft` is its draft.
     """
-    path = Path(name).expanduser()
-    names: dict[str, Path] = {}
-    if path.name == name:
-        names = _names()
-        if name in names:
-            return names[name]
-    if path.exists():
-        return path
+    found = lookup(name)
+    if found is not None:
+        return found
+    if said := hint(name):
+        raise ModelError(said)
     raise ModelError(
-        f"{name}: no such file, and no model of this name{nearest(name, names)} "
+        f"{name}: no such file, and no model of this name{nearest(name, _names())} "
         "(edgespec models list shows the names)"
     )
+
+
+def lookup(name: str) -> Path | None:
+    """As `find`, without objections. A name wins over a file of the same name."""
+    if PurePath(name).name == name and (known := _names().get(name)):
+        return known
+    path = expanded(name)
+    try:
+        return path if path.exists() else None
+    except OSError:  # a name longer than names may be
+        return None
+
+
+def hint(name: str) -> str | None:
+    """What to do about a name that means something elsewhere, where no file is called so."""
+    if re.match(r"[a-z]+://", name):
+        return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
+    if _REPOSITORY.fullmatch(name):
+        return (
+            f"{name}: there is no such file; a repository of Hugging Face is fetched with "
+            f"-hf {name}, or by edgespec models pull {name}"
+        )
+    return None
+
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?")
+"""`USER/REPO` and `USER/REPO:QUANT`; what ends like a model's file is one."""
 
 
 def embedded() -> list[KnownModel]:

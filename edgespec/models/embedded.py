@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.settings import nearest
+from edgespec.settings import expanded, nearest
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -107,7 +107,7 @@ def preset_names(package: Path = _PACKAGE) -> list[str]:
 
 def find_config(name: str, package: Path = _PACKAGE) -> Path:
     """The file that `--config` means: a path, or the name of a preset. Raises UsageError."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         return path
     names = preset_names(package)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from edgespec import session
-from edgespec.cli import entry
+from edgespec.cli import entry, invocation
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, WeightReadError
@@ -48,6 +49,7 @@ class FakeSession:
     instead: Callable[[], None] = lambda: None
     plan: MemoryPlan = PLAN
     load_report: dict[str, float] = field(default_factory=lambda: {"total": 0.5})
+    cancelled: threading.Event = field(default_factory=threading.Event)
     is_closed: bool = False
     is_generating: bool = False
     load_settings: Any = None
@@ -61,6 +63,9 @@ class FakeSession:
         self.load_settings, self.engine_settings = settings, engine_settings
         return self
 
+    def cancel(self) -> None:
+        self.cancelled.set()
+
     def stream(
         self, prompt, sampling=None, max_tokens=None, stop=(), progress=None
     ) -> Generator[TokenEvent, None, GenerationResult]:
@@ -68,14 +73,16 @@ class FakeSession:
         self.is_generating = True
         try:
             self.instead()
-            yield from WORDS
+            for word in WORDS:
+                if not self.cancelled.is_set():
+                    yield word
         finally:
             self.is_generating = False
         return GenerationResult(
             text="one two",
             prompt_tokens=(7, 8),
             tokens=(1, 2, 3),
-            finish_reason="length",
+            finish_reason="cancelled" if self.cancelled.is_set() else "length",
             timings=Timings(prompt_s=0.1, first_token_s=0.2, decode_s=1.5, tokens_per_s=2.0),
             speculation=SpeculationStats(rounds=2, drafted=4, verified=3, accepted=1),
             notes=("a note",),
@@ -160,16 +167,24 @@ def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
 def test_flags_reach_the_session(fake: FakeSession):
     command = "generate -m big.gguf -md small.gguf -n 9 -c 128 -t 3 -ctk q8_0 --memory-budget 2G"
     command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer linear --fallback fixed"
-    command += " --draft-max 5 --no-overlap"
+    command += " --draft-max 5 --no-overlap --draft-depth 4 --acceptance exact-replay"
+    command += " --frequency-penalty 0.5 --presence-penalty -0.25 -l 7+1.5 --logit-bias 8-inf"
     assert entry.main([*command.split(), "-p", "hi"]) == 0
     load = fake.load_settings
     assert (load.model, load.draft) == (Path("big.gguf"), Path("small.gguf"))
     assert (load.ctx_size, load.threads, load.cache_type_k) == (128, 3, "q8_0")
     assert load.memory_budget == 2 << 30
     assert fake.engine_settings == EngineSettings(
-        pacer="linear", fallback="fixed", draft_max=5, overlap=False
+        pacer="linear", fallback="fixed", draft_max=5, max_depth=4, overlap=False
     )
-    assert fake.sampling == SamplingParams(temperature=0.5, top_k=7, seed=3)
+    assert fake.sampling == SamplingParams(
+        temperature=0.5,
+        top_k=7,
+        frequency_penalty=0.5,
+        presence_penalty=-0.25,
+        logit_bias={7: 1.5, 8: -math.inf},
+        seed=3,
+    )
     assert (fake.prompt, fake.max_tokens, fake.stop) == ("hi", 9, ("A", "B"))
 
 
@@ -182,6 +197,33 @@ def test_the_seed_is_random_and_reported(fake: FakeSession, capsys):
     assert entry.main(["generate", "-p", "hi", "--temp", "1"]) == 0
     assert fake.sampling is not None
     assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
+
+
+def test_seed_minus_one_is_a_random_one_that_is_reported(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi", "--temp", "1", "--seed", "-1"]) == 0
+    assert fake.sampling is not None
+    assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
+
+
+def test_no_guesses_are_no_draft(fake: FakeSession, capsys):
+    command = "generate -m m.gguf -md d.gguf --draft-max 0 -p hi"
+    assert entry.main(command.split()) == 0
+    assert fake.load_settings.draft is None
+    assert "with at most 0 guesses there is nothing to load it for" in capsys.readouterr().err
+
+
+def test_names_of_models_work_as_paths_do(fake: FakeSession):
+    assert entry.main(["generate", "-m", "target", "-md", "edgespec-draft", "-p", "hi"]) == 0
+    assert fake.load_settings.model.name.startswith("edgespec-target")
+    assert fake.load_settings.draft.name.startswith("edgespec-draft")
+
+
+def test_without_a_command_the_next_steps_are_shown(capsys):
+    assert entry.main([]) == 2
+    out, err = capsys.readouterr()
+    assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
+    assert max(map(len, out.splitlines())) < 90
+    assert "a command is missing" in err
 
 
 def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
@@ -253,6 +295,72 @@ def test_ctrl_c_closes_the_session(fake: FakeSession, capsys):
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 
 
+def interrupt_after_the_first_word(fake: FakeSession) -> None:
+    """Ctrl-C while the second word is made."""
+
+    def stream(*args: object) -> Generator[TokenEvent, None, GenerationResult]:
+        yield WORDS[0]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert fake.cancelled.wait(10)
+        return GenerationResult(
+            text="one tw",
+            prompt_tokens=(7, 8),
+            tokens=(1, 2),
+            finish_reason="cancelled",
+            speculation=SpeculationStats(rounds=2),
+        )
+
+    fake.stream = stream  # type: ignore[method-assign]
+
+
+def test_ctrl_c_keeps_the_text_so_far_and_its_summary(fake: FakeSession, capsys):
+    """The end of the text was held back, because a stop string may have begun there."""
+    interrupt_after_the_first_word(fake)
+    assert entry.main(["generate", "-p", "hi", "--temp", "1", "--seed", "5"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "one tw"
+    assert "2 tokens in" in err and "ended by cancelled" in err and "seed: 5" in err
+    assert err.endswith("edgespec: error: interrupted\n")
+    assert fake.is_closed
+
+
+def test_ctrl_c_keeps_the_json_too(fake: FakeSession, capsys):
+    interrupt_after_the_first_word(fake)
+    assert entry.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["finish_reason"], report["seed"]) == ("one tw", "cancelled", 5)
+
+
+INTERRUPTED_IMPORT = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["edgespec", "generate", "-p", "hi"]
+from edgespec.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("name", ["edgespec.cli", "argparse", "pydantic", "numpy", "llama_cpp"])
+def test_ctrl_c_during_an_import_is_one_line(name: str):
+    code = INTERRUPTED_IMPORT.format(name=name)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_minded():
+    """What is imported by then can only end in a traceback."""
+    code = (
+        "import sys; before = set(sys.modules); import edgespec.__main__;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert set(run.stdout.split()) <= {"__future__", "edgespec", "edgespec.__main__"}
+
+
 def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyPatch):
     refuse_to_load(monkeypatch, WeightReadError("cut short"))
     terminal = io.StringIO()
@@ -265,7 +373,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
 def test_sigterm_is_like_ctrl_c(fake: FakeSession):
     def terminate() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
+        fake.cancelled.wait(10)
 
     before = signal.getsignal(signal.SIGTERM)
     fake.instead = terminate
@@ -321,6 +429,15 @@ def test_a_full_disk_behind_stdout_is_an_error(
         ("models", "COMMAND"),
         ("models enlarge embedded out.gguf", "--size"),
         ("demo -n -7", "--n-predict -7"),
+        ("demo --size -1", "--size -1: '-1' is not a size"),
+        ("-v", "unknown flag -v: --version shows the version"),
+        ("generate -p hi --mem 1G", "unknown flag --mem; did you mean '--memory-budget'?"),
+        ("generate -p hi -m https://hub.example/x.gguf", "is an address: download the file"),
+        ("generate -p hi -m org/name", "a repository of Hugging Face is fetched with -hf org/name"),
+        ("generate -p hi -m org/name:Q4_K_M", "models pull org/name:Q4_K_M"),
+        ("generate -p hi --logit-bias 7", "write a token's id and its bias like 15043+1.5"),
+        ("generate -p hi --trace .", "it is a folder: name a file in it"),
+        ("generate -f /dev/zero", "--file /dev/zero: it holds more than 64 MiB"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -341,6 +458,21 @@ def test_a_prompt_may_be_piped(fake: FakeSession, monkeypatch: pytest.MonkeyPatc
     pipe_in(monkeypatch, "grüße\r\n".encode())
     assert entry.main(["generate"]) == 0
     assert fake.prompt == "grüße\r\n"
+
+
+def test_a_closed_stdin_is_no_prompt(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert entry.main(["generate"]) == 2
+    assert "there is no prompt" in capsys.readouterr().err
+
+
+def test_a_prompt_that_no_context_holds_is_not_read_to_its_end(
+    fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr(invocation, "MOST_PROMPT_BYTES", 1 << 20)
+    pipe_in(monkeypatch, bytes(2 << 20))
+    assert entry.main(["generate"]) == 2
+    assert "stdin: it holds more than 1 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("data", "message"), [(b"", "is empty"), (b"ok\xff", "byte 2")])
@@ -405,3 +537,29 @@ def test_the_embedded_pair_answers_within_its_budget():
     report = json.loads(run.stdout)
     assert len(report["tokens"]) == 8
     assert report["memory"]["peak_bytes"] <= report["memory"]["budget_bytes"] == 256 * MIB
+
+
+def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_generation_with_what_there_is(number: signal.Signals):
+    pytest.importorskip("llama_cpp")
+    command = [sys.executable, "-m", "edgespec", "generate", "-p", "def gcd(a, b):", "-n", "-1"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a test run in the background ignores Ctrl-C, and its children would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        text = wait_for_text(process)
+        process.send_signal(number)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert text + rest
+    lines = err.decode().splitlines()
+    assert lines[-1] == "edgespec: error: interrupted"
+    assert any(line.endswith("ended by cancelled") for line in lines)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.invocation import Request, read_prompts, settings_from
-from edgespec.errors import UsageError
+from edgespec.errors import ModelError, UsageError
 
 
 def request(tmp_path: Path, config: str = "", **flags: object) -> Request:
@@ -82,3 +83,48 @@ def test_a_file_of_json_lines_has_a_prompt_an_object(tmp_path: Path):
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str, message: str):
     with pytest.raises(UsageError, match=message):
         prompts(tmp_path, name, content)
+
+
+def test_a_file_may_call_models_by_their_names(tmp_path: Path):
+    load = request(tmp_path, 'model = "target"\nmodel-draft = "draft"').load
+    assert load.model.name.startswith("edgespec-target")
+    assert load.draft is not None and load.draft.name.startswith("edgespec-draft")
+
+
+def test_a_file_beside_the_config_wins_over_a_name(tmp_path: Path):
+    (tmp_path / "target").touch()
+    assert request(tmp_path, 'model = "target"').load.model == tmp_path / "target"
+
+
+def test_an_unknown_name_is_told_the_nearest(tmp_path: Path):
+    with pytest.raises(ModelError, match="no model of this name; did you mean 'draft'"):
+        request(tmp_path, model="target", draft="drft")
+
+
+def test_a_home_that_is_unknown_is_left_in_the_path(tmp_path: Path):
+    assert request(tmp_path, model="~nobody-at-all/m.gguf").load.model == Path(
+        "~nobody-at-all/m.gguf"
+    )
+
+
+def test_what_a_file_says_wrong_is_refused_by_its_key(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"ctx-size = -1 in .*settings\.toml: it must be"):
+        request(tmp_path, "ctx-size = -1")
+    with pytest.raises(UsageError, match="--ctx-size -2: it must be"):
+        request(tmp_path, "ctx-size = 5", ctx_size="-2")
+
+
+def test_a_seed_of_minus_one_overrules_the_file(tmp_path: Path):
+    assert request(tmp_path, "seed = 5", seed="-1").generate.seed is None
+
+
+def test_no_guesses_in_the_file_are_no_draft(tmp_path: Path):
+    result = request(tmp_path, 'model = "m.gguf"\ndraft = "d.gguf"\ndraft-max = 0')
+    assert result.load.draft is None and result.generate.no_draft
+
+
+def test_sampling_may_stand_in_the_file(tmp_path: Path):
+    config = 'frequency-penalty = 0.5\npresence_penalty = 1\nlogit-bias = ["7+1", "8-inf"]'
+    generate = request(tmp_path, config).generate
+    assert (generate.frequency_penalty, generate.presence_penalty) == (0.5, 1.0)
+    assert generate.logit_bias == {7: 1.0, 8: -math.inf}

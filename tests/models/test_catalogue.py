@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import cache_folder
-from edgespec.errors import ModelError
+from edgespec.errors import EdgespecError, ModelError
 from edgespec.models import catalogue
 from edgespec.models.catalogue import (
     FileState,
@@ -192,3 +192,33 @@ def test_a_file_that_was_not_read_is_neither_intact_nor_not() -> None:
 
 def test_without_a_record_nothing_can_differ() -> None:
     assert [state.is_intact for state in hashed([KnownFile(PAIR.draft)])] == [None]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/1/nowhere")
+    with pytest.raises(EdgespecError, match="let XDG_CACHE_HOME name a folder that can be written"):
+        cache_folder.make_folder()
+
+
+def test_without_a_home_the_cache_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(EdgespecError, match="let XDG_CACHE_HOME name a folder"):
+        cache_folder.folder()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("https://hub.example/m.gguf", "is an address"),
+        ("someone/model-GGUF", "-hf someone/model-GGUF"),
+        ("~nobody-at-all/m.gguf", "no such file"),
+        ("x" * 5000, "no such file"),
+    ],
+)
+def test_what_is_no_model_here_is_told_what_to_do(name: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        find(name)

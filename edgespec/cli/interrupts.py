@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM: the first stops what runs, a second waits for it, a third ends the process.
+
+It knows signals and nothing of what runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_CODE = 130
+_MOST_PATIENT = 2
+"""Signals that leave the process to end in good order."""
+_WAITING = b"\nedgespec: stopping; once more ends it at once\n"
+_ENDING = b"\nedgespec: error: interrupted\n"
+
+_Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class Interrupts:
+    """What SIGINT and SIGTERM do while a command runs.
+
+    The first raises KeyboardInterrupt in the main thread; within `stopping`, it asks what runs to
+    stop instead, so that what it has done by then is not lost. No further one raises anything:
+    what is being closed is closed.
+    """
+
+    def __init__(self) -> None:
+        self._n_heard = 0
+        self._stop: Callable[[], None] | None = None
+
+    @contextmanager
+    def heard(self, until_the_end: bool = False) -> Iterator[None]:
+        """Handle the signals in the block, and `until_the_end` of the process none thereafter."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: was for number, was in before.items() if was is not signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, was in before.items():
+                signal.signal(number, signal.SIG_IGN if until_the_end else was)
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """In the block, a signal calls `stop`, in a thread of its own, and raises nothing."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._n_heard += 1
+        if self._n_heard > _MOST_PATIENT:
+            os.write(2, _ENDING)
+            os._exit(EXIT_CODE)
+        if self._n_heard > 1:
+            os.write(2, _WAITING)
+        if self._stop is not None:
+            # Where this interrupts the main thread, it may hold a lock that stopping needs.
+            threading.Thread(target=self._stop, daemon=True).start()
+        elif self._n_heard == 1:
+            raise KeyboardInterrupt
