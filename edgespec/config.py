@@ -189,8 +189,8 @@ class GenerateSettings(Sampling):
     acceptance: AcceptanceName = "exact-replay"
     draft_max: int = Field(default=48, ge=1, le=MOST_DRAFTED)
     """Most drafted nodes that one pass verifies."""
-    max_depth: int = Field(default=16, ge=1, le=MOST_DRAFTED)
-    """Most drafted tokens in one branch that one pass verifies."""
+    max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
+    """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     no_overlap: bool = False
     """Never draft beside a pass."""
 

@@ -368,7 +368,7 @@ def _speculation_flags(parser: _Parser) -> None:
         "--draft-depth",
         metavar="N",
         dest="max_depth",
-        help=f"most guesses in a row, down one branch (default: {defaults['max_depth']})",
+        help="most guesses in a row, down one branch (default: as many as --draft-max)",
     )
     group.add_argument(
         "--no-overlap", action="store_true", help="do not draft while the target verifies"
