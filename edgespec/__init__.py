@@ -14,29 +14,62 @@ if TYPE_CHECKING:
     from edgespec.config import LoadSettings as LoadSettings
     from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
+    from edgespec.errors import BudgetError as BudgetError
+    from edgespec.errors import Cancelled as Cancelled
     from edgespec.errors import EdgespecError as EdgespecError
+    from edgespec.errors import FetchError as FetchError
+    from edgespec.errors import ModelError as ModelError
+    from edgespec.errors import PairError as PairError
+    from edgespec.errors import SessionClosed as SessionClosed
+    from edgespec.errors import UsageError as UsageError
+    from edgespec.errors import WeightReadError as WeightReadError
+    from edgespec.generation import Generation as Generation
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
     from edgespec.trace_file import open_trace as open_trace
+    from edgespec.values import GenerationResult as GenerationResult
+    from edgespec.values import TokenEvent as TokenEvent
 
 _HOME = {
+    "BudgetError": "errors",
+    "Cancelled": "errors",
     "EdgespecError": "errors",
     "EngineSettings": "engine.settings",
+    "FetchError": "errors",
+    "Generation": "generation",
+    "GenerationResult": "values",
     "LoadSettings": "config",
+    "ModelError": "errors",
+    "PairError": "errors",
     "SamplingParams": "engine.sampling",
     "Session": "session",
+    "SessionClosed": "errors",
+    "TokenEvent": "values",
+    "UsageError": "errors",
+    "WeightReadError": "errors",
     "load": "session",
     "open_trace": "trace_file",
     "plan": "session",
 }
 
 __all__ = [
+    "BudgetError",
+    "Cancelled",
     "EdgespecError",
     "EngineSettings",
+    "FetchError",
+    "Generation",
+    "GenerationResult",
     "LoadSettings",
+    "ModelError",
+    "PairError",
     "SamplingParams",
     "Session",
+    "SessionClosed",
+    "TokenEvent",
+    "UsageError",
+    "WeightReadError",
     "load",
     "open_trace",
     "plan",

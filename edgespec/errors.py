@@ -2,6 +2,7 @@
 
 EdgespecError                 1  anything that went wrong while running
 ├── UsageError                2  an option or a call that cannot be meant
+│   └── SessionClosed         2  a session, or a generation of it, used after `close()`
 ├── ModelError                3  a model that cannot be used
 │   └── PairError             3  two models that do not fit each other
 ├── BudgetError               4  a memory budget that cannot work
@@ -23,6 +24,10 @@ class UsageError(EdgespecError):
     """An option, a setting or a call that cannot be meant."""
 
     exit_code = 2
+
+
+class SessionClosed(UsageError):
+    """A session was used after it was closed, or a generation after its session was."""
 
 
 class ModelError(EdgespecError):

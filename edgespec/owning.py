@@ -1,10 +1,24 @@
-"""What everything has in common that holds memory, a file, a thread or a native handle."""
+"""What everything has in common that holds memory, a file, a thread or a native handle.
+
+Who closes it, who is at work inside it meanwhile, and what becomes of it when nobody closed it.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
+
+from edgespec.errors import EdgespecError, UsageError
+
+POLL_S = 0.1
+"""How long a thread waits at a stretch: what it waits for may need another nudge, and a wait
+without end hides Ctrl-C on Windows."""
 
 
 class Owner(ABC):
@@ -24,3 +38,96 @@ class Owner(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Users:
+    """Who is at work inside something that can be closed.
+
+    Native memory may be freed only when no thread is in it: `use` is around every call that touches
+    it, and `close` turns new ones away, waits for those inside, and then releases it once.
+    """
+
+    def __init__(self, owner: str, closed: Callable[[str], EdgespecError] = UsageError) -> None:
+        """`owner` is what errors call it; `closed` makes the one that late comers get."""
+        self._owner = owner
+        self._closed = closed
+        self._inside: list[list[int]] = []
+        """A thread each. A list's methods are atomic, so that coming and going take no lock: a
+        signal handler or the garbage collector may come in at any point."""
+        self._left = threading.Event()
+        self._release = threading.RLock()
+        self.is_closing = False
+        """Whether nobody can come in any more."""
+        self.is_released = False
+        """Whether everything is being freed or has been."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is."""
+        return [threading.get_ident()] in self._inside
+
+    @contextmanager
+    def use(self, alone: bool = False) -> Iterator[None]:
+        """Nothing is released while the block runs.
+
+        Raises the owner's error once it is closing, and UsageError if the block is to be `alone`
+        and somebody is inside.
+        """
+        with self.within() as is_first:
+            if self.is_closing:
+                raise self._closed(f"{self._owner} is closed")
+            if alone and not is_first:
+                raise UsageError(f"{self._owner} is in use: one thread at a time")
+            yield
+
+    @contextmanager
+    def within(self) -> Iterator[bool]:
+        """The same for a callback of somebody inside; the value says whether nobody else is."""
+        entry = [threading.get_ident()]
+        try:
+            self._inside.append(entry)
+            yield self._inside[0] is entry
+        finally:
+            self._inside.remove(entry)
+            if self.is_closing:
+                self._left.set()
+
+    def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
+        """Call `release` when nobody is inside; `hurry` asks those who are to come out. Once.
+
+        Raises UsageError in a thread that is inside itself: it would wait for its own end.
+        """
+        if self.is_inside:
+            raise UsageError(
+                f"{self._owner} cannot be closed from within a call of its own: use cancel() there "
+                "and close it when the call has come back"
+            )
+        with self._release:
+            if self.is_released:
+                return
+            self.is_closing = True
+            while self._inside:
+                try:
+                    self._left.clear()
+                    hurry()
+                    if self._inside:
+                        self._left.wait(POLL_S)
+                except KeyboardInterrupt:  # to free what is in use would end the process
+                    continue
+            self.is_released = True
+            release()
+
+
+def close_forgotten(owner: object, close: Callable[[], None]) -> None:
+    """For `__del__`: warn that nobody closed `owner`, and do so in a thread of its own.
+
+    The garbage collector runs in any thread, within native calls' callbacks too, where waiting for
+    a lock or a thread may wait for itself. A process that ends keeps what it has.
+    """
+    try:
+        name = type(owner).__name__
+        message = f"a {name} was never closed: use `with`, or its close()"
+        warnings.warn(message, ResourceWarning, stacklevel=3, source=owner)
+    finally:
+        if not sys.is_finalizing():
+            threading.Thread(target=close, name="edgespec-close").start()

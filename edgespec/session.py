@@ -7,17 +7,20 @@ order of loading and who owns what; runtimes, planning and the loop are elsewher
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
-from edgespec import runtimes
+from edgespec import arguments, runtimes
 from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import BudgetError, PairError, UsageError
+from edgespec.generation import Generation
 from edgespec.memory import process
 from edgespec.memory.budget import (
     MIB,
@@ -27,11 +30,11 @@ from edgespec.memory.budget import (
     loaded_before,
     plan_memory,
 )
-from edgespec.owning import Owner
+from edgespec.owning import Owner, close_forgotten
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, Shrinks, UsesGpu
 from edgespec.tracing import OFF, Trace, Track
-from edgespec.values import GenerationResult, ModelInfo, TokenEvent
+from edgespec.values import GenerationResult, ModelInfo, PagingStats
 from edgespec.worker import Worker
 
 T = TypeVar("T")
@@ -47,24 +50,28 @@ MAX_BRANCHES = 32
 
 
 def plan(
-    settings: LoadSettings,
+    settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
 ) -> MemoryPlan:
-    """Who would get which bytes, without reading weights. Raises BudgetError and ModelError."""
-    with _Opening(settings, engine_settings, progress) as opening:
+    """Who would get which bytes, without reading weights. Raises BudgetError and ModelError.
+
+    A path stands for the settings of a model that decodes alone.
+    """
+    with _Opening(*_meant(settings, engine_settings, progress)) as opening:
         return opening.plan()
 
 
 def load(
-    settings: LoadSettings,
+    settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
-    Loading and generating are recorded in `trace`: `open_trace` opens one, the caller closes it.
+    A path stands for the settings of a model that decodes alone. Loading and generating are
+    recorded in `trace`: `open_trace` opens one, the caller closes it.
     Raises ModelError, PairError, BudgetError or UsageError, and leaves nothing behind then.
     """
     with ExitStack() as on_failure:
@@ -75,7 +82,7 @@ def load(
 
 
 def open_models(
-    settings: LoadSettings,
+    settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
@@ -85,8 +92,8 @@ def open_models(
     A pass of theirs verifies at most the nodes that `engine_settings` say. Raises what `load` does.
     """
     with (
-        trace.span(Track.ENGINE, "load"),
-        _Opening(settings, engine_settings, progress, trace) as opening,
+        arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
+        _Opening(*_meant(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
 
@@ -109,7 +116,11 @@ class LoadedModels(Owner):
 
 
 class Session(Owner):
-    """A loaded pair. One generation runs at a time; close it to free memory, files and threads."""
+    """A loaded pair, which any thread may use; close it to free memory, files and threads.
+
+    One generation runs at a time, others wait in line. `close` ends what runs, from any thread;
+    afterwards everything raises SessionClosed.
+    """
 
     def __init__(
         self,
@@ -121,7 +132,8 @@ class Session(Owner):
         self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
         self._models = models
-        self._engine = Engine(models.target, models.draft, engine_settings, trace=trace)
+        engine = Engine(models.target, models.draft, engine_settings, trace=trace)
+        self._engine = SharedEngine(engine, models.close)
 
     @property
     def target(self) -> ModelInfo:
@@ -131,22 +143,49 @@ class Session(Owner):
     def draft(self) -> ModelInfo | None:
         return self._models.draft.info if self._models.draft else None
 
+    @property
+    def paging(self) -> PagingStats:
+        """What the target pages, and what that has cost since it was loaded."""
+        return self._models.target.paging()
+
+    @property
+    def n_waiting(self) -> int:
+        """Generations that wait for the one that runs."""
+        return self._engine.n_waiting
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's BOS if it wants one."""
-        return self._models.target.vocabulary.encode(text)
+        text = arguments.text("text", text)
+        with self._engine.use():
+            return self._models.target.vocabulary.encode(text)
 
     def stream(
         self,
         prompt: str | Sequence[int],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> Generator[TokenEvent, None, GenerationResult]:
-        """Yield tokens as they are accepted; the generator's return value is the whole result."""
-        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._engine.generate(
-            tokens, sampling or SamplingParams(), max_tokens, tuple(stop), progress
+    ) -> Generation:
+        """A generation, which yields tokens as they are accepted and has a `result` at its end.
+
+        Raises UsageError at once for what cannot be meant.
+        """
+        if isinstance(prompt, str):
+            tokens = self.encode(arguments.text("the prompt", prompt))
+        else:
+            tokens = arguments.token_ids("the prompt", prompt)
+        request = self._engine.request(
+            tokens,
+            SamplingParams()
+            if sampling is None
+            else arguments.instance("sampling", sampling, SamplingParams),
+            None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
+            arguments.texts("stop", stop),
+            arguments.callback("progress", progress),
+        )
+        return Generation(
+            self._engine, request, self._models.target.paging, self.load_report["total"], owner=self
         )
 
     def generate(
@@ -154,26 +193,47 @@ class Session(Owner):
         prompt: str | Sequence[int],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         progress: Progress | None = None,
     ) -> GenerationResult:
-        """The whole of `stream` at once."""
-        events = self.stream(prompt, sampling, max_tokens, stop, progress)
-        while True:
-            try:
-                next(events)
-            except StopIteration as end:
-                result: GenerationResult = end.value
-                return result
+        """The result of a `stream` that is run to its end."""
+        with self.stream(prompt, sampling, max_tokens, stop, progress) as generation:
+            for _ in generation:
+                pass
+            return generation.result
 
     def cancel(self) -> None:
-        """From any thread: end the running generation soon."""
+        """From any thread: end all generations soon, the one that runs and those that wait."""
         self._engine.cancel()
 
     def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Cancel what runs, wait for it and free everything. Idempotent, from any thread.
+
+        Raises UsageError within a callback of the session's own.
+        """
         self._engine.close()
-        self._models.close()
+
+    def __del__(self) -> None:
+        engine: SharedEngine | None = getattr(self, "_engine", None)
+        if engine is not None and not engine.is_closed:
+            close_forgotten(self, engine.close)
+
+
+def _meant(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None,
+    progress: Progress | None,
+) -> tuple[LoadSettings, EngineSettings, Progress | None]:
+    """What a caller's arguments mean. Raises UsageError."""
+    if isinstance(settings, str | Path):
+        settings = LoadSettings(model=Path(settings))
+    if engine_settings is None:
+        engine_settings = EngineSettings()
+    return (
+        arguments.instance("settings", settings, LoadSettings),
+        arguments.instance("engine_settings", engine_settings, EngineSettings),
+        arguments.callback("progress", progress),
+    )
 
 
 class _Opening(Owner):

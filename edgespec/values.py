@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -67,7 +67,7 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class PagingStats:
-    """Totals since the model was loaded."""
+    """What a model pages, and what that has cost: since it was loaded, or in one generation."""
 
     segments: int = 0
     pinned_bytes: int = 0
@@ -75,6 +75,15 @@ class PagingStats:
     bytes_read: int = 0
     stall_s: float = 0.0
     passes: int = 0
+
+    def since(self, before: PagingStats) -> PagingStats:
+        """What it cost after `before`."""
+        return replace(
+            self,
+            bytes_read=self.bytes_read - before.bytes_read,
+            stall_s=self.stall_s - before.stall_s,
+            passes=self.passes - before.passes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

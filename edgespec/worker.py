@@ -10,12 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from edgespec.owning import Owner
+from edgespec.owning import POLL_S, Owner
 
 T = TypeVar("T")
-
-POLL_S = 0.1
-"""How long the main thread waits at a stretch: a wait without end hides Ctrl-C on Windows."""
 
 
 class Worker(Owner):
@@ -36,10 +33,18 @@ class Worker(Owner):
         finally:
             _end(future, cancel)
 
-    def run(self, call: Callable[[], T], cancel: Callable[[], None]) -> T:
-        """Run `call` and wait for it; an exception here, such as Ctrl-C, cancels it first."""
+    def run(
+        self,
+        call: Callable[[], T],
+        cancel: Callable[[], None],
+        check: Callable[[], None] | None = None,
+    ) -> T:
+        """Run `call` and wait for it; an exception here, such as Ctrl-C, cancels it first.
+
+        `check` is asked while it runs, and may raise.
+        """
         with self.running(call, cancel) as running:
-            return running.result()
+            return running.result(check)
 
     def close(self) -> None:
         """End the thread. Idempotent."""
@@ -56,11 +61,13 @@ class Running(Generic[T]):
     def done(self) -> bool:
         return self._future.done()
 
-    def result(self) -> T:
-        """Wait for what the call returns; what it raises is raised here."""
+    def result(self, check: Callable[[], None] | None = None) -> T:
+        """Wait for what the call returns; what it raises is raised here, and what `check` does."""
         while not self._future.done():
             with suppress(TimeoutError):
                 self._future.exception(timeout=POLL_S)
+            if check is not None and not self._future.done():
+                check()
         return self._future.result()
 
 

@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "endings", "errors", "findings", "owning", "regular_files", "theory", "tracing", "tree",
-    "unfinished", "units", "values", "worker",
+    "arguments", "endings", "errors", "findings", "owning", "regular_files", "theory", "tracing",
+    "tree", "unfinished", "units", "values", "worker",
 }  # fmt: skip
 PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
+SESSION = LOADING | {"generation", "session"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
     **dict.fromkeys(PORTS - CORE, PORTS),
@@ -29,14 +30,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
     "loading": LOADING,
-    "session": LOADING,
+    "generation": LOADING,
+    "session": LOADING | {"generation"},
     "testing": RESOURCES | {"engine", "runtimes"},
-    "models": LOADING | {"session"},
-    "diagnosis": LOADING | {"session", "models"},
-    "bench": LOADING | {"session", "models"},
-    "cli": LOADING | {"bench", "diagnosis", "hub", "models", "session", "trace_file"},
+    "models": SESSION,
+    "diagnosis": SESSION | {"models"},
+    "bench": SESSION | {"models"},
+    "cli": SESSION | {"bench", "diagnosis", "hub", "models", "trace_file"},
     "__main__": {"cli"},
-    "": {"config", "engine", "errors", "session", "trace_file", "values"},
+    "": {"config", "engine", "errors", "generation", "session", "trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself."""
 

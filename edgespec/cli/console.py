@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.generation import Generation
 
 ColorMode = Literal["auto", "always", "never"]
 
@@ -101,7 +104,8 @@ class Console:
 
 
 def follow(
-    events: Generator[TokenEvent, None, GenerationResult], show: Callable[[TokenEvent], None]
+    events: Generation | Generator[TokenEvent, None, GenerationResult],
+    show: Callable[[TokenEvent], None],
 ) -> GenerationResult:
     """Show every event; the generation is closed however this ends."""
     with closing(events):

@@ -24,6 +24,7 @@ from edgespec.engine.fallback import RoundSoFar
 from edgespec.engine.gating import OverlapGate
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer, Pacer
+from edgespec.engine.request import Request
 from edgespec.engine.round import RoundInProgress, common_length, record_round
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -79,8 +80,10 @@ class Engine(Owner):
         self._clock = clock
         self._trace = trace
         self._worker = Worker()
-        self._cancelled = threading.Event()
-        self._is_running = False
+        self._running: Request | None = None
+        self._turning = threading.RLock()
+        """Held while a request begins, ends or is cancelled: what is meant for one of them may not
+        stop the models of the next."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -88,28 +91,29 @@ class Engine(Owner):
         self._is_closed = True
         self._worker.close()
 
-    def cancel(self) -> None:
-        """From any thread: end the running generation soon; its finish reason is "cancelled"."""
-        self._cancelled.set()
-        self._target.cancel()
-        if self._grower is not None:
-            self._grower.cancel()
+    def cancel(self, request: Request | None = None) -> None:
+        """From any thread: end `request`, or the one that runs; its reason is "cancelled"."""
+        with self._turning:
+            request = request or self._running
+            if request is not None:
+                request.cancelled.set()
+            if request is self._running:
+                self._target.cancel()
+                if self._grower is not None:
+                    self._grower.cancel()
 
-    def generate(
+    def request(
         self,
         prompt_tokens: Sequence[int],
         sampling: SamplingParams,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> Generator[TokenEvent, None, GenerationResult]:
-        """Yield the tokens that follow the prompt; the generator returns the whole result.
+    ) -> Request:
+        """What `run` takes. Without `max_tokens` the text may fill the context.
 
-        Without `max_tokens` the text may fill the context. Raises UsageError at once for what
-        cannot be meant. Errors of the models come out of the generator, after which the engine can
-        be used again; neither they, nor Ctrl-C, nor closing the generator leave a model at work.
+        Raises UsageError for what cannot be meant.
         """
-        self._check_idle()
         check_prompt(prompt_tokens, self._target)
         sampling.check_vocabulary(self._target.info.n_vocab)
         if max_tokens is not None and max_tokens < 0:
@@ -119,51 +123,62 @@ class Engine(Owner):
         limit_reason: FinishReason = "context"
         if max_tokens is not None and max_tokens <= limit:
             limit, limit_reason = max_tokens, "length"
-        transcript = Transcript(self._target.vocabulary, stop, limit, limit_reason)
-        return self._transaction(list(prompt_tokens), sampling, transcript, progress)
+        return Request(
+            prompt=tuple(prompt_tokens),
+            sampler=Sampler(sampling, prompt_tokens),
+            transcript=Transcript(self._target.vocabulary, stop, limit, limit_reason),
+            progress=progress,
+        )
 
-    def _transaction(
-        self,
-        prompt: list[int],
-        sampling: SamplingParams,
-        transcript: Transcript,
-        progress: Progress | None,
-    ) -> Generator[TokenEvent, None, GenerationResult]:
-        """One generation; when it ends, however it ends, neither model holds provisional KV."""
+    def run(self, request: Request) -> Generator[TokenEvent, None, None]:
+        """Yield the tokens of a request. When it ends, however, no model holds provisional KV.
+
+        Errors of the models come out of the generator, after which the engine can be used again;
+        neither they, nor Ctrl-C, nor closing the generator leave a model at work.
+        """
         self._check_idle()
-        self._is_running = True
-        self._cancelled.clear()
-        tally = Tally(notes=[self._obstacle] if self._obstacle else [])
+        with self._turning:
+            self._running = request
+        if self._obstacle:
+            request.tally.note(self._obstacle)
         try:
             with self._trace.span(Track.ENGINE, "generation"):
-                if not transcript.is_finished:
-                    self._read_prompt(prompt, progress, tally)
-                    yield from self._rounds(prompt, Sampler(sampling, prompt), transcript, tally)
+                if not request.transcript.is_finished:
+                    self._read_prompt(request)
+                    yield from self._rounds(request)
         except Cancelled:
-            transcript.cancel()
+            request.transcript.cancel()
         finally:
             try:
                 self._drop_provisional()
             finally:
-                self._is_running = False
+                with self._turning:
+                    self._running = None
                 self._trace.flush()
-        return GenerationResult(
-            text=transcript.text,
-            prompt_tokens=tuple(prompt),
-            tokens=tuple(transcript.tokens),
-            finish_reason=transcript.finish_reason or "cancelled",
-            timings=tally.timings(),
-            speculation=tally.speculation(),
-            paging=self._target.paging(),
-            notes=tuple(tally.notes),
-        )
 
-    def _rounds(
-        self, prompt: list[int], sampler: Sampler, transcript: Transcript, tally: Tally
-    ) -> Generator[TokenEvent, None, None]:
+    def generate(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Generator[TokenEvent, None, GenerationResult]:
+        """`run` a `request`; the generator returns the whole result."""
+        self._check_idle()
+        request = self.request(prompt_tokens, sampling, max_tokens, stop, progress)
+        return self._whole(request)
+
+    def _whole(self, request: Request) -> Generator[TokenEvent, None, GenerationResult]:
+        before = self._target.paging()
+        yield from self.run(request)
+        return request.result(self._target.paging().since(before))
+
+    def _rounds(self, request: Request) -> Generator[TokenEvent, None, None]:
         """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
+        sampler, transcript, tally = request.sampler, request.transcript, request.tally
         eog_tokens = self._target.vocabulary.eog_tokens
-        tree = TokenTree(prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
+        tree = TokenTree(request.prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
         while not transcript.is_finished:
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
@@ -195,8 +210,10 @@ class Engine(Owner):
             yield from events
             tree = rerooted
 
-    def _read_prompt(self, prompt: list[int], progress: Progress | None, tally: Tally) -> None:
+    def _read_prompt(self, request: Request) -> None:
         """Prefill all but the prompt's last token, and no more than differs from the last call."""
+        self._check_cancelled()
+        prompt = list(request.prompt)
         begun = self._clock()
         reused = common_length(self._committed, prompt[:-1])
         if reused < len(self._committed) and not self._target.info.tree_capable:
@@ -204,8 +221,8 @@ class Engine(Owner):
         self._target.truncate(reused)
         del self._committed[reused:]
         if unread := prompt[reused:-1]:
-            prefill = partial(self._target.prefill, unread, progress)
-            self._worker.run(prefill, self._target.cancel)
+            prefill = partial(self._target.prefill, unread, request.progress)
+            self._worker.run(prefill, self._target.cancel, self._check_cancelled)
             self._committed += unread
             self._gate = self._gate.observe(self._target.last_report)
         if self._grower is not None:
@@ -214,14 +231,15 @@ class Engine(Owner):
                 self._grower.prepare(self._committed, prompt[-1])
                 self._catch_up(self._grower)
         end = self._clock()
-        tally.prompt_s = end - begun
+        request.tally.prompt_s = end - begun
         self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
     def _catch_up(self, grower: TreeGrower) -> None:
         """Let drafters read what was committed without them: a prompt, rounds that they sat out."""
         if grower.is_behind(self._committed):
             with self._trace.span(Track.ENGINE, "catch up"):
-                self._worker.run(partial(grower.catch_up, self._committed), grower.cancel)
+                catch_up = partial(grower.catch_up, self._committed)
+                self._worker.run(catch_up, grower.cancel, self._check_cancelled)
 
     def _begin(self, tree: TokenTree, room: int, tally: Tally) -> RoundInProgress:
         """Decide whether this round drafts, and how far it may go."""
@@ -349,7 +367,7 @@ class Engine(Owner):
             with self._worker.running(evaluate, self._target.cancel) as target_pass:
                 if grower is not None:
                     self._grow_beside(tree, grower, round_, target_pass)
-                return target_pass.result()
+                return target_pass.result(self._check_cancelled)
 
     def _grow_beside(
         self,
@@ -426,11 +444,11 @@ class Engine(Owner):
             self._grower.rewind(len(self._committed))
 
     def _check_cancelled(self) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled("the generation was cancelled")
+        if self._running is not None:
+            self._running.check_cancelled()
 
     def _check_idle(self) -> None:
         if self._is_closed:
             raise UsageError("the engine is closed")
-        if self._is_running:
+        if self._running is not None:
             raise UsageError("the engine runs one generation at a time: finish or close the other")

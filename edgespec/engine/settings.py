@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from edgespec import arguments
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.fallback import FALLBACKS, Fallback
 from edgespec.engine.pacer import PACERS, Pacer
@@ -44,8 +45,11 @@ class EngineSettings:
         _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
         for name in ("draft_max", "max_depth", "n_candidates"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and arguments.whole(name, value) < 1:
                 raise UsageError(f"{name} must be >= 1, not {value}")
+        arguments.number("draft_temperature", self.draft_temperature)
+        for name in ("overlap", "keep_growth", "step_aside"):
+            arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
 
@@ -65,7 +69,7 @@ class EngineSettings:
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
+    if arguments.text(kind, name) not in known:
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

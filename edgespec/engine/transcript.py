@@ -58,9 +58,10 @@ class Transcript:
         return events
 
     def cancel(self) -> None:
-        """End the text here; what was held back belongs to it."""
-        self.finish_reason = "cancelled"
-        self._texts.append(self._stream.finish())
+        """End the text here, unless it has ended; what was held back belongs to it."""
+        if not self.is_finished:
+            self.finish_reason = "cancelled"
+            self._texts.append(self._stream.finish())
 
     def _take(self, token: int) -> str:
         self.tokens.append(token)

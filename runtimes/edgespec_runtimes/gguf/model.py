@@ -48,6 +48,9 @@ class GgufModel:
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._model = model
+        self._users = model.users
+        self._paging: PagingStats | None = None
+        """The totals, once the model is closed."""
         self._shape = shape
         self._stop = stop
         self._weights = weights
@@ -122,18 +125,22 @@ class GgufModel:
         return rows[[row_of[node] for node in nodes]]
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        self._branches.commit(tree, path, keep)
+        with self._users.use():
+            self._branches.commit(tree, path, keep)
 
     def truncate(self, n_tokens: int) -> None:
         """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
         if n_tokens > self.n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
-        if self.info.tree_capable:
-            self._branches.truncate(n_tokens)
-        elif n_tokens < self.n_committed or self._branches.has_provisional:
-            self._forget()
+        with self._users.use():
+            if self.info.tree_capable:
+                self._branches.truncate(n_tokens)
+            elif n_tokens < self.n_committed or self._branches.has_provisional:
+                self._forget()
 
     def paging(self) -> PagingStats:
+        if self._paging is not None:
+            return self._paging
         if self._weights is None:
             return PagingStats()
         weights = self._weights
@@ -148,8 +155,11 @@ class GgufModel:
                     self._weights.cancel()
 
     def close(self) -> None:
-        if self._context is None:
-            return
+        """End what runs, wait for it and release everything. Idempotent, from any thread."""
+        self._users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        self._paging = self.paging()
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
         self._context = None
@@ -216,15 +226,16 @@ class GgufModel:
         began = self._clock()
         stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
         self._n_passes = 0
-        with self._state:
-            self._stop.clear()
-            self._is_running = True
-        try:
-            yield
-        finally:
+        with self._users.use():
             with self._state:
-                self._is_running = False
                 self._stop.clear()
+                self._is_running = True
+            try:
+                yield
+            finally:
+                with self._state:
+                    self._is_running = False
+                    self._stop.clear()
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=pager.stall_s - stall_s if pager else 0.0,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec.errors import UsageError
+from edgespec.owning import Users
 from edgespec.paging.pager import paging_stats
 from edgespec.ports import Progress, Vocabulary
 from edgespec.tracing import OFF, Trace, Track
@@ -38,7 +39,10 @@ class OnnxModel:
         self.info = info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._decoder: Decoder | None = decoder
+        self._decoder = decoder
+        self._users = Users("the model")
+        self._paging: PagingStats | None = None
+        """The totals, once the model is closed."""
         self._cache = decoder.cache
         self._weights = decoder.weights
         self._batcher = batcher
@@ -91,13 +95,17 @@ class OnnxModel:
             return self._pass(decoder, batches, len(nodes))
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        self._cache.commit(tree, path, keep)
+        with self._users.use():
+            self._cache.commit(tree, path, keep)
 
     def truncate(self, n_tokens: int) -> None:
-        self._cache.truncate(n_tokens)
+        with self._users.use():
+            self._cache.truncate(n_tokens)
 
     def paging(self) -> PagingStats:
         weights = self._weights
+        if self._paging is not None:
+            return self._paging
         if weights is None:
             return PagingStats()
         segments = [group.segment for group in weights.groups]
@@ -105,15 +113,18 @@ class OnnxModel:
 
     def cancel(self) -> None:
         with self._state:
-            if self._is_running and self._decoder:
+            if self._is_running:
                 self._decoder.stop.set()
                 if self._weights:
                     self._weights.cancel()
 
     def close(self) -> None:
-        if self._decoder is not None:
-            self._decoder.close()
-            self._decoder = None
+        """End what runs, wait for it and release everything. Idempotent, from any thread."""
+        self._users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        self._paging = self.paging()
+        self._decoder.close()
 
     def _pass(
         self,
@@ -131,28 +142,27 @@ class OnnxModel:
     def _running(self, n_tokens: int, committed: int) -> Iterator[Decoder]:
         """Around a call that `cancel` may end; measures it, and undoes what it left unfinished."""
         decoder = self._decoder
-        if decoder is None:
-            raise UsageError("the model was closed")
         pager = self._weights.pager if self._weights else None
         began = self._clock()
         stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
         self._n_passes = 0
-        with self._state:
-            decoder.stop.clear()
-            if self._weights:
-                self._weights.resume()
-            self._is_running = True
-        try:
-            yield decoder
-        except BaseException:
-            self._cache.truncate(committed)
-            raise
-        finally:
+        with self._users.use():
             with self._state:
-                self._is_running = False
                 decoder.stop.clear()
-            if self._weights:
-                self._weights.passes += self._n_passes
+                if self._weights:
+                    self._weights.resume()
+                self._is_running = True
+            try:
+                yield decoder
+            except BaseException:
+                self._cache.truncate(committed)
+                raise
+            finally:
+                with self._state:
+                    self._is_running = False
+                    decoder.stop.clear()
+                if self._weights:
+                    self._weights.passes += self._n_passes
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=pager.stall_s - stall_s if pager else 0.0,

@@ -19,6 +19,7 @@ import llama_cpp.llama_cpp as lib
 from edgespec.chat_format import ChatFormat
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
+from edgespec.owning import Users
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import log, trials
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
@@ -294,6 +295,7 @@ class Model:
     def __init__(self, handle: Any) -> None:
         log.take()
         self.handle = handle
+        self.users = Users("the model")
         self.vocab = lib.llama_model_get_vocab(handle)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(handle)
@@ -433,6 +435,7 @@ class GgufVocabulary:
     ) -> None:
         self.chat_format = chat_format or ChatFormat()
         self._vocab = model.vocab
+        self._users = model.users
         self._table = token_table
         self.n_vocab = model.n_vocab
         self.eog_tokens = frozenset(
@@ -444,7 +447,8 @@ class GgufVocabulary:
         room = len(raw) + 16
         while True:
             tokens = (ctypes.c_int32 * room)()
-            n = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, add_special, True)
+            with self._users.use():
+                n = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, add_special, True)
             if n >= 0:
                 return list(tokens[:n])
             room = -n
@@ -454,7 +458,8 @@ class GgufVocabulary:
         room = 64
         while True:
             text = ctypes.create_string_buffer(room)
-            n = lib.llama_token_to_piece(self._vocab, token, text, room, 0, False)
+            with self._users.use():
+                n = lib.llama_token_to_piece(self._vocab, token, text, room, 0, False)
             if n >= 0:
                 return text.raw[:n]
             room = -n

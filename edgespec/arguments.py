@@ -1,0 +1,91 @@
+"""What a caller's argument means: the obvious thing, or a UsageError that names the argument.
+
+Knows types and no ranges: which values make sense is told where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+from edgespec.errors import UsageError
+
+T = TypeVar("T")
+
+_BYTES = (bytes, bytearray, memoryview)
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """`value`, which is of this kind."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} must be of the type {kind.__name__}, not {_shown(value)}")
+    return value
+
+
+def callback(name: str, value: T) -> T:
+    """`value`, which can be called or is None."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} must be a function or None, not {_shown(value)}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """`value`, which is text that has an encoding."""
+    if not isinstance(value, str):
+        hint = ": decode them first" if isinstance(value, _BYTES) else ""
+        raise UsageError(f"{name} must be text, not {_shown(value)}{hint}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} has half a character (a lone surrogate) at position {error.start}, which no "
+            "model can read: decode its source with errors='replace'"
+        ) from None
+    return value
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """Whole numbers, in order."""
+    if isinstance(value, _BYTES):
+        raise UsageError(f"{name} is bytes: decode them to text, or give a list of token ids")
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | Set):
+        raise UsageError(f"{name} must be text or a list of token ids, not {_shown(value)}")
+    return [whole(f"a token of {name}", token) for token in value]
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} must be a whole number, not {_shown(value)}")
+
+
+def number(name: str, value: Any) -> float:
+    """A number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"{name} must be a number, not {_shown(value)}")
+    return float(value)
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """A list of texts; one text is a list of one, None an empty one."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return (text(name, value),)
+    if not isinstance(value, Iterable):
+        raise UsageError(f"{name} must be text or a list of texts, not {_shown(value)}")
+    return tuple(text(f"{name}[{at}]", entry) for at, entry in enumerate(value))
+
+
+def _shown(value: object) -> str:
+    """A value as it can stand in a sentence: short."""
+    shown = repr(value)
+    if isinstance(value, _BYTES):
+        return "bytes"
+    return shown if len(shown) <= 40 else f"a {type(value).__name__}"

@@ -1,0 +1,169 @@
+"""One engine for several generations: whose turn it is, and who is at work when it is closed.
+
+Knows requests and threads; tokens are the engine's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.request import Request
+from edgespec.engine.sampling import SamplingParams
+from edgespec.errors import SessionClosed, UsageError
+from edgespec.owning import POLL_S, Owner, Users
+from edgespec.ports import Progress
+from edgespec.values import TokenEvent
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A request's place in line, from its first token to its end."""
+
+    request: Request
+    events: Generator[TokenEvent, None, None] | None = None
+    """What is left to come; None before the first."""
+    thread: int | None = None
+    """That advanced it last: between two tokens the turn is in its hands."""
+    is_over: bool = False
+    """Ended, or nobody has it any more. In line, the next one closes what such a turn left."""
+
+
+class SharedEngine(Owner):
+    """Lets one request after the other have the engine, in the order of their first tokens.
+
+    A request has it until it ends, between its tokens, too: the models hold its text. Who comes
+    meanwhile waits; the thread that would wait for itself is told.
+    """
+
+    def __init__(self, engine: Engine, release: Callable[[], None]) -> None:
+        """`release` frees the models, which are the caller's until `close`."""
+        self._engine = engine
+        self._release_models = release
+        self._users = Users("the session", SessionClosed)
+        self._line: list[Turn] = []
+        self._open: list[Turn] = []
+        self._change = threading.Condition()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._users.is_released
+
+    @property
+    def n_waiting(self) -> int:
+        """Turns in line behind the first."""
+        return max(0, len(self._line) - 1)
+
+    def use(self) -> AbstractContextManager[None]:
+        """Around whatever touches the models beside a turn. Raises SessionClosed."""
+        return self._users.use()
+
+    def within(self) -> AbstractContextManager[bool]:
+        """Around a callback, which may not close what has called it."""
+        return self._users.within()
+
+    def request(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        progress: Progress | None,
+    ) -> Request:
+        """What the engine makes of it. Raises UsageError and SessionClosed."""
+        with self._users.use():
+            return self._engine.request(prompt_tokens, sampling, max_tokens, stop, progress)
+
+    def open(self, request: Request) -> Turn:
+        """A turn for `request`, not yet in line; from now on `cancel` reaches it."""
+        turn = Turn(request)
+        with self._change:
+            self._open = [*(other for other in self._open if not other.is_over), turn]
+        return turn
+
+    @contextmanager
+    def running(self, turn: Turn) -> Iterator[Generator[TokenEvent, None, None]]:
+        """What is left of the turn to come, when it is first in line; the block may take from it.
+
+        Raises Cancelled for one that was cancelled in line, SessionClosed, and UsageError where
+        this thread has the engine already.
+        """
+        if self._users.is_inside:
+            raise UsageError(
+                "this thread is within a call of the session and would wait for itself: start the "
+                "generation when the call has come back"
+            )
+        with self._users.use():
+            self._wait_for(turn)
+            if turn.events is None:
+                turn.events = self._engine.run(turn.request)
+            yield turn.events
+
+    def leave(self, turn: Turn) -> None:
+        """End the turn, whatever is left of it; a session that is closing does so itself."""
+        turn.is_over = True
+        with suppress(SessionClosed), self._users.use():
+            if turn.events is not None:
+                turn.events.close()
+            with self._change:
+                if turn in self._line:
+                    self._line.remove(turn)
+                self._change.notify_all()
+
+    def cancel(self, request: Request | None = None) -> None:
+        """From any thread: end `request` soon, or all that have not ended."""
+        for turn in list(self._open):
+            if request is None or turn.request is request:
+                self._engine.cancel(turn.request)
+        with self._change:
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it, free the models. Idempotent, from any thread."""
+        self._users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        for turn in self._line:
+            if turn.events is not None:
+                turn.events.close()
+        self._engine.close()
+        self._release_models()
+
+    def _wait_for(self, turn: Turn) -> None:
+        """Come back when `turn` is the first in line."""
+        thread = turn.thread = threading.get_ident()
+        with self._change:
+            try:
+                if turn not in self._line:
+                    self._line.append(turn)
+                while (first := self._line[0]) is not turn:
+                    if first.is_over:
+                        self._drop(first)
+                    elif first.thread == thread:
+                        raise UsageError(
+                            "this thread has a generation of the session under way and would wait "
+                            "for itself: finish it, close it, or go on with it in another thread"
+                        )
+                    else:
+                        self._check_waiting(turn)
+                        self._change.wait(POLL_S)
+            except BaseException:
+                if turn.events is None and turn in self._line:
+                    self._line.remove(turn)
+                    self._change.notify_all()
+                raise
+
+    def _drop(self, turn: Turn) -> None:
+        """Take what nobody has any more out of the line."""
+        if turn.events is not None:
+            turn.events.close()
+        self._line.remove(turn)
+        self._change.notify_all()
+
+    def _check_waiting(self, turn: Turn) -> None:
+        if self._users.is_closing:
+            raise SessionClosed("the session was closed before it was this generation's turn")
+        turn.request.check_cancelled()

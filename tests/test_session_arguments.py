@@ -1,0 +1,53 @@
+"""What the doors `load` and `plan` make of what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import errors
+from edgespec.errors import UsageError
+
+pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
+
+from gguf_files import tiny_llama
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_a_model_that_decodes_alone(kind: type, tmp_path: Path) -> None:
+    path = kind(tiny_llama().write(tmp_path / "tiny.gguf"))
+    assert edgespec.plan(path).planned_bytes > 0
+    with edgespec.load(path) as session:
+        assert session.draft is None
+        assert len(session.generate("the other one", max_tokens=3).tokens) == 3
+
+
+@pytest.mark.parametrize("door", [edgespec.load, edgespec.plan])
+@pytest.mark.parametrize("settings", [None, b"x.gguf", {"model": "x.gguf"}, 3])
+def test_settings_of_a_wrong_type_are_refused(door, settings: object) -> None:
+    with pytest.raises(UsageError, match="settings must be of the type LoadSettings"):
+        door(settings)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"engine_settings": {"draft_max": 3}}, "engine_settings must be of the type"),
+        ({"progress": "yes"}, "progress must be a function or None"),
+        ({"trace": "trace.json"}, "trace must be of the type Trace"),
+    ],
+)
+def test_other_arguments_of_a_wrong_type_are_refused(more: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        edgespec.load("x.gguf", **more)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(errors) if name[0].isupper()])
+def test_every_exception_can_be_had_at_the_top(name: str) -> None:
+    assert getattr(edgespec, name) is getattr(errors, name)
+
+
+def test_every_exported_name_can_be_had() -> None:
+    assert all(getattr(edgespec, name) for name in edgespec.__all__)
