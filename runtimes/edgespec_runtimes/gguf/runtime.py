@@ -125,6 +125,7 @@ class PreparedGguf:
         return (
             MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", sizes.kv_bytes),
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             # llama.cpp's output buffer, and the copy that the engine works on
             MemoryRow(owner, f"logits ({self.info.max_nodes} nodes)", 2 * sizes.output_bytes),
         )

@@ -239,10 +239,12 @@ class ContextSizes:
     kv_bytes: int
     compute_bytes: int
     output_bytes: int
+    graph_bytes: int
+    """Of the nodes of its graphs, without what they compute."""
 
     @property
     def total(self) -> int:
-        return self.kv_bytes + self.compute_bytes + self.output_bytes
+        return self.kv_bytes + self.compute_bytes + self.output_bytes + self.graph_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +389,12 @@ def load_sizes_only(path: Path) -> Model:
 
 _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
 
+_N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
+_CACHES = ("llama_kv_cache", "llama_memory_recurrent", "llama_dsv4_comp_state")
+_N_GRAPHS = 5
+"""What a context keeps in graphs: the one it was sized with, the last with and without logits, and
+as much as two more in the tables of its scheduler (912 bytes a node were measured)."""
+
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """What a context of this shape would allocate; `model` comes from `load_sizes_only`."""
@@ -396,12 +404,15 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
             raise UsageError(f"llama.cpp refuses this context: {_complaint(lines)}")
         lib.llama_free(handle)
     kv = compute = 0.0
+    n_nodes = 0
     for line in lines:
+        if nodes := _N_NODES.search(line):
+            n_nodes = int(nodes.group(1))
         match = _SIZE.search(line)
         if match is None:
             continue
         what, mib = match.group(1), float(match.group(2))
-        if what is None and line.startswith(("llama_kv_cache", "llama_memory_recurrent")):
+        if what is None and line.startswith(_CACHES):
             kv += mib
         elif what == "compute buffer":
             compute += mib
@@ -410,7 +421,18 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         kv_bytes=round(kv * to_bytes),
         compute_bytes=round(compute * to_bytes),
         output_bytes=4 * shape.n_rows * model.n_vocab,
+        graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
     )
+
+
+def _graph_bytes(n_nodes: int) -> int:
+    """Of one graph that may have `n_nodes`, which llama.cpp reserves and clears at once."""
+    ggml = _ggml()
+    ggml.ggml_tensor_overhead.restype = ctypes.c_size_t
+    ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t
+    ggml.ggml_graph_overhead_custom.argtypes = [ctypes.c_size_t, ctypes.c_bool]
+    nodes, edges = n_nodes * ggml.ggml_tensor_overhead(), ggml.ggml_graph_overhead_custom
+    return int(nodes + edges(n_nodes, False))
 
 
 def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> Any:
