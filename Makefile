@@ -7,6 +7,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TESTABLE := $(VENV)/testable
 
+# Built by GCC, llama.cpp's AMX code ends the process at its first product of several rows. Only x86-64
+# has it, and only compilers that know AMX can leave it out.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+known_by = echo 'int x;' | $(1) -Werror $(NO_AMX) -x $(2) -c -o /dev/null - 2>/dev/null
+BUILD_FLAGS = $(shell uname -m | grep -qE '^(x86_64|amd64)$$' \
+	&& $(call known_by,$${CC:-cc},c) && $(call known_by,$${CXX:-c++},c++) && echo '$(NO_AMX)')
+PIP_INSTALL = CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
+	$(BIN)/python -m pip install
+
+define HAS_AMX
+import sys, llama_cpp
+sys.exit(b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info())
+endef
+export HAS_AMX
+
 .PHONY: demo test check bench-check clean
 
 demo: $(READY)
@@ -36,10 +51,16 @@ $(READY): pyproject.toml
 	@command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e ".[gguf,dev]"
+	$(PIP_INSTALL) -e ".[gguf,dev]"
+	@# pip's cache does not look at flags: it may hold a wheel that was built without them
+	@if test -n "$(BUILD_FLAGS)" && $(BIN)/python -c "$$HAS_AMX"; then \
+		echo "this llama.cpp was built with AMX, which fails with GCC: building it again"; \
+		$(BIN)/python -m pip cache remove llama_cpp_python; \
+		$(PIP_INSTALL) --force-reinstall --no-deps "$$($(BIN)/python -m pip freeze | grep -i '^llama.cpp.python')"; \
+	fi
 	@touch $@
 
 # The ONNX runtime is a download of 250 MB, which the demo does without.
 $(TESTABLE): $(READY)
-	$(BIN)/python -m pip install -e ".[gguf,onnx,chat,hub,dev]"
+	$(PIP_INSTALL) -e ".[gguf,onnx,chat,hub,dev]"
 	@touch $@

@@ -35,21 +35,21 @@ def signal_name(exit_code: int) -> str | None:
         return None
 
 
-def died(what: str, exit_code: int | None) -> str:
-    """The sentence for a process that ended before it was done; `what` names what it was doing."""
+def why(exit_code: int | None, said: str = "") -> str:
+    """A clause for a process that ended before it was done; `said` is the last line of its own."""
     name = None if exit_code is None else signal_name(exit_code)
-    if name is None:
-        return f"{what}: the process ended with exit code {exit_code} before it was done"
+    words = f": {said}" if said else ""
     if name == "SIGKILL":
-        return (
-            f"{what}: the process was killed (SIGKILL), as the kernel does where memory is short: "
-            "lower --memory-budget, or end other programs"
-        )
+        return "it was killed, as the kernel does where memory is short"
     if name in _CRASHES:
         return (
-            f"{what}: native code ended the process ({name}): most often the library was built "
-            "for another processor; build it again here with `pip install --no-cache-dir "
-            "--force-reinstall --no-deps llama-cpp-python`; PYTHONFAULTHANDLER=1 shows where "
-            "it was"
+            f"native code crashed, {name}{words}; a library that was built for another processor "
+            "does: build it here with pip install --no-cache-dir --force-reinstall --no-deps "
+            "llama-cpp-python; PYTHONFAULTHANDLER=1 shows where it was"
         )
-    return f"{what}: the process was ended by {name} before it was done"
+    return (f"ended by {name}" if name else f"exit code {exit_code}") + words
+
+
+def died(doing: str, exit_code: int | None, said: str = "") -> str:
+    """The sentence; `doing` says what the process was at."""
+    return f"the process ended while {doing} ({why(exit_code, said)})"

@@ -25,7 +25,9 @@ def test_a_killed_process_may_have_lacked_memory():
     assert "where memory is short" in died("decoding", -9)
 
 
-def test_an_exit_code_is_told_as_it_is():
-    assert died("decoding", 9) == (
-        "decoding: the process ended with exit code 9 before it was done"
-    )
+def test_an_exit_code_is_told_with_the_last_words():
+    assert died("decoding", 9, "oh") == "the process ended while decoding (exit code 9: oh)"
+
+
+def test_an_end_from_outside_is_no_crash():
+    assert died("decoding", -15) == "the process ended while decoding (ended by SIGTERM)"

@@ -20,6 +20,7 @@ from typing import IO
 
 import psutil
 
+from edgespec import endings
 from edgespec.bench.limits import UNLIMITED, Limiter
 from edgespec.bench.runs import Answer, Failed, Job, from_json, to_json
 
@@ -118,10 +119,7 @@ def _answer(code: int, out: bytes, err: bytes) -> Answer:
             assert not isinstance(answer, Job)
             return answer
     lines = err.decode(errors="replace").strip().splitlines()
-    if code == -signal.SIGKILL:
-        why = "it was killed, as the kernel does where memory is short"
-    else:
-        why = f"exit code {code}" + (f": {lines[-1]}" if lines else "")
+    why = endings.why(code, lines[-1] if lines else "")
     return Failed(f"the process ended before it was done ({why})")
 
 

@@ -18,6 +18,7 @@ from edgespec import cache_folder, session
 from edgespec.cli import reports
 from edgespec.cli.console import Console, follow
 from edgespec.config import LoadSettings
+from edgespec.endings import died
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
@@ -64,14 +65,14 @@ def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
     target = enlarged(pair, size_bytes, console)
     target_bytes = target.stat().st_size
     paired = LoadSettings(model=target, draft=pair.draft, ctx_size=CTX_SIZE)
-    smallest_bytes = _apart(_plan, (paired,), console).smallest_bytes
+    smallest_bytes = _apart("planning", _plan, (paired,), console).smallest_bytes
     budget_bytes = smallest_bytes + int(WEIGHTS_SHARE * target_bytes)
     paired = paired.model_copy(update={"memory_budget": budget_bytes})
     console.write(
         f"target: {target}, {format_size(target_bytes)}\n"
         f"memory budget of the whole process: {format_size(budget_bytes)}\n"
     )
-    plan = _apart(_plan, (paired,), console)
+    plan = _apart("planning", _plan, (paired,), console)
     console.write("\n".join(reports.plan_table(plan)) + "\n")
 
     console.write("--- the target alone")
@@ -95,7 +96,7 @@ def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
 def _shown(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:
     """Complete PROMPT before the user's eyes."""
     console.write(PROMPT.rstrip("\n"))
-    outcome = _apart(_complete, (settings, max_tokens), console)
+    outcome = _apart("loading", _complete, (settings, max_tokens), console)
     console.end_of_text()
     for line in reports.generation_summary(
         outcome.result, outcome.plan, outcome.load_report, outcome.peak_bytes
@@ -118,8 +119,12 @@ def _complete(send: Send, settings: LoadSettings, max_tokens: int | None) -> Out
         return Outcome(result, running.plan, running.load_report, process.peak_rss_bytes())
 
 
-def _apart(task: Callable[..., T], args: tuple[Any, ...], console: Console) -> T:
-    """What `task` returns in a process of its own; the events and progress it sends are shown."""
+def _apart(doing: str, task: Callable[..., T], args: tuple[Any, ...], console: Console) -> T:
+    """What `task` returns in a process of its own; the events and progress it sends are shown.
+
+    `doing` is what it begins with: a process that dies is said to have died of that, or of what it
+    told last.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(theirs, task, args), daemon=True)
@@ -128,33 +133,44 @@ def _apart(task: Callable[..., T], args: tuple[Any, ...], console: Console) -> T
     theirs.close()
     try:
         while True:
-            match ours.recv():
+            match _received(ours):
                 case TokenEvent() as event:
+                    doing = "generating"
                     console.token(event)
                 case (str(what), share):
+                    doing = what
                     console.progress(what, share)
                 case _Done(value):
                     console.end_of_progress()
                     return cast("T", value)
                 case EdgespecError() as error:
                     raise error
-    except EOFError as error:
-        process.join()
-        raise EdgespecError(
-            f"the demo's process ended with code {process.exitcode} before it was done"
-        ) from error
+                case None:
+                    console.end_of_progress()
+                    process.join()
+                    raise EdgespecError(died(doing, process.exitcode))
     finally:
         process.terminate()
         process.join()
         ours.close()
 
 
+def _received(connection: Connection) -> Any:
+    """The next message; None if the other process is gone, be it in the middle of one."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None
+
+
 def _serve(connection: Connection, task: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """The other process."""
+    """The other process. Whatever goes wrong is told, and no traceback printed."""
     try:
         connection.send(_Done(task(connection.send, *args)))
     except EdgespecError as error:
         connection.send(error)
+    except Exception as error:  # noqa: BLE001 - the command line's promise: one line
+        connection.send(EdgespecError(f"unexpected {type(error).__name__}: {error}"))
 
 
 @contextmanager

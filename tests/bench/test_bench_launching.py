@@ -57,6 +57,14 @@ def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
     assert "where memory is short" in answer.message
 
 
+@pytest.mark.parametrize("ends", ["kill -SEGV $$", "exit 139"])
+def test_a_process_that_crashes_says_by_what(ends: str, tmp_path: Path):
+    """A shell or systemd-run in between tells the signal in its exit code."""
+    answer = launch(ReadRaw(tmp_path, 1), limiter_of("sh", "-c", ends)).answer
+    assert isinstance(answer, Failed)
+    assert "SIGSEGV" in answer.message and "pip install" in answer.message
+
+
 def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
     words = limiter_of("sh", "-c", "echo oh >&2; echo no >&2; exit 3")
     answer = launch(ReadRaw(tmp_path, 1), words).answer

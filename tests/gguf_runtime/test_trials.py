@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from edgespec import session
+from edgespec.cli import reports
+from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
@@ -24,7 +27,7 @@ from edgespec_runtimes.gguf.runtime import GgufRuntime
 PAIR = embedded_pair()
 AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "
 NO_AMX = "CPU : NEON = 1 | REPACK = 1 | "
-BROKEN = Packing(allowed=False, note="it fails")
+BROKEN = Packing(allowed=False, found="it fails", advice="build it anew")
 
 
 def child(code: str) -> list[str]:
@@ -221,7 +224,7 @@ def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(native, "packing", lambda: BROKEN)
-    assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes == ["it fails"]
+    assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes == [BROKEN.note]
 
 
 def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
@@ -261,3 +264,20 @@ def test_resident_weights_take_what_the_plan_says(
     planned = resident_weights(read_header(path))
     assert planned.weights / 2**20 == pytest.approx(sum(buffers(path).values()), abs=0.05)
     assert (planned.loading > 0) == (set(buffers(path)) > {"CPU"})
+
+
+@pytest.mark.parametrize("packing", [BROKEN, Packing(allowed=True)])
+def test_the_doctor_says_whether_weights_are_packed(
+    packing: Packing, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(native, "packing", lambda: packing)
+    (finding,) = [found for found in GgufRuntime().diagnose() if "pack" in found.what]
+    assert (finding.level == "fine") == packing.allowed
+    assert finding.advice == packing.advice
+
+
+def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))
+    assert BROKEN.note in planned.notes
+    assert BROKEN.note in reports.plan_table(planned)

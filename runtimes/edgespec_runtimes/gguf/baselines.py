@@ -28,7 +28,11 @@ MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llam
 LIBRARY = f"llama-cpp-python {llama_cpp.__version__}"
 BASELINES = (
     Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked"),
-    Baseline(RESIDENT, "llama.cpp, weights in memory and repacked for the CPU", resident=True),
+    Baseline(
+        RESIDENT,
+        "llama.cpp, weights in memory, repacked for the CPU where that works",
+        resident=True,
+    ),
     Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
     Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
 )

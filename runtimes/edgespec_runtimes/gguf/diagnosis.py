@@ -26,7 +26,12 @@ def diagnose() -> Sequence[Finding]:
             "note",
             "where there is a GPU, install a build of llama-cpp-python that supports it",
         )
-    return [Finding("libraries", "llama-cpp-python", library), gpu]
+    packing = native.packing()
+    if packing.allowed:
+        packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
+    else:
+        packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
+    return [Finding("libraries", "llama-cpp-python", library), packs, gpu]
 
 
 def _features(system_info: str) -> list[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
 
+from edgespec.endings import crash_name, died
 from edgespec.errors import EdgespecError, UsageError
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
@@ -91,6 +92,8 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
         except BaseException:
             process.kill()
             raise
+    if crash_name(process.returncode):
+        raise EdgespecError(died(f"storing {source} as {name}", process.returncode, said))
     if process.returncode:
         raise EdgespecError(f"{source} could not be stored as {name}: {said or 'no reason given'}")
 

@@ -71,8 +71,19 @@ class Packing:
     """Whether weights that stay in memory go into buffers in which llama.cpp packs them anew."""
 
     allowed: bool
-    note: str | None = None
-    """A sentence for people where that is not as usual."""
+    found: str = ""
+    """What stands in the way, where something does."""
+    advice: str = ""
+
+    @property
+    def note(self) -> str | None:
+        """A sentence for people where it is not as usual."""
+        if self.allowed:
+            return None
+        return (
+            f"{self.found}: weights that stay in memory are not packed and compute more slowly; "
+            f"{self.advice}"
+        )
 
 
 def decide(system_info: str, trial: Trial, version: str) -> Packing:
@@ -89,11 +100,9 @@ def decide(system_info: str, trial: Trial, version: str) -> Packing:
         found = f"whether {code} works here could not be tried ({trial.why})"
     else:
         found = f"{code} fails on this machine ({trial.why} in a process of its own)"
-    note = (
-        f"{found}: weights that stay in memory are not packed and compute more slowly; this build "
-        f"would pack them: {_rebuild(version, _NO_AMX if uses_amx else '')}"
-    )
-    return Packing(allowed=False, note=note)
+    if uses_amx:
+        return Packing(False, found, f"build it without AMX: {_rebuild(version, _NO_AMX)}")
+    return Packing(False, found, f"build it again: {_rebuild(version)}")
 
 
 def check(trial: Trial, version: str) -> None:
