@@ -6,7 +6,7 @@ The command line imports it when one of these commands runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from edgespec import cache_folder
 from edgespec.cli import fetching, model_report
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import read_prompts
-from edgespec.cli.model_flags import CHECK_TOKENS, ENLARGE_BUDGET, ENLARGE_PROMPTS
+from edgespec.cli.model_flags import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
 from edgespec.config import GenerateSettings, LoadSettings
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import catalogue, embedded
@@ -130,6 +130,59 @@ def run_enlarge(given: argparse.Namespace) -> None:
         console.json(content)
 
 
+def run_draft(given: argparse.Namespace) -> None:
+    """`edgespec models draft`."""
+    from edgespec import session
+    from edgespec.memory import process
+    from edgespec.models import pair_fit, self_draft
+
+    console = Console(quiet="quiet" in given)
+    target, out = catalogue.find(given.target), Path(given.out)
+    if out.exists() and "force" not in given:
+        raise UsageError(f"{out} exists: --force overwrites it")
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"{out} must be a file in a folder that exists")
+    if out.exists() and out.samefile(target):
+        raise UsageError(f"{out} is the target itself: write the draft elsewhere")
+    load = {name: value for name, value in vars(given).items() if name in LoadSettings.model_fields}
+    settings = LoadSettings.model_validate(load | {"model": target})
+    file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
+    quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
+    wanted = self_draft.Wanted(
+        size_bytes=parse_size(given.size) if "size" in given else quarter,
+        types=_types(getattr(given, "types", DRAFT_TYPES), self_draft.BITS),
+        prompts=tuple(read_prompts(file)),
+        max_tokens=_max_tokens(given),
+        load=settings,
+    )
+    made, compared = self_draft.make(target, out, wanted, console.progress)
+    console.end_of_progress()
+    if "json" not in given:
+        console.write("\n".join(model_report.drafts_table(compared, out)))
+    pair = settings.model_copy(update={"draft": out})
+    with session.open_models(pair, pair_fit.LOADED_FOR, console.progress) as models:
+        assert models.draft is not None
+        prompts = [models.target.vocabulary.encode(prompt) for prompt in wanted.prompts]
+        fit = pair_fit.measure(
+            models.target, models.draft, prompts, wanted.max_tokens, console.progress
+        )
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        if "json" in given:
+            report = model_report.check_report(fit, target, out, models.plan, peak_bytes)
+            console.json(report | model_report.drafts_report(made, compared))
+            return
+        console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
+
+
+def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
+    types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
+    for kind in types:
+        if kind not in known:
+            raise UsageError(f"--types {text}: {kind or 'nothing'} is none of {', '.join(known)}")
+    return types
+
+
 def _check_enlarge_flags(given: argparse.Namespace, out: Path) -> None:
     """Refuse what cannot apply."""
     if "size" not in given and "check" not in given:
@@ -149,6 +202,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "path": run_path,
     "pull": fetching.run_pull,
     "enlarge": run_enlarge,
+    "draft": run_draft,
 }
 
 

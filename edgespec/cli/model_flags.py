@@ -69,6 +69,24 @@ examples:
   edgespec models enlarge export/model.onnx big-onnx --size 2GiB"""
 
 
+DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
+
+_DRAFT = """\
+Make a draft for TARGET out of TARGET itself, for want of a small model of its family: fewer of its
+layers, in a coarser quantisation.
+
+The target continues some prompts greedily, once. Then layers are left out, each time the one
+without which the rest still ranks most of the target's own tokens first, until what is left fits
+the size in each of the types; the best of these is written, and shown as `models check` does.
+
+For an ONNX target, make the draft from a GGUF file of the same model."""
+
+_DRAFT_EXAMPLES = """\
+examples:
+  edgespec models draft big.gguf draft.gguf --prompts mine.txt
+  edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB"""
+
+
 def add_to(parser: P) -> dict[str, P]:
     """The commands of `edgespec models`, by name."""
     parser.description = "List, describe, fetch, compare and enlarge models."
@@ -81,6 +99,7 @@ def add_to(parser: P) -> dict[str, P]:
         "path": (_path, "where a model is"),
         "pull": (fetching.add_pull, "fetch a model by its name on Hugging Face"),
         "enlarge": (_enlarge, "blow a model up without changing its text"),
+        "draft": (_draft, "make a draft from the target itself"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -172,6 +191,45 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of --check: peak resident memory of the whole process; OUT is paged where it does "
         f"not fit (default: {ENLARGE_BUDGET})",
+    )
+    _output_flags(parser)
+
+
+def _draft(parser: argparse.ArgumentParser) -> None:
+    parser.description = _DRAFT
+    parser.epilog = _DRAFT_EXAMPLES
+    parser.add_argument("target", metavar="TARGET", help="a GGUF file or a name")
+    parser.add_argument("out", metavar="OUT", help="the GGUF file to write")
+    parser.add_argument(
+        "--size", metavar="SIZE", help="most that OUT takes (default: a quarter of the target)"
+    )
+    parser.add_argument(
+        "--types",
+        metavar="TYPES",
+        help=f"quantisations to compare, with commas (default: {DRAFT_TYPES})",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite OUT")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="prompts like those that you will use, as `models check` takes them",
+    )
+    parser.add_argument(
+        "-n",
+        "--n-predict",
+        metavar="N",
+        dest="max_tokens",
+        help=f"most tokens of each text (default: {CHECK_TOKENS})",
+    )
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="peak resident memory of the whole process; what does not fit is paged "
+        "(default: auto, what is free now less a margin)",
+    )
+    parser.add_argument("-c", "--ctx-size", metavar="N", help="context in tokens")
+    parser.add_argument(
+        "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
     )
     _output_flags(parser)
 

@@ -6,6 +6,7 @@ Values in, text and dictionaries out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from edgespec.models.compare import Comparison
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
+    from edgespec.models.self_draft import SelfDraft
     from edgespec.values import EnlargeReport
 
 UNKNOWN = "?"
@@ -297,3 +299,21 @@ def _count(number: int | None) -> str:
 
 def _exact(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
+
+
+def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
+    """The drafts that were made, the best first, which is the one that was written."""
+    lines = [f"{'type':<8}{'layers':>7}{'size':>12}{'top-1 agreement':>18}"]
+    lines += [
+        f"{draft.type:<8}{len(draft.layers):>7}{format_size(draft.size_bytes):>12}"
+        f"{100 * draft.agreement:>16.1f} %"
+        for draft in compared
+    ]
+    best = compared[0]
+    kept = ", ".join(map(str, best.layers))
+    return [*lines, f"{out}: {best.type}, the target's layers {kept}", ""]
+
+
+def drafts_report(made: SelfDraft, compared: Sequence[SelfDraft]) -> dict[str, Any]:
+    """The same for programs."""
+    return {"made": asdict(made), "compared": [asdict(draft) for draft in compared]}

@@ -47,7 +47,7 @@ def stored_as(
     if kind is None:
         yield source
         return
-    tool = _find(source)
+    tool = tool_for(source)
     if not beside.is_dir():
         raise UsageError(f"{beside} is no folder: the enlarged model must go into one that exists")
     with scratch_folder(beside) as folder:
@@ -68,14 +68,16 @@ def enlarge(
     """
     if _is_model(out) and not overwrite:
         raise UsageError(f"{out} exists: --force overwrites it")
-    return _find(source).enlarge(source, out, size_bytes, progress)
+    return tool_for(source).enlarge(source, out, size_bytes, progress)
 
 
 def _is_model(path: Path) -> bool:
     return path.is_file() or any(path.glob("*.onnx"))
 
 
-def _find(source: Path) -> Enlarger:
+def tool_for(source: Path) -> Enlarger:
+    """The tool for models of this format. Raises ModelError, and EdgespecError where it is not
+    installed."""
     if not source.exists():
         raise ModelError(f"{source} does not exist: check the path of the model to enlarge")
     missing: list[str] = []

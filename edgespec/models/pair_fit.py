@@ -92,7 +92,7 @@ def measure(
     """
     for role, info in (("target", target.info), ("draft", draft.info)):
         _check_tree_capable(role, info)
-    texts = _write(target, draft, prompts, max_tokens, progress)
+    texts = greedy_texts(target, draft, prompts, max_tokens, progress)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
 
@@ -104,7 +104,7 @@ def measure(
     with Worker() as worker:
         for text in texts:
             step()
-            choices = _first_choices(draft, text, n_shared, worker)
+            choices = first_choices(draft, text, n_shared, worker)
             compared += len(choices)
             agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
     trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
@@ -126,9 +126,9 @@ def _check_tree_capable(role: str, info: ModelInfo) -> None:
         )
 
 
-def _write(
+def greedy_texts(
     target: LanguageModel,
-    draft: LanguageModel,
+    draft: LanguageModel | None,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
@@ -147,7 +147,7 @@ def _write(
     return texts
 
 
-def _first_choices(
+def first_choices(
     draft: LanguageModel, text: GenerationResult, n_shared: int, worker: Worker
 ) -> list[int]:
     """The token that the draft ranks first at each place of the text, as far as it can read it."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 
 class GgufEnlarger:
-    """Implements `edgespec.models.enlarging.Enlarger`."""
+    """Implements `Enlarger` and `LeavesOut` of `edgespec.models`."""
 
     def recognises(self, source: Path) -> bool:
         return runtime.recognises(source)
@@ -28,6 +31,17 @@ class GgufEnlarger:
         self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
     ) -> EnlargeReport:
         return enlarge(source, out, size_bytes, progress)
+
+    def n_layers(self, source: Path) -> int:
+        return read_header(source).n_layers
+
+    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
+        return subset_bytes(source, layers)
+
+    def subset(
+        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        subset(source, out, layers, progress)
 
 
 tool = GgufEnlarger()

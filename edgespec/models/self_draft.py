@@ -1,0 +1,236 @@
+"""Makes a draft from the target itself: fewer of its layers, in a coarser quantisation.
+
+Which layers are left out is measured: a draft is good as far as it ranks first what the target
+writes. Knows no format; a tool leaves layers out and quantises.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from edgespec import runtimes, session
+from edgespec.config import LoadSettings
+from edgespec.errors import UsageError
+from edgespec.models import enlarging, pair_fit
+from edgespec.ports import Progress
+from edgespec.unfinished import scratch_folder
+from edgespec.values import GenerationResult
+from edgespec.worker import Worker
+
+BITS = {
+    "F16": 16.0,
+    "Q8_0": 8.5,
+    "Q6_K": 6.6,
+    "Q5_K_M": 5.7,
+    "Q4_K_M": 4.9,
+    "Q4_0": 4.5,
+    "Q3_K_M": 4.0,
+    "Q2_K": 3.4,
+}
+"""A weight, about, all tensors of a model taken together; what is written is measured."""
+TYPES = ("Q8_0", "Q4_0", "Q2_K")
+"""Tried unless others are named: many layers in a coarse type, or few in a fine one."""
+SEARCH_TYPE = "Q4_0"
+WIDTH = 3
+"""Layers that compete, in each round, for being left out next: those that single-handedly mattered
+least."""
+SPARE = 2
+"""More layers than should do are ranked: what a type takes is only known on average."""
+SHARE = 0.25
+"""Of the target's size, that a draft takes unless told otherwise."""
+
+_LOADED = pair_fit.LOADED_FOR
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """What a tool of the group `edgespec.tools` may offer besides."""
+
+    def n_layers(self, source: Path) -> int: ...
+
+    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
+        """Of these layers and of all that is in no layer."""
+
+    def subset(
+        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        """Write `out` with these layers of `source`, ascending."""
+
+    def quantise(
+        self, source: Path, folder: Path, kind: str, progress: Progress | None = None
+    ) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDraft:
+    """A draft that was made and measured."""
+
+    type: str
+    layers: tuple[int, ...]
+    """Of the target, ascending."""
+    size_bytes: int
+    agreement: float
+    """The share of the target's own tokens that it ranks first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What kind of draft, and how it is measured."""
+
+    size_bytes: int
+    types: tuple[str, ...]
+    prompts: tuple[str, ...]
+    max_tokens: int
+    load: LoadSettings
+    """Of the target: budget, context, threads."""
+
+
+def make(
+    target: Path, out: Path, wanted: Wanted, progress: Progress
+) -> tuple[SelfDraft, tuple[SelfDraft, ...]]:
+    """Write `out` and return what it is, with all that were compared, the best first.
+
+    The target writes its texts once, paged where it does not fit. Raises UsageError for a size that
+    no draft has, ModelError for models that cannot be cut, EdgespecError for a full disk.
+    """
+    tool = enlarging.tool_for(target)
+    if not isinstance(tool, LeavesOut):
+        raise UsageError(f"{target}: drafts are made from GGUF models, for ONNX ones, too")
+    with scratch_folder(out.parent) as folder:
+        made = _Making(target, wanted, tool, folder, progress)
+        drafts = made.candidates()
+        if not drafts:
+            raise UsageError(
+                f"no draft of {target.name} is as small as {wanted.size_bytes / 2**20:.0f} MiB: "
+                "raise --size, or name a coarser type with --types"
+            )
+        drafts.sort(key=lambda draft: (-draft[0].agreement, draft[0].size_bytes))
+        shutil.move(drafts[0][1], out)
+        return drafts[0][0], tuple(draft for draft, _ in drafts)
+
+
+class _Making:
+    """The steps, over files in `folder`."""
+
+    def __init__(
+        self, target: Path, wanted: Wanted, tool: LeavesOut, folder: Path, progress: Progress
+    ) -> None:
+        self._target = target
+        self._wanted = wanted
+        self._tool = tool
+        self._folder = folder
+        self._progress = progress
+        self._texts = self._write_texts()
+        self._n_layers = tool.n_layers(target)
+        self._done = 0
+        self._due = 1
+
+    def candidates(self) -> list[tuple[SelfDraft, Path]]:
+        """The best draft of each type that fits the size."""
+        wanted = {kind: self._n_fitting(kind) for kind in self._wanted.types}
+        wanted = {kind: n for kind, n in wanted.items() if n > 0}
+        if not wanted:
+            return []
+        left_out = self._order(max(1, min(wanted.values()) - SPARE))
+        drafts = (self._largest(kind, n, left_out) for kind, n in wanted.items())
+        return [draft for draft in drafts if draft]
+
+    def _largest(
+        self, kind: str, n_layers: int, left_out: Sequence[int]
+    ) -> tuple[SelfDraft, Path] | None:
+        """The draft of this type with the most layers, `n_layers` at most, that fits the size."""
+        for n_out in range(self._n_layers - n_layers, len(left_out) + 1):
+            layers = self._without(left_out[:n_out])
+            path = self._stored(layers, kind)
+            size = path.stat().st_size
+            if size <= self._wanted.size_bytes:
+                return SelfDraft(kind, tuple(layers), size, self._agreement(path)), path
+            path.unlink()
+        return None
+
+    def _order(self, fewest: int) -> list[int]:
+        """Layers in the order in which they are left out, until `fewest` are there."""
+        n_out = self._n_layers - fewest
+        if n_out <= 0:
+            return []
+        self._due = self._n_layers + WIDTH * n_out
+        search = self._tool.quantise(self._target, self._folder, SEARCH_TYPE, self._progress)
+        try:
+            alone = {
+                layer: self._agreement_of(search, self._without([layer]))
+                for layer in range(self._n_layers)
+            }
+            order: list[int] = []
+            while len(order) < n_out:
+                rest = sorted(self._without(order), key=lambda layer: -alone[layer])[:WIDTH]
+                if not order or len(rest) == 1:
+                    order.append(rest[0])
+                    continue
+                found = {
+                    layer: self._agreement_of(search, self._without([*order, layer]))
+                    for layer in rest
+                }
+                order.append(max(rest, key=found.__getitem__))
+            return order
+        finally:
+            search.unlink(missing_ok=True)
+
+    def _without(self, left_out: Sequence[int]) -> list[int]:
+        return [layer for layer in range(self._n_layers) if layer not in set(left_out)]
+
+    def _n_fitting(self, kind: str) -> int:
+        """Layers whose weights fit the size in this type, by what its weights take on average."""
+        fixed = self._tool.weight_bytes(self._target, ())
+        layers = self._tool.weight_bytes(self._target, range(self._n_layers)) - fixed
+        scale = BITS[kind] / self._bits_of_target()
+        room = self._wanted.size_bytes - scale * fixed
+        return min(self._n_layers, int(room / max(1.0, scale * layers / self._n_layers)))
+
+    def _bits_of_target(self) -> float:
+        parameters = runtimes.describe(self._target).parameters
+        size = self._tool.weight_bytes(self._target, range(self._n_layers))
+        return 8 * size / (parameters or size)
+
+    def _stored(self, layers: Sequence[int], kind: str) -> Path:
+        cut = self._folder / f"cut-{len(layers)}.gguf"
+        self._tool.subset(self._target, cut, layers, self._progress)
+        try:
+            return self._tool.quantise(cut, self._folder, kind, self._progress)
+        finally:
+            cut.unlink()
+
+    def _agreement_of(self, source: Path, layers: Sequence[int]) -> float:
+        cut = self._folder / "candidate.gguf"
+        self._tool.subset(source, cut, layers)
+        try:
+            self._done += 1
+            self._progress("choosing layers", min(1.0, self._done / self._due))
+            return self._agreement(cut)
+        finally:
+            with suppress(OSError):
+                cut.unlink()
+
+    def _agreement(self, path: Path) -> float:
+        """The share of the texts' tokens that the model at `path` ranks first."""
+        settings = self._wanted.load.model_copy(update={"model": path, "draft": None})
+        with session.open_models(settings, _LOADED) as models, Worker() as worker:
+            n_vocab = models.target.info.n_vocab
+            compared = agreed = 0
+            for text in self._texts:
+                choices = pair_fit.first_choices(models.target, text, n_vocab, worker)
+                compared += len(choices)
+                agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
+            return agreed / max(compared, 1)
+
+    def _write_texts(self) -> list[GenerationResult]:
+        settings = self._wanted.load.model_copy(update={"model": self._target, "draft": None})
+        with session.open_models(settings, _LOADED, self._progress) as models:
+            prompts = [models.target.vocabulary.encode(text) for text in self._wanted.prompts]
+            return pair_fit.greedy_texts(
+                models.target, None, prompts, self._wanted.max_tokens, self._progress
+            )
