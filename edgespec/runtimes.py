@@ -17,6 +17,7 @@ from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.findings import Finding
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.experts import ExpertSizes
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import special_kind
 from edgespec.tracing import OFF, Trace
@@ -123,6 +124,18 @@ class UsesGpu(Protocol):
         Comes before all other rows, which are about the process's memory then. Without this, the
         CPU computes the model.
         """
+
+
+@runtime_checkable
+class MixesExperts(Protocol):
+    """What a prepared model may offer besides: a mixture's experts are read one by one."""
+
+    def experts(self) -> ExpertSizes | None:
+        """What no segment holds; None for a model without experts, or if they are in segments."""
+
+
+def experts_of(prepared: PreparedModel) -> ExpertSizes | None:
+    return prepared.experts() if isinstance(prepared, MixesExperts) else None
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from edgespec.memory.budget import (
 )
 from edgespec.owning import Owner, close_forgotten
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, PreparedModel, Shrinks, UsesGpu
+from edgespec.runtimes import ModelRequest, PreparedModel, Shrinks, UsesGpu, experts_of
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import GenerationResult, ModelInfo, PagingStats
 from edgespec.worker import Worker
@@ -366,11 +366,11 @@ class _Opening(Owner):
         """Who of the prepared models gets which bytes of the process's. Raises BudgetError."""
         target = self._prepared[0]
         resident, paged = target.resident_rows(), target.paged_rows()
-        segmentations = target.segmentations()
+        segmentations, experts = target.segmentations(), experts_of(target)
         rss_bytes = process.process_rss_bytes()
         rows = [MemoryRow("process", "interpreter and libraries", rss_bytes)]
         fixed = target.fixed_rows()
-        later_bytes = least_bytes(fixed, segmentations, resident, paged)
+        later_bytes = least_bytes(fixed, segmentations, resident, paged, experts)
         for prepared in self._prepared[1:]:
             rows += prepared.fixed_rows()
             rows += loaded_before(later_bytes, prepared.resident_rows() or ())
@@ -386,6 +386,7 @@ class _Opening(Owner):
                 paged,
                 target.enforced,
                 int(RSS_SPREAD * rss_bytes),
+                experts,
             )
         except BudgetError as error:
             message = "; ".join([str(error), *target.notes])

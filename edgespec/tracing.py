@@ -22,6 +22,7 @@ class Track(Enum):
     BESIDE = "draft, beside the pass"
     TARGET = "target"
     STORAGE = "storage"
+    EXPERTS = "storage, experts"
 
 
 class Span:

@@ -66,6 +66,48 @@ class PassReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStats:
+    """How a mixture's experts were served. One that was chosen counts once a layer and pass."""
+
+    layers: int = 0
+    experts: int = 0
+    """In each of these layers."""
+    used: int = 0
+    """That one token chooses."""
+    cache_bytes: int = 0
+    """Room for experts; what they take in whole blocks counts."""
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    stall_s: float = 0.0
+    """In which a layer waited for its experts."""
+    read_ahead: int = 0
+    """Experts read before they were chosen."""
+    read_ahead_used: int = 0
+    """Of those, the ones that were chosen while they were still there."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the experts that were chosen, the share that was in memory or on its way."""
+        chosen = self.hits + self.misses
+        return self.hits / chosen if chosen else 0.0
+
+    def since(self, before: ExpertStats | None) -> ExpertStats:
+        """What happened after `before`."""
+        if before is None:
+            return self
+        return replace(
+            self,
+            hits=self.hits - before.hits,
+            misses=self.misses - before.misses,
+            bytes_read=self.bytes_read - before.bytes_read,
+            stall_s=self.stall_s - before.stall_s,
+            read_ahead=self.read_ahead - before.read_ahead,
+            read_ahead_used=self.read_ahead_used - before.read_ahead_used,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PagingStats:
     """What a model pages, and what that has cost: since it was loaded, or in one generation."""
 
@@ -75,6 +117,8 @@ class PagingStats:
     bytes_read: int = 0
     stall_s: float = 0.0
     passes: int = 0
+    experts: ExpertStats | None = None
+    """Of a mixture whose experts are read one by one; the rest of it is in `segments`."""
 
     def since(self, before: PagingStats) -> PagingStats:
         """What it cost after `before`."""
@@ -83,6 +127,7 @@ class PagingStats:
             bytes_read=self.bytes_read - before.bytes_read,
             stall_s=self.stall_s - before.stall_s,
             passes=self.passes - before.passes,
+            experts=self.experts.since(before.experts) if self.experts else None,
         )
 
 

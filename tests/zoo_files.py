@@ -163,7 +163,8 @@ def _weights(name: str, shape: tuple[int, ...], seed: int) -> tuple[str, bytes]:
     size = int(np.prod(shape))
     is_matrix = len(shape) > 1 and shape[0] % BLOCK == 0
     spread = 1.0 if "token_embd" in name else GAIN / shape[0] ** 0.5 if is_matrix else 0.3
-    if is_matrix and not any(part in name for part in UNQUANTISED):
+    is_quantised = is_matrix and not name.endswith(".bias")
+    if is_quantised and not any(part in name for part in UNQUANTISED):
         blocks = np.resize(_pool()[1][begin:], (size // BLOCK, 34))
         scales = blocks[:, :2].copy().view("<f2") * np.float16(spread)
         return "Q8_0", np.concatenate([scales.view(np.uint8), blocks[:, 2:]], axis=1).tobytes()

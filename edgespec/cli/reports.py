@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.experts import ExpertSizes
 from edgespec.units import format_size
-from edgespec.values import GenerationResult
+from edgespec.values import ExpertStats, GenerationResult
 
 
 def generation_report(
@@ -60,8 +61,18 @@ def generation_summary(
             f"paging: {format_size(paging.bytes_read)} read in {paging.passes} passes, "
             f"{paging.stall_s:.2f} s waited for storage"
         )
+    if paging.experts:
+        lines.append(_expert_line(paging.experts))
     lines.append(memory_line(plan, peak_bytes))
     return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
+
+
+def _expert_line(experts: ExpertStats) -> str:
+    n_chosen = experts.hits + experts.misses
+    return (
+        f"experts: of {n_chosen:,} that layers chose {experts.hit_rate:.0%} were in memory; "
+        f"{format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
+    )
 
 
 def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
@@ -113,6 +124,16 @@ def plan_table(
     return [*lines, *_pass_lines(plan, disk_bytes_per_s, disk_source), *plan.notes]
 
 
+def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
+    return [
+        f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
+        f"token: {format_size(experts.token_bytes)} of {format_size(experts.nbytes)}.",
+        f"{plan.expert_share:.0%} of the experts fit into memory at once: a pass over one token "
+        f"probably reads {format_size(plan.bytes_per_pass)}, over 16 tokens "
+        f"{format_size(plan.expected_bytes(16))}.",
+    ]
+
+
 def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
     return [
         f"{row.owner:<8} {row.what:<{width}}  {format_size(row.nbytes):>10}"
@@ -124,12 +145,17 @@ def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
 def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: str) -> list[str]:
     if not plan.paged:
         return ["The target fits: its weights stay in memory and no pass reads any."]
-    lines = [
-        f"{plan.n_pinned} of {len(plan.segments)} segments are pinned "
-        f"({format_size(plan.pinned_bytes)}); the others stream through a ring of "
-        f"{format_size(plan.ring_bytes)}.",
-        f"A pass reads {format_size(plan.bytes_per_pass)}.",
-    ]
+    segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
+    pinned = format_size(plan.pinned_bytes)
+    if plan.n_pinned < len(plan.segments):
+        ring = format_size(plan.ring_bytes)
+        lines = [f"{segments} ({pinned}); the others stream through a ring of {ring}."]
+    else:
+        lines = [f"All {len(plan.segments)} segments are pinned ({pinned})."]
+    if plan.experts is None:
+        lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}.")
+    else:
+        lines += _expert_lines(plan, plan.experts)
     if disk_bytes_per_s:
         pass_s = plan.predict(disk_bytes_per_s)
         lines.append(

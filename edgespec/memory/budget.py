@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec import theory
 from edgespec.errors import BudgetError
+from edgespec.memory.experts import ExpertSizes, room_for_experts
 
 MIB = 1 << 20
 LOADING = "loading"
@@ -62,6 +63,10 @@ class MemoryPlan:
     """Of a GPU's own memory, which `budget_bytes` says nothing about; 0 where none is planned."""
     gpu_rows: tuple[MemoryRow, ...] = ()
     """Who gets which bytes of it."""
+    experts: ExpertSizes | None = None
+    """Of a mixture whose experts are read one by one; they are not in `segments`."""
+    expert_bytes: int = 0
+    """Room for experts that stay in memory until others need it."""
 
     @property
     def planned_bytes(self) -> int:
@@ -88,7 +93,27 @@ class MemoryPlan:
 
     @property
     def bytes_per_pass(self) -> int:
-        """What the pager reads in a pass: streamed weights widened to whole blocks."""
+        """What a pass over one token reads: streamed weights widened to whole blocks, and of a
+        mixture the experts that are probably missing."""
+        return self.expected_bytes(1)
+
+    @property
+    def expert_share(self) -> float:
+        """Of a mixture's experts, how much fits into memory at once."""
+        return self.expert_bytes / self.experts.room_bytes if self.experts else 0.0
+
+    def expected_bytes(self, n_nodes: int) -> int:
+        """What a pass over so many nodes will probably read."""
+        if not self.paged:
+            return 0
+        if self.experts is None:
+            return self.streamed_slot_bytes
+        expected = self.experts.expected_bytes(self.expert_bytes, n_nodes)
+        return self.streamed_slot_bytes + int(expected)
+
+    @property
+    def streamed_slot_bytes(self) -> int:
+        """Streamed weights widened to whole blocks: what the ring reads in a pass."""
         if not self.paged:
             return 0
         return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
@@ -114,6 +139,8 @@ class MemoryPlan:
             "streamed_bytes": self.streamed_bytes,
             "ring_bytes": self.ring_bytes,
             "bytes_per_pass": self.bytes_per_pass,
+            "experts": asdict(self.experts) if self.experts else None,
+            "expert_cache_bytes": self.expert_bytes,
             "rows": [asdict(row) for row in self.rows],
             "gpu_budget_bytes": self.gpu_budget_bytes,
             "gpu_planned_bytes": self.gpu_planned_bytes,
@@ -143,6 +170,7 @@ def plan_memory(
     paged: Sequence[MemoryRow] = (),
     enforced: bool = True,
     spread_bytes: int = 0,
+    experts: ExpertSizes | None = None,
 ) -> MemoryPlan:
     """Plan the budget of one process.
 
@@ -150,10 +178,11 @@ def plan_memory(
     stay in memory (None: it cannot); `paged` is what paging needs besides pinned segments and ring.
     `segmentations` are ways to cut the target's weights, coarse first: the coarsest whose ring
     stays within RING_SHARE of the room wins, because fewer, larger reads and fewer stops of the
-    computation cost less. Raises BudgetError with the smallest budget that works, by whose name a
-    process may take `spread_bytes` more than this one before it loads anything.
+    computation cost less. `experts` are a mixture's, which no segment holds. Raises BudgetError
+    with the smallest budget that works, by whose name a process may take `spread_bytes` more than
+    this one before it loads anything.
     """
-    smallest = least_bytes(fixed, segmentations, resident, paged)
+    smallest = least_bytes(fixed, segmentations, resident, paged, experts)
     named = smallest + spread_bytes
     if budget_bytes < smallest:
         # what cannot be paged has no ring
@@ -167,16 +196,33 @@ def plan_memory(
                 budget_bytes, rows, (), frozenset(), 0, False, named, enforced=enforced
             )
     room = budget_bytes - _total(fixed) - _total(paged)
-    segments = _choose_segmentation(segmentations, room)
-    pinned, ring_bytes = _pin(segments, room)
+    expert_bytes = 0
+    if experts is not None:
+        dense_bytes = sum(segment.slot_bytes for segment in segmentations[0])
+        expert_bytes = room_for_experts(experts, dense_bytes, _least_ring(segmentations), room)
+    segments = _choose_segmentation(segmentations, room - expert_bytes)
+    pinned, ring_bytes = _pin(segments, room - expert_bytes)
+    pinned_bytes = sum(segments[i].slot_bytes for i in pinned)
+    if experts is not None:
+        expert_bytes = min(experts.room_bytes, room - pinned_bytes - ring_bytes)
     rows = (
         *fixed,
         *paged,
         MemoryRow("target", "ring of streamed segments", ring_bytes),
-        MemoryRow("target", "pinned segments", sum(segments[i].slot_bytes for i in pinned)),
+        MemoryRow("target", "pinned segments", pinned_bytes),
+        MemoryRow("target", "cache of experts", expert_bytes),
     )
     return MemoryPlan(
-        budget_bytes, rows, tuple(segments), pinned, ring_bytes, True, named, enforced=enforced
+        budget_bytes,
+        rows,
+        tuple(segments),
+        pinned,
+        ring_bytes,
+        True,
+        named,
+        enforced=enforced,
+        experts=experts,
+        expert_bytes=expert_bytes,
     )
 
 
@@ -185,11 +231,13 @@ def least_bytes(
     segmentations: Sequence[Sequence[SegmentSize]],
     resident: Sequence[MemoryRow] | None,
     paged: Sequence[MemoryRow],
+    experts: ExpertSizes | None = None,
 ) -> int:
     """The least that a model takes, resident or paged through the smallest ring."""
-    choices = [_total(paged) + _ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
-    if resident is not None:
-        choices.append(_total(resident))
+    choices = [_total(resident)] if resident is not None else []
+    if segmentations:
+        cache_bytes = experts.least_bytes if experts else 0
+        choices.append(_total(paged) + _least_ring(segmentations) + cache_bytes)
     return _total(fixed) + min(choices)
 
 
@@ -214,6 +262,10 @@ def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
     """A ring that holds the `slots` largest neighbours, whatever their order of reading."""
     sizes = sorted((segment.slot_bytes for segment in segments), reverse=True)
     return sum(sizes[:slots]) if sizes else 0
+
+
+def _least_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
+    return min(_ring(segments, LEAST_RING_SLOTS) for segments in segmentations)
 
 
 def _choose_segmentation(

@@ -20,7 +20,6 @@ from edgespec.errors import EdgespecError
 from edgespec.owning import Owner
 from edgespec.paging.reader import Memory, Reader, Segment, read_segment
 from edgespec.tracing import OFF, Trace, Track
-from edgespec.values import PagingStats
 
 
 @dataclass(slots=True)
@@ -261,18 +260,3 @@ class PinnedSegments(Owner):
     def close(self) -> None:
         while self._memory:
             self._memory.pop().close()
-
-
-def paging_stats(
-    segments: Sequence[Segment], pinned_bytes: int, pager: WeightPager | None, passes: int
-) -> PagingStats:
-    """The figures that a paged model reports."""
-    total = sum(segment.nbytes for segment in segments)
-    return PagingStats(
-        segments=len(segments),
-        pinned_bytes=pinned_bytes,
-        streamed_bytes=total - pinned_bytes,
-        bytes_read=pager.bytes_read if pager else 0,
-        stall_s=pager.stall_s if pager else 0.0,
-        passes=passes,
-    )

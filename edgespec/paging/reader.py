@@ -110,10 +110,11 @@ class Memory(Owner):
     def view(self, start: int, nbytes: int) -> memoryview:
         return memoryview(self._map)[start : start + nbytes]
 
-    def forget(self) -> None:
-        """Give the pages back; what was written is lost, the address range stays."""
+    def forget(self, start: int = 0, nbytes: int | None = None) -> None:
+        """Give pages back, all of them or a range of whole blocks; what was written is lost, the
+        address range stays."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+            self._map.madvise(mmap.MADV_DONTNEED, start, self.nbytes if nbytes is None else nbytes)
 
     def close(self) -> None:
         if not self._map.closed:

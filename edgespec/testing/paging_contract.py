@@ -7,7 +7,7 @@ weights streamed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import plan_memory
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import PreparedModel
+from edgespec.runtimes import PreparedModel, experts_of
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 
@@ -31,7 +31,11 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
         taken = sum(row.nbytes for row in (*rows, *paged))
         least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in cuts)
         room = max(least, int(share * sum(s.slot_bytes for s in cuts[0])))
-        return prepared.load(plan_memory(taken + room, rows, cuts, None, paged))
+        experts = experts_of(prepared)
+        if experts:
+            room += max(experts.least_bytes, int(share * experts.room_bytes))
+        plan = plan_memory(taken + room, rows, cuts, None, paged, experts=experts)
+        return prepared.load(plan)
     finally:
         prepared.close()
 
@@ -46,10 +50,12 @@ def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def pager_of(model: Any) -> Any:
-    pager = model._weights.pager
-    assert pager is not None
-    return pager
+def replace_reads(model: Any, replacement: Callable[..., Callable[..., int]]) -> None:
+    """In all stores of a paged model; `replacement` makes a function of the one in its place."""
+    stores = model._weights.stores
+    assert stores
+    for store in stores:
+        store._reader.read = replacement(store._reader.read)
 
 
 class PagingContract:
@@ -59,18 +65,18 @@ class PagingContract:
         tokens = paged.vocabulary.encode(2 * TEXT)[:4]
         expected = one_by_one(paged, tokens)
         paged.truncate(0)
-        reader = pager_of(paged)._reader
-        good = reader.read
         failing = threading.Event()
         failing.set()
 
-        def read(*arguments: object) -> int:
-            if failing.is_set():
-                raise WeightReadError("the cable was pulled")
-            n: int = good(*arguments)
-            return n
+        def unplugged(good: Callable[..., int]) -> Callable[..., int]:
+            def read(*arguments: object) -> int:
+                if failing.is_set():
+                    raise WeightReadError("the cable was pulled")
+                return good(*arguments)
 
-        reader.read = read
+            return read
+
+        replace_reads(paged, unplugged)
         with pytest.raises(WeightReadError, match="cable"):
             one_by_one(paged, 3 * tokens)  # the ring may hold a pass already
         failing.clear()
@@ -79,16 +85,16 @@ class PagingContract:
 
     def test_cancelling_a_pass_that_waits_for_reads_ends_it(self, paged: LanguageModel) -> None:
         tokens = paged.vocabulary.encode(2 * TEXT)[:24]
-        reader = pager_of(paged)._reader
-        good = reader.read
         released = threading.Event()
 
-        def hang(*arguments: object) -> int:
-            released.wait(10)
-            n: int = good(*arguments)
-            return n
+        def hanging(good: Callable[..., int]) -> Callable[..., int]:
+            def read(*arguments: object) -> int:
+                released.wait(10)
+                return good(*arguments)
 
-        reader.read = hang
+            return read
+
+        replace_reads(paged, hanging)
         timer = threading.Timer(0.2, paged.cancel)
         timer.start()
         with pytest.raises(Cancelled):

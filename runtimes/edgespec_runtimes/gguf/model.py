@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.errors import Cancelled, EdgespecError, UsageError
-from edgespec.paging.pager import paging_stats
+from edgespec.paging.store import reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -56,6 +56,9 @@ class GgufModel:
         self._weights = weights
         self._clock = clock
         self._trace = trace
+        at_once = weights.tokens_at_once if weights else None
+        self._at_once = min(shape.largest_batch, at_once or shape.largest_batch)
+        """Tokens that one pass takes, whatever experts they choose."""
         callback = weights.callback if weights else None
         with catching_backend(native.library_path(), native.library("ggml")) as backends:
             self._context: Any = native.new_context(model, shape, callback, stop)
@@ -83,7 +86,7 @@ class GgufModel:
 
     def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
         begin = 0
-        for size in even_parts(len(tokens), self._shape.n_batch):
+        for size in even_parts(len(tokens), min(self._shape.n_batch, self._at_once)):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
             def report(share: float, begin: int = begin, size: int = size) -> None:
@@ -98,7 +101,8 @@ class GgufModel:
             begin += size
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights,
+        unless the nodes may choose more experts than fit at once.
 
         Raises UsageError for more nodes or branches than `info` allows.
         """
@@ -117,12 +121,22 @@ class GgufModel:
         except UsageError:
             self._branches.truncate(committed)
             raise
-        self._row_order.prepare(len(tokens), in_tiles=False)
-        self._decode(tokens, positions, sequences, True, committed)
-        shape = (len(nodes), self.info.n_vocab)
         row_of = {node: row for row, node in enumerate(ordered)}
-        rows = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+        rows = np.empty((len(nodes), self.info.n_vocab), np.float32)
+        for begin in range(0, len(nodes), self._at_once):
+            part = slice(begin, begin + self._at_once)
+            n_rows = len(tokens[part])
+            self._row_order.prepare(n_rows, in_tiles=False)
+            self._decode(tokens[part], positions[part], sequences[part], True, committed)
+            if n_rows == len(nodes):
+                return self._logits(n_rows)[[row_of[node] for node in nodes]]
+            rows[part] = self._logits(n_rows)
         return rows[[row_of[node] for node in nodes]]
+
+    def _logits(self, n_rows: int) -> np.ndarray:
+        """Of the latest pass, until the next one."""
+        shape = (n_rows, self.info.n_vocab)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         with self._users.use():
@@ -141,11 +155,7 @@ class GgufModel:
     def paging(self) -> PagingStats:
         if self._paging is not None:
             return self._paging
-        if self._weights is None:
-            return PagingStats()
-        weights = self._weights
-        segments = [group.segment for group in weights.groups]
-        return paging_stats(segments, weights.pinned_bytes, weights.pager, weights.passes)
+        return self._weights.stats if self._weights else PagingStats()
 
     def cancel(self) -> None:
         with self._state:
@@ -222,9 +232,8 @@ class GgufModel:
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:
         """Around a call that `cancel` may end; measures it."""
-        pager = self._weights.pager if self._weights else None
-        began = self._clock()
-        stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
+        stores = self._weights.stores if self._weights else ()
+        began, before = self._clock(), reads_of(stores)
         self._n_passes = 0
         with self._users.use():
             with self._state:
@@ -236,10 +245,11 @@ class GgufModel:
                 with self._state:
                     self._is_running = False
                     self._stop.clear()
+        reads = reads_of(stores) - before
         self.last_report = PassReport(
             wall_s=self._clock() - began,
-            stall_s=pager.stall_s - stall_s if pager else 0.0,
-            bytes_read=pager.bytes_read - bytes_read if pager else 0,
+            stall_s=reads.stall_s,
+            bytes_read=reads.nbytes,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

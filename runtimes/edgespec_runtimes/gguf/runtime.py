@@ -18,12 +18,14 @@ from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.findings import Finding
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.experts import ExpertSizes
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf import baselines, diagnosis, segments, weights
+from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.details import details_of
@@ -149,6 +151,9 @@ class PreparedGguf:
             for groups in self._cuts
         ]
 
+    def experts(self) -> ExpertSizes | None:
+        return expert_sizes(self._mixtures)
+
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         if plan is None or not plan.paged:
             return self._load_resident(progress)
@@ -240,8 +245,14 @@ class PreparedGguf:
         return [weight for weight in traced if segments.in_host_memory(weight)]
 
     @cached_property
+    def _mixtures(self) -> list[Mixture]:
+        return mixtures(self._traced)
+
+    @cached_property
     def _cuts(self) -> list[list[segments.WeightGroup]]:
-        streamable = list(segments.streamable(self._traced))
+        experts = {weight.address for mixture in self._mixtures for weight in mixture.weights}
+        swappable = segments.streamable(self._traced)
+        streamable = [weight for weight in swappable if weight.address not in experts]
         layers = segments.cut(streamable)
         largest = max(group.segment.nbytes for group in layers)
         cuts = [layers]
@@ -289,6 +300,8 @@ class PreparedGguf:
             self._embedding_bytes,
             self._stop,
             self._request.trace,
+            self._mixtures,
+            plan.expert_bytes,
         )
         try:
             with self._phase("pinned weights"):

@@ -7,6 +7,7 @@ a segment holds while it is computed is the business of `weights`.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,16 @@ MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The node that holds the experts which a layer's tokens chose: int32 [n_used, n_tokens]."""
+
+    name: str
+    """Of no other node of the graph, and the same in every graph."""
+    op: int
+    n_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """A tensor of the file that the graph reads, and where llama.cpp keeps it."""
 
@@ -35,6 +46,8 @@ class Weight:
     """Read by one matrix product, directly: its pointer may change between passes."""
     looked_up: bool
     """The token embeddings, of which GET_ROWS reads the rows of a batch's tokens."""
+    choice: Choice | None = None
+    """Of stacked experts, of which a product reads those that its tokens chose."""
 
     @property
     def pointer(self) -> ctypes.c_uint64:
@@ -50,6 +63,8 @@ class _Use:
     op: str
     direct: bool
     """As its first operand and through no view."""
+    chosen_by: int = 0
+    """The node that says which experts a MUL_MAT_ID reads."""
 
 
 def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> list[Weight]:
@@ -62,6 +77,8 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     """
     entries = {tensor.name: tensor for tensor in header.tensors}
     uses: dict[int, list[_Use]] = {}
+    names: Counter[str] = Counter()
+    choices: dict[int, Choice] = {}
     n_nodes = 0
 
     @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
@@ -69,13 +86,18 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
         nonlocal n_nodes
         n_nodes += 1
         tensor = native.GgmlTensor.from_address(node)
+        names[tensor.name.decode()] += 1
+        op = native.op_name(tensor.op)
+        chosen_by = tensor.src[2] or 0 if op == "MUL_MAT_ID" else 0
+        if chosen_by:
+            choices[chosen_by] = _choice(chosen_by)
         for position, source in enumerate(tensor.src):
             address, through_view = source, False
             while address and (parent := native.GgmlTensor.from_address(address).view_src):
                 address, through_view = parent, True
             if address and native.GgmlTensor.from_address(address).name.decode() in entries:
                 direct = position == 0 and not through_view
-                use = _Use(n_nodes, native.op_name(tensor.op), direct)
+                use = _Use(n_nodes, op, direct, chosen_by)
                 uses.setdefault(address, []).append(use)
         return False
 
@@ -94,19 +116,29 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     for address, seen in sorted(uses.items(), key=lambda use: _first_product(use[1])):
         name = native.GgmlTensor.from_address(address).name.decode()
         products = [use for use in seen if use.op != "GET_ROWS"]
+        swappable = (
+            len(products) == 1
+            and products[0].op in MATMULS
+            and all(use.direct for use in seen)
+            and entries[name].nbytes >= SMALL_BYTES
+        )
+        choice = choices.get(products[0].chosen_by) if swappable else None
         weights.append(
             Weight(
                 entry=entries[name],
                 address=address,
-                swappable=len(products) == 1
-                and products[0].op in MATMULS
-                and all(use.direct for use in seen)
-                and entries[name].nbytes >= SMALL_BYTES,
+                swappable=swappable,
                 looked_up=name == TOKEN_EMBEDDINGS
                 and any(use.op == "GET_ROWS" and use.direct for use in seen),
+                choice=choice if choice and names[choice.name] == 1 else None,
             )
         )
     return weights
+
+
+def _choice(node: int) -> Choice:
+    tensor = native.GgmlTensor.from_address(node)
+    return Choice(tensor.name.decode(), tensor.op, tensor.ne[0])
 
 
 def _first_product(uses: Sequence[_Use]) -> int:

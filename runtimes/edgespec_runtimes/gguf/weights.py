@@ -19,10 +19,14 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import WeightReadError
+from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Memory, Segment
+from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
 from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.values import PagingStats
+from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
@@ -97,6 +101,8 @@ class PagedWeights:
         embedding_bytes: int,
         stop: native.Stop,
         trace: Trace = OFF,
+        mixtures: Sequence[Mixture] = (),
+        expert_bytes: int = 0,
     ) -> None:
         self.groups = tuple(groups)
         self._pinned_groups = pinned
@@ -113,6 +119,8 @@ class PagedWeights:
         self._on_segment: Callable[[float], None] | None = None
 
         swapped = {weight.address for group in groups for weight in group.weights}
+        swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
+        self.experts = self._paged_experts(header, mixtures, expert_bytes)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._embedding = self._embedding_rows(header, weights, embedding_bytes)
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
@@ -131,11 +139,29 @@ class PagedWeights:
         self._parked: set[int] = set()
         """Segments that could not be had: their weights point into the ring, and mean nothing."""
         self._lookup_op = native.op_number("GET_ROWS")
-        self._ops = frozenset((*map(native.op_number, MATMULS), self._lookup_op))
+        self._choice_ops = self.experts.ops if self.experts else frozenset()
+        self._ops = self._choice_ops.union((*map(native.op_number, MATMULS), self._lookup_op))
 
     @property
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """Tokens that one pass can compute whatever experts they choose; None: any number."""
+        return self.experts.cache.tokens_at_once if self.experts else None
+
+    @property
+    def stores(self) -> list[Store]:
+        """What reads weights while passes compute."""
+        found: list[Store] = [self.pager] if self.pager else []
+        return [*found, self.experts.cache] if self.experts else found
+
+    @property
+    def stats(self) -> PagingStats:
+        segments = [group.segment for group in self.groups]
+        experts = self.experts.cache.stats if self.experts else None
+        return paging_stats(segments, self.pinned_bytes, self.stores, self.passes, experts)
 
     def fill(self, progress: Progress | None) -> None:
         """Read what stays in memory and start streaming. Raises WeightReadError."""
@@ -165,8 +191,8 @@ class PagedWeights:
         """Call before every llama_decode, with the tokens of its batch."""
         self.failure = None
         self._on_segment = on_segment
-        if self.pager:
-            self.pager.resume()
+        for store in self.stores:
+            store.resume()
         if self._embedding:
             self._embedding[1].fetch(tokens)
         self._compute_pinned(0)
@@ -178,6 +204,8 @@ class PagedWeights:
         for index in self._parked:
             self._point_to_mapping(index)
         self._parked.clear()
+        if self.experts:
+            self.experts.end_pass()
         self._computing.end()
         if self._embedding:
             weight = self._embedding[0]
@@ -185,8 +213,8 @@ class PagedWeights:
         self.passes += 1
 
     def cancel(self) -> None:
-        if self.pager:
-            self.pager.cancel()
+        for store in self.stores:
+            store.cancel()
 
     def close(self) -> None:
         if self.pager:
@@ -195,6 +223,8 @@ class PagedWeights:
         else:
             self._reader.close()
         self._pinned.close()
+        if self.experts:
+            self.experts.cache.close()
         if self._embedding:
             self._embedding[1].close()
 
@@ -209,6 +239,15 @@ class PagedWeights:
         table = tables[0]
         path = header.paths[table.entry.file_index]
         return table, EmbeddingRows(table.entry, path, most_bytes)
+
+    def _paged_experts(
+        self, header: GgufFile, mixtures: Sequence[Mixture], nbytes: int
+    ) -> PagedExperts | None:
+        if not mixtures:
+            return None
+        layers = [mixture.layer for mixture in mixtures]
+        cache = ExpertCache(layers, DirectReader(header.paths), nbytes, trace=self._trace)
+        return PagedExperts(mixtures, cache, self._stop)
 
     def _boundaries(self) -> frozenset[int]:
         """Weights after whose product llama.cpp must compute before it asks on.
@@ -252,6 +291,10 @@ class PagedWeights:
                 weight.pointer.value = rows.address
                 return True
             return False
+        if op in self._choice_ops:
+            return self.experts is not None and self.experts.is_choice(node)
+        if self.experts:
+            self.experts.use(address)
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
             self._point(index)
@@ -260,7 +303,9 @@ class PagedWeights:
     def _after(self, node: int) -> bool:
         op = ctypes.c_int.from_address(node + native.OP_OFFSET).value
         address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
-        if op == self._lookup_op:
+        if op in self._choice_ops and self.experts:
+            self.experts.bring(node)
+        elif op == self._lookup_op:
             ctypes.c_uint64.from_address(address + native.DATA_OFFSET).value = self._mapped[address]
         elif address in self._last_of:
             self._restore(self._last_of[address])

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.owning import Users
-from edgespec.paging.pager import paging_stats
+from edgespec.paging.store import paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -109,7 +109,7 @@ class OnnxModel:
         if weights is None:
             return PagingStats()
         segments = [group.segment for group in weights.groups]
-        return paging_stats(segments, weights.pinned_bytes, weights.pager, weights.passes)
+        return paging_stats(segments, weights.pinned_bytes, weights.stores, weights.passes)
 
     def cancel(self) -> None:
         with self._state:
@@ -142,9 +142,8 @@ class OnnxModel:
     def _running(self, n_tokens: int, committed: int) -> Iterator[Decoder]:
         """Around a call that `cancel` may end; measures it, and undoes what it left unfinished."""
         decoder = self._decoder
-        pager = self._weights.pager if self._weights else None
-        began = self._clock()
-        stall_s, bytes_read = (pager.stall_s, pager.bytes_read) if pager else (0.0, 0)
+        stores = self._weights.stores if self._weights else ()
+        began, before = self._clock(), reads_of(stores)
         self._n_passes = 0
         with self._users.use():
             with self._state:
@@ -163,10 +162,11 @@ class OnnxModel:
                     decoder.stop.clear()
                 if self._weights:
                     self._weights.passes += self._n_passes
+        reads = reads_of(stores) - before
         self.last_report = PassReport(
             wall_s=self._clock() - began,
-            stall_s=pager.stall_s - stall_s if pager else 0.0,
-            bytes_read=pager.bytes_read - bytes_read if pager else 0,
+            stall_s=reads.stall_s,
+            bytes_read=reads.nbytes,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import llama_cpp
 import llama_cpp.llama_cpp as lib
+import numpy as np
 
 from edgespec.chat_format import ChatFormat
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
@@ -68,6 +69,21 @@ class GgmlTensor(ctypes.Structure):
 OP_OFFSET = GgmlTensor.op.offset
 SRC_OFFSET = GgmlTensor.src.offset
 DATA_OFFSET = GgmlTensor.data.offset
+NAME_OFFSET = GgmlTensor.name.offset
+
+
+def name_of(tensor: int) -> bytes:
+    """The name of the tensor at an address."""
+    return ctypes.string_at(tensor + NAME_OFFSET)
+
+
+def int32_rows(tensor: int) -> np.ndarray:
+    """The values of an int32 matrix in host memory: int32 [ne[1], ne[0]], not a copy."""
+    matrix = GgmlTensor.from_address(tensor)
+    n_columns, n_rows, row_bytes = matrix.ne[0], matrix.ne[1], matrix.nb[1]
+    nbytes = (n_rows - 1) * row_bytes + 4 * n_columns if n_rows else 0
+    content = memoryview((ctypes.c_char * nbytes).from_address(matrix.data))
+    return np.ndarray((n_rows, n_columns), np.int32, content, strides=(row_bytes, 4))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from edgespec.errors import Cancelled, WeightReadError
 from edgespec.owning import Owner
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Segment
+from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.tracing import OFF, Trace, Track
 from edgespec_runtimes.onnx.files.source import Source, Weight
@@ -151,6 +152,11 @@ class PagedWeights(Owner):
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
 
+    @property
+    def stores(self) -> Sequence[Store]:
+        """What reads weights while passes compute."""
+        return (self.pager,) if self.pager else ()
+
     def fill(self, progress: Progress | None) -> None:
         """Raises WeightReadError and Cancelled."""
         for weight in small_weights(self._cut, self._source):
@@ -189,12 +195,12 @@ class PagedWeights(Owner):
             yield self._sessions[piece.graph], named(piece, bound)
 
     def resume(self) -> None:
-        if self.pager:
-            self.pager.resume()
+        for store in self.stores:
+            store.resume()
 
     def cancel(self) -> None:
-        if self.pager:
-            self.pager.cancel()
+        for store in self.stores:
+            store.cancel()
 
     @contextmanager
     def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:

@@ -1,0 +1,435 @@
+"""Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
+
+Knows the layers' stacked matrices, their extents in files and when an expert was used; nothing of
+any runtime. Which expert makes room is the business of `eviction`.
+
+Every stacked matrix has an address range of its full size, with memory behind it only where an
+expert was read: what is dropped is given back to the system, and addresses never change.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import EdgespecError
+from edgespec.owning import Owner
+from edgespec.paging.eviction import Eviction, LeastLikely
+from edgespec.paging.reader import BLOCK_BYTES, Extent, Memory, Reader, Run, block_ceil, block_floor
+from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.values import ExpertStats
+
+READERS = 4
+"""Threads that read experts: their slices are small, and one queue leaves a fast disk idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrix:
+    """A layer's stacked matrix: the slices of its experts, one behind the other in a file."""
+
+    extent: Extent
+    n_experts: int
+
+    @property
+    def slice_bytes(self) -> int:
+        return self.extent.nbytes // self.n_experts
+
+    def run(self, expert: int) -> Run:
+        """The whole blocks that hold an expert's slice; `slot_offset` counts from the block in
+        which the matrix begins."""
+        begin = self.extent.offset + expert * self.slice_bytes
+        end = begin + self.slice_bytes
+        start = block_floor(begin)
+        nbytes = block_ceil(end) - start
+        return Run(
+            self.extent.file_index,
+            start,
+            nbytes,
+            end - start,
+            start - block_floor(self.extent.offset),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The matrices of one layer's experts, in the order in which they are computed."""
+
+    name: str
+    matrices: tuple[ExpertMatrix, ...]
+    n_used: int
+    """Experts that one token chooses."""
+
+    @property
+    def n_experts(self) -> int:
+        return self.matrices[0].n_experts
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of weights in one expert."""
+        return sum(matrix.slice_bytes for matrix in self.matrices)
+
+    @property
+    def room_bytes(self) -> int:
+        """What an expert takes in memory: its slices, widened to whole blocks. Blocks that it
+        shares with its neighbours count for both."""
+        return sum(
+            max(matrix.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
+            for matrix in self.matrices
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.extent.nbytes for matrix in self.matrices)
+
+
+@dataclass(slots=True)
+class _Expert:
+    """One that is in memory, or on its way."""
+
+    unread: int
+    """Slices that have not arrived."""
+    ahead: bool
+    """Read before it was chosen, and not chosen since."""
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A slice to be read."""
+
+    layer: int
+    expert: int
+    matrix: int
+
+
+class ExpertCache(Owner):
+    """The experts of all layers that fit into `capacity_bytes`.
+
+    `acquire` and `release` belong to one consumer thread. What was acquired stays in its place
+    until it is released. A failed read raises WeightReadError in `acquire`; the next one tries
+    again.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        reader: Reader,
+        capacity_bytes: int,
+        eviction: Eviction | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: Trace = OFF,
+    ) -> None:
+        least = max(layer.n_used * layer.room_bytes for layer in layers)
+        if capacity_bytes < least:
+            raise EdgespecError(
+                f"the cache of {capacity_bytes:,} bytes cannot hold the experts that a token "
+                f"chooses in one layer: {least:,} bytes"
+            )
+        self.layers = tuple(layers)
+        self.bytes_read = 0
+        self.stall_s = 0.0
+        self._hits = self._misses = self._n_ahead = self._n_ahead_used = 0
+        self._reader = reader
+        self._capacity = capacity_bytes
+        self._eviction = eviction or LeastLikely([layer.n_experts for layer in layers])
+        self._clock = clock
+        self._trace = trace
+        self._room = [layer.room_bytes for layer in layers]
+        self._used_bytes = 0
+        self._present: list[dict[int, _Expert]] = [{} for _ in layers]
+        self._held: set[tuple[int, int]] = set()
+        self._wanted: deque[_Task] = deque()
+        self._ahead: deque[_Task] = deque()
+        self._closing = False
+        self._cancelled = False
+        self._n_reading = self._busy_bytes = 0
+        self._busy: Span = NO_SPAN
+        """From the first of several reads at a time to the last."""
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        """Something is to be read."""
+        self._arrival = threading.Condition(self._lock)
+        """Something was read, or the consumer is not to wait any longer."""
+        self._memory: list[list[Memory]] = []
+        try:
+            for layer in layers:
+                self._memory.append([])
+                for matrix in layer.matrices:
+                    first = block_floor(matrix.extent.offset)
+                    nbytes = matrix.extent.offset + matrix.extent.nbytes - first
+                    self._memory[-1].append(Memory(nbytes, sparse=True))
+        except BaseException:
+            self._free()
+            raise
+        self._threads = [
+            threading.Thread(target=self._read_on, name=f"edgespec-experts-{i}", daemon=True)
+            for i in range(READERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def address(self, layer: int, matrix: int) -> int:
+        """Where the stacked matrix begins; readable until `close`, whatever it holds."""
+        extent = self.layers[layer].matrices[matrix].extent
+        return self._memory[layer][matrix].address + extent.offset % BLOCK_BYTES
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Totals since the cache was made."""
+        return ExpertStats(
+            layers=len(self.layers),
+            experts=max(layer.n_experts for layer in self.layers),
+            used=max(layer.n_used for layer in self.layers),
+            cache_bytes=self._capacity,
+            hits=self._hits,
+            misses=self._misses,
+            bytes_read=self.bytes_read,
+            stall_s=self.stall_s,
+            read_ahead=self._n_ahead,
+            read_ahead_used=self._n_ahead_used,
+        )
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """Tokens whose choices fit at once in every layer, whatever they are; None: any number."""
+        return tokens_at_once(self.layers, self._capacity)
+
+    def holds(self, layer: int, n_experts: int) -> bool:
+        """Whether so many experts of a layer fit at once."""
+        return n_experts * self._room[layer] <= self._capacity
+
+    def acquire(self, layer: int, experts: Sequence[int]) -> bool:
+        """Have the experts of a layer in their places; waits for them. False once cancelled.
+
+        Raises EdgespecError when they do not fit together.
+        """
+        chosen = sorted(set(experts))
+        if not self.holds(layer, len(chosen)):
+            raise EdgespecError(
+                f"{len(chosen)} experts of {self.layers[layer].name} do not fit into the cache of "
+                f"{self._capacity:,} bytes"
+            )
+        with self._lock:
+            present = self._present[layer]
+            missing = [expert for expert in chosen if expert not in present]
+            self._count(layer, chosen, missing)
+            self._held.update((layer, expert) for expert in chosen)
+            self._eviction.use(layer, chosen)
+            arrived = self._all_arrived(layer, chosen) or self._wait(layer, chosen)
+            if arrived:
+                for expert in chosen:
+                    present[expert].ahead = False
+            else:
+                self._let_go(layer)
+            return arrived
+
+    def release(self, layer: int) -> None:
+        """The experts of a layer may make room for others."""
+        with self._lock:
+            self._let_go(layer)
+
+    def read_ahead(self, layer: int, experts: Sequence[int]) -> None:
+        """Begin to read experts that will probably be chosen, as far as there is room for them
+        besides what is held or better worth keeping. Does not wait."""
+        with self._lock:
+            for expert in experts:
+                if expert in self._present[layer]:
+                    continue
+                if not self._make_room(layer, (layer, expert)):
+                    return
+                self._begin(layer, expert, self._ahead, ahead=True)
+                self._n_ahead += 1
+
+    def cancel(self) -> None:
+        """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
+        with self._lock:
+            self._cancelled = True
+            self._arrival.notify_all()
+
+    def resume(self) -> None:
+        with self._lock:
+            self._cancelled = False
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._work.notify_all()
+            self._arrival.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._reader.close()
+        self._free()
+
+    def _free(self) -> None:
+        for memories in self._memory:
+            for memory in memories:
+                memory.close()
+
+    def _count(self, layer: int, chosen: Sequence[int], missing: Sequence[int]) -> None:
+        present = self._present[layer]
+        self._misses += len(missing)
+        self._hits += len(chosen) - len(missing)
+        self._n_ahead_used += sum(expert in present and present[expert].ahead for expert in chosen)
+
+    def _let_go(self, layer: int) -> None:
+        self._held = {unit for unit in self._held if unit[0] != layer}
+
+    def _wait(self, layer: int, chosen: Sequence[int]) -> bool:
+        begin = self._clock()
+        try:
+            while not self._cancelled and not self._closing:
+                failure = self._failure(layer, chosen)
+                if failure is not None:
+                    self._let_go(layer)
+                    raise failure
+                self._request(layer, chosen)
+                if self._all_arrived(layer, chosen):
+                    return True
+                self._arrival.wait()
+            return False
+        finally:
+            end = self._clock()
+            self.stall_s += end - begin
+            self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
+
+    def _request(self, layer: int, chosen: Sequence[int]) -> None:
+        """Ask for those that are not there, as far as there is room: what is on its way cannot
+        make any before it arrives."""
+        for expert in chosen:
+            if expert not in self._present[layer]:
+                if not self._make_room(layer):
+                    break
+                self._begin(layer, expert, self._wanted, ahead=False)
+        self._hasten()
+
+    def _hasten(self) -> None:
+        """What is waited for is read before what is only expected."""
+        if not self._ahead:
+            return
+        urgent = [t for t in self._ahead if (t.layer, t.expert) in self._held]
+        if urgent:
+            self._ahead = deque(t for t in self._ahead if (t.layer, t.expert) not in self._held)
+            self._wanted.extend(urgent)
+
+    def _begin(self, layer: int, expert: int, queue: deque[_Task], ahead: bool) -> None:
+        n_matrices = len(self.layers[layer].matrices)
+        self._present[layer][expert] = _Expert(n_matrices, ahead)
+        self._used_bytes += self._room[layer]
+        self._eviction.add(layer, expert)
+        for matrix in range(n_matrices):
+            queue.append(_Task(layer, expert, matrix))
+        self._work.notify(n_matrices)
+
+    def _all_arrived(self, layer: int, chosen: Sequence[int]) -> bool:
+        present = self._present[layer]
+        return all(
+            expert in present and not present[expert].unread and present[expert].failure is None
+            for expert in chosen
+        )
+
+    def _failure(self, layer: int, chosen: Sequence[int]) -> BaseException | None:
+        """The failure of one of the chosen, which is forgotten once nothing of it is in flight."""
+        present = self._present[layer]
+        failed = [e for e in chosen if e in present and present[e].failure is not None]
+        if any(present[expert].unread for expert in failed):
+            return None
+        failure = None
+        for expert in failed:
+            failure = present[expert].failure
+            self._drop(layer, expert)
+        return failure
+
+    def _make_room(self, layer: int, newcomer: tuple[int, int] | None = None) -> bool:
+        """Drop what is worth least until an expert of `layer` fits; for a `newcomer` that nobody
+        has chosen yet, only what is worth less than that."""
+        while self._used_bytes + self._room[layer] > self._capacity:
+            victim = self._eviction.victim(self._may_go, newcomer)
+            if victim is None:
+                return False
+            self._drop(*victim)
+        return True
+
+    def _may_go(self, layer: int, expert: int) -> bool:
+        return (layer, expert) not in self._held and not self._present[layer][expert].unread
+
+    def _drop(self, layer: int, expert: int) -> None:
+        present = self._present[layer]
+        del present[expert]
+        self._used_bytes -= self._room[layer]
+        self._eviction.remove(layer, expert)
+        for matrix, memory in zip(self.layers[layer].matrices, self._memory[layer], strict=True):
+            run = matrix.run(expert)
+            begin, end = run.slot_offset, run.slot_offset + run.nbytes
+            if (
+                expert - 1 in present
+                and matrix.run(expert - 1).start + matrix.run(expert - 1).nbytes > run.start
+            ):
+                begin += BLOCK_BYTES
+            if expert + 1 in present and matrix.run(expert + 1).start < run.start + run.nbytes:
+                end -= BLOCK_BYTES
+            if begin < end:
+                memory.forget(begin, end - begin)
+
+    def _read_on(self) -> None:
+        """A reading thread: what is waited for first, then what is expected."""
+        while True:
+            with self._lock:
+                while not (self._closing or self._wanted or self._ahead):
+                    self._work.wait()
+                if self._closing:
+                    return
+                task = self._wanted.popleft() if self._wanted else self._ahead.popleft()
+                self._begin_reading()
+            self._read(task)
+
+    def _begin_reading(self) -> None:
+        if not self._n_reading:
+            self._busy = self._trace.span(Track.EXPERTS, "read experts")
+            self._busy_bytes = 0
+        self._n_reading += 1
+
+    def _end_reading(self, nbytes: int) -> None:
+        self._n_reading -= 1
+        self._busy_bytes += nbytes
+        if not self._n_reading:
+            self._busy.note(bytes=self._busy_bytes).end()
+            self._trace.count_bytes("experts (MiB)", held=self._used_bytes)
+
+    def _read(self, task: _Task) -> None:
+        n, failure = 0, None
+        run = self.layers[task.layer].matrices[task.matrix].run(task.expert)
+        memory = self._memory[task.layer][task.matrix]
+        try:
+            with memory.view(run.slot_offset, run.nbytes) as view:
+                n = self._reader.read(run, view, lambda: self._closing)
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+            failure = exc
+        with self._lock:
+            self.bytes_read += n
+            self._end_reading(n)
+            expert = self._present[task.layer][task.expert]
+            expert.unread -= 1
+            expert.failure = expert.failure or failure
+            if expert.failure is not None and not expert.unread and expert.ahead:
+                self._drop(task.layer, task.expert)
+            if not expert.unread:
+                self._arrival.notify_all()
+
+
+def tokens_at_once(layers: Sequence[ExpertLayer], capacity_bytes: int) -> int | None:
+    """Tokens whose choices fit into a cache of that size in every layer, whatever they are; None:
+    any number."""
+    most: int | None = None
+    for layer in layers:
+        n_fitting = capacity_bytes // layer.room_bytes
+        if n_fitting < layer.n_experts:
+            n_tokens = n_fitting // layer.n_used
+            most = n_tokens if most is None else min(most, n_tokens)
+    return most

@@ -1,0 +1,141 @@
+"""Brings the experts that a layer chose into memory before llama.cpp computes with them.
+
+Which nodes hold the choices was learnt from the graph (`segments`); reading, keeping and dropping
+experts is the business of `edgespec.paging.experts`.
+
+llama.cpp stops after the node that holds a layer's choice. The chosen experts are put in their
+places in an address range of the whole stacked matrix, to which its tensor points until the layer
+is computed, and to the file mapping otherwise: a missed choice is slow and never wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.memory.experts import ExpertSizes
+from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
+from edgespec.paging.reader import BLOCK_BYTES
+from edgespec_runtimes.gguf.file.header import TensorEntry
+from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.segments import Choice, Weight, extent_of
+
+UNNAMED = ("node_", "leaf_", " ")
+"""How ggml's names begin of nodes that llama.cpp gave none: their numbers change with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The stacked matrices among whose experts one node chooses, in order of use."""
+
+    choice: Choice
+    weights: tuple[Weight, ...]
+    n_experts: int
+
+    @property
+    def layer(self) -> ExpertLayer:
+        matrices = (ExpertMatrix(extent_of(weight), self.n_experts) for weight in self.weights)
+        name = ".".join(self.weights[0].entry.name.split(".")[:2])
+        return ExpertLayer(name, tuple(matrices), self.choice.n_used)
+
+
+def mixtures(weights: Sequence[Weight]) -> list[Mixture]:
+    """Those whose experts can be read one by one, in order of use.
+
+    Each expert must be large enough for only its neighbours to share a block with it; only Linux
+    gives memory back at once. Other experts are paged like any matrix.
+    """
+    if sys.platform != "linux":
+        return []
+    by_choice: dict[Choice, list[Weight]] = {}
+    for weight in weights:
+        choice = weight.choice
+        if choice is not None and choice.name and not choice.name.startswith(UNNAMED):
+            by_choice.setdefault(choice, []).append(weight)
+    found = []
+    for choice, stacked in by_choice.items():
+        sizes = {_n_stacked(weight.entry) for weight in stacked}
+        n_experts = min(sizes)
+        least_bytes = min(weight.entry.nbytes for weight in stacked) // n_experts
+        if len(sizes) == 1 and n_experts > choice.n_used and least_bytes >= BLOCK_BYTES:
+            found.append(Mixture(choice, tuple(stacked), n_experts))
+    return found
+
+
+def _n_stacked(entry: TensorEntry) -> int:
+    return entry.shape[2] if len(entry.shape) > 2 else 1
+
+
+def expert_sizes(found: Sequence[Mixture]) -> ExpertSizes | None:
+    """What planning has to know of them; None without any."""
+    if not found:
+        return None
+    layers = [mixture.layer for mixture in found]
+    return ExpertSizes(
+        n_layers=len(layers),
+        n_experts=max(layer.n_experts for layer in layers),
+        n_used=max(layer.n_used for layer in layers),
+        nbytes=sum(layer.nbytes for layer in layers),
+        room_bytes=sum(layer.n_experts * layer.room_bytes for layer in layers),
+        layer_bytes=max(layer.n_experts * layer.room_bytes for layer in layers),
+        least_bytes=max(layer.n_used * layer.room_bytes for layer in layers),
+    )
+
+
+class PagedExperts:
+    """Answers llama.cpp's callbacks for the nodes that choose experts and those that use them."""
+
+    def __init__(self, found: Sequence[Mixture], cache: ExpertCache, stop: native.Stop) -> None:
+        self.cache = cache
+        self.ops = frozenset(mixture.choice.op for mixture in found)
+        self._stop = stop
+        self._layer_of = {m.choice.name.encode(): i for i, m in enumerate(found)}
+        self._weights = [
+            [(weight, cache.address(i, j)) for j, weight in enumerate(mixture.weights)]
+            for i, mixture in enumerate(found)
+        ]
+        self._mapped = {weight.address: weight.pointer.value for m in found for weight in m.weights}
+        self._last = {m.weights[-1].address: i for i, m in enumerate(found)}
+        self._pointed: set[int] = set()
+        self._computed: set[int] = set()
+        """Layers whose last product llama.cpp was told to compute before it stops again."""
+
+    def is_choice(self, node: int) -> bool:
+        """Whether llama.cpp must stop after this node, whose op is one of `ops`."""
+        return native.name_of(node) in self._layer_of
+
+    def use(self, weight: int) -> None:
+        """A node that reads this tensor is about to be computed."""
+        layer = self._last.get(weight)
+        if layer is not None:
+            self._computed.add(layer)
+
+    def bring(self, node: int) -> None:
+        """Have the experts that this node chose in their places, or stop the pass.
+
+        Raises WeightReadError.
+        """
+        layer = self._layer_of[native.name_of(node)]
+        for computed in self._computed:
+            self._give_back(computed)
+        self._computed.clear()
+        # where the pass is given up, too: what is read there means nothing, but is memory
+        self._pointed.add(layer)
+        for weight, address in self._weights[layer]:
+            weight.pointer.value = address
+        if not self.cache.acquire(layer, np.unique(native.int32_rows(node)).tolist()):
+            self._stop.set()
+
+    def end_pass(self) -> None:
+        for layer in list(self._pointed):
+            self._give_back(layer)
+        self._computed.clear()
+
+    def _give_back(self, layer: int) -> None:
+        for weight, _ in self._weights[layer]:
+            weight.pointer.value = self._mapped[weight.address]
+        self._pointed.discard(layer)
+        self.cache.release(layer)

@@ -1,0 +1,253 @@
+"""The cache of experts: right bytes in their places, within its room, from any storage."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix, tokens_at_once
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
+from edgespec.tracing import Track
+from traces import read, spans, trace_in_memory
+
+SLICE = 3 * BLOCK_BYTES + 160
+"""Neighbours share blocks."""
+
+
+def make_layers(n_layers: int, n_experts: int, n_used: int = 2) -> list[ExpertLayer]:
+    """Two matrices a layer, packed behind one another from byte 96 on."""
+    layers, offset = [], 96
+    for number in range(n_layers):
+        matrices = []
+        for slice_bytes in (SLICE, SLICE + 64):
+            extent = Extent(0, offset, n_experts * slice_bytes)
+            matrices.append(ExpertMatrix(extent, n_experts))
+            offset += extent.nbytes
+        layers.append(ExpertLayer(f"layer {number}", tuple(matrices), n_used))
+    return layers
+
+
+def make_file(folder: Path, layers: Sequence[ExpertLayer]) -> Path:
+    last = layers[-1].matrices[-1].extent
+    path = folder / "weights.bin"
+    path.write_bytes(random.Random(7).randbytes(last.offset + last.nbytes))
+    return path
+
+
+def room_of(layers: Sequence[ExpertLayer]) -> int:
+    return max(layer.room_bytes for layer in layers)
+
+
+def slices(cache: ExpertCache, layer: int, expert: int) -> list[bytes]:
+    """What stands in an expert's places."""
+    return [
+        ctypes.string_at(cache.address(layer, i) + expert * matrix.slice_bytes, matrix.slice_bytes)
+        for i, matrix in enumerate(cache.layers[layer].matrices)
+    ]
+
+
+def slices_in(content: bytes, layer: ExpertLayer, expert: int) -> list[bytes]:
+    begins = [matrix.extent.offset + expert * matrix.slice_bytes for matrix in layer.matrices]
+    return [
+        content[begin : begin + matrix.slice_bytes]
+        for begin, matrix in zip(begins, layer.matrices, strict=True)
+    ]
+
+
+class Gate:
+    """A reader whose reads can be made to wait, or to fail."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = DirectReader([path])
+        self.open = threading.Event()
+        self.open.set()
+        self.failing = False
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        while not self.open.wait(0.01):
+            if stopped():
+                return 0
+        if self.failing:
+            raise WeightReadError("the disk is on fire")
+        return self._reader.read(run, into, stopped)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., tuple[ExpertCache, Gate, bytes]]]:
+    made: list[tuple[ExpertCache, Gate]] = []
+
+    def make(layers: Sequence[ExpertLayer], n_fitting: int) -> tuple[ExpertCache, Gate, bytes]:
+        path = make_file(tmp_path, layers)
+        gate = Gate(path)
+        cache = ExpertCache(layers, gate, n_fitting * room_of(layers))
+        made.append((cache, gate))
+        return cache, gate, path.read_bytes()
+
+    yield make
+    for cache, gate in made:
+        gate.open.set()
+        cache.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_was_chosen_is_there_whatever_was_chosen_before(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any choices, a cache from the least to everything: dropping leaves neighbours whole."""
+    layers = make_layers(3, n_experts=6)
+    path = make_file(tmp_path_factory.mktemp("experts"), layers)
+    content = path.read_bytes()
+    n_fitting = data.draw(st.integers(2, 18))
+    capacity = n_fitting * room_of(layers)
+    with ExpertCache(layers, DirectReader([path]), capacity) as cache:
+        for _ in range(data.draw(st.integers(1, 5))):
+            for number, layer in enumerate(layers):
+                most = min(6, n_fitting)
+                chosen = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=most))
+                ahead = data.draw(st.lists(st.integers(0, 5), max_size=3))
+                cache.read_ahead((number + 1) % 3, ahead)
+                assert cache.acquire(number, chosen)
+                assert cache.used_bytes <= capacity
+                for expert in chosen:
+                    assert slices(cache, number, expert) == slices_in(content, layer, expert)
+                cache.release(number)
+
+
+def test_what_is_there_is_not_read_again(opened: Callable[..., tuple]) -> None:
+    cache, _, _ = opened(make_layers(2, 4), n_fitting=8)
+    for _ in range(3):
+        for layer in (0, 1):
+            assert cache.acquire(layer, [0, 2])
+            cache.release(layer)
+    assert (cache.stats.misses, cache.stats.hits) == (4, 8)
+    assert cache.stats.bytes_read == sum(
+        matrix.run(expert).nbytes
+        for layer in cache.layers
+        for matrix in layer.matrices
+        for expert in (0, 2)
+    )
+
+
+def resident_bytes(cache: ExpertCache) -> int:
+    """Of the matrices' address ranges, as the kernel counts them."""
+    spans = [
+        (memory.address, memory.address + memory.nbytes)
+        for layer in cache._memory
+        for memory in layer
+    ]
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))
+            inside = any(begin < last and first < end for first, last in spans)
+        elif inside and head == "Rss:":
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def test_memory_stays_within_the_capacity(opened: Callable[..., tuple]) -> None:
+    """Pages, not only the cache's own books: what is dropped goes back to the system."""
+    cache, _, _ = opened(make_layers(4, 8), n_fitting=5)
+    chance = random.Random(1)
+    for _ in range(20):
+        for layer in range(4):
+            assert cache.acquire(layer, chance.sample(range(8), 2))
+            assert resident_bytes(cache) <= cache.used_bytes
+            cache.release(layer)
+    assert cache.used_bytes > 4 * room_of(cache.layers)
+
+
+def test_a_failed_read_is_told_and_tried_again(opened: Callable[..., tuple]) -> None:
+    cache, gate, content = opened(make_layers(1, 4), n_fitting=2)
+    gate.failing = True
+    with pytest.raises(WeightReadError, match="fire"):
+        cache.acquire(0, [1, 2])
+    gate.failing = False
+    assert cache.acquire(0, [1, 2])
+    assert slices(cache, 0, 2) == slices_in(content, cache.layers[0], 2)
+
+
+def test_what_failed_to_be_read_ahead_is_read_when_it_is_chosen(
+    opened: Callable[..., tuple],
+) -> None:
+    cache, gate, content = opened(make_layers(1, 4), n_fitting=4)
+    gate.failing = True
+    cache.read_ahead(0, [1, 2])
+    with suppress(WeightReadError):
+        cache.acquire(0, [0])
+    gate.failing = False
+    assert cache.acquire(0, [1, 2])
+    assert slices(cache, 0, 1) == slices_in(content, cache.layers[0], 1)
+
+
+def test_cancelling_wakes_who_waits(opened: Callable[..., tuple]) -> None:
+    cache, gate, content = opened(make_layers(1, 4), n_fitting=2)
+    gate.open.clear()
+    timer = threading.Timer(0.05, cache.cancel)
+    timer.start()
+    assert not cache.acquire(0, [0, 1])
+    gate.open.set()
+    cache.resume()
+    assert cache.acquire(0, [2, 3])
+    assert slices(cache, 0, 3) == slices_in(content, cache.layers[0], 3)
+
+
+def test_what_is_being_read_ahead_makes_room_once_it_has_arrived(
+    opened: Callable[..., tuple],
+) -> None:
+    cache, gate, content = opened(make_layers(2, 4), n_fitting=2)
+    gate.open.clear()
+    cache.read_ahead(1, [0, 1])
+    timer = threading.Timer(0.05, gate.open.set)
+    timer.start()
+    assert cache.acquire(0, [2, 3])
+    assert slices(cache, 0, 2) == slices_in(content, cache.layers[0], 2)
+
+
+def test_a_trace_shows_when_experts_are_read(tmp_path: Path) -> None:
+    layers = make_layers(2, 4)
+    reader = DirectReader([make_file(tmp_path, layers)])
+    trace, file = trace_in_memory()
+    with trace, ExpertCache(layers, reader, 8 * room_of(layers), trace=trace) as cache:
+        for layer in (0, 1):
+            assert cache.acquire(layer, [0, 2])
+            cache.release(layer)
+        nbytes = cache.bytes_read
+    reads = spans(read(file.content), "read experts", Track.EXPERTS)
+    assert sum(event["args"]["bytes"] for event in reads) == nbytes
+
+
+def test_more_experts_than_fit_are_refused(opened: Callable[..., tuple]) -> None:
+    cache, _, _ = opened(make_layers(1, 4), n_fitting=3)
+    with pytest.raises(EdgespecError, match="do not fit"):
+        cache.acquire(0, [0, 1, 2, 3])
+
+
+def test_closing_leaves_no_thread(opened: Callable[..., tuple]) -> None:
+    cache, _, _ = opened(make_layers(1, 4), n_fitting=3)
+    cache.read_ahead(0, [0, 1])
+    cache.close()
+    cache.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec-experts")]
+
+
+def test_as_many_tokens_are_computed_at_once_as_can_choose_what_fits() -> None:
+    layers = make_layers(2, n_experts=8, n_used=2)
+    room = room_of(layers)
+    assert tokens_at_once(layers, 2 * room) == 1
+    assert tokens_at_once(layers, 7 * room) == 3
+    assert tokens_at_once(layers, 8 * room) is None
