@@ -351,6 +351,20 @@ def test_ctrl_c_during_an_import_is_one_line(name: str):
     assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
 
 
+def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
+    """CPython remembers it from where it goes through `exec`, as in making a named tuple."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys; from edgespec.cli import entry\n"
+        "def interrupted(given, interrupts): exec('raise KeyboardInterrupt')\n"
+        "entry.run_generate = interrupted\n"
+        "sys.argv = ['edgespec', 'generate', '-p', 'hi']\n"
+        "from edgespec.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
+
+
 def test_nothing_is_imported_before_ctrl_c_is_minded():
     """What is imported by then can only end in a traceback."""
     code = (
