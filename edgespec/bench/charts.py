@@ -12,7 +12,10 @@ from html import escape
 
 WIDTH = 960
 LABEL = 130
-"""Room for names at the left of horizontal bars."""
+"""Least room for names at the left of horizontal bars."""
+MOST_LABEL = 400
+CHARACTER = 8.0
+"""As wide as the widest letters that names are made of, in the page's bold 13 pixels."""
 VALUE = 150
 """Room for figures at their right."""
 BAR, STEP, AXIS = 18, 32, 26
@@ -65,7 +68,8 @@ class Series:
 def bars(rows: Sequence[Bar], unit: str, line: tuple[float, str] | None = None) -> str:
     """Horizontal bars from zero, and a vertical line to hold them against."""
     most = max([row.most for row in rows] + ([line[0]] if line else []), default=0.0)
-    scale = _Scale(most, LABEL, WIDTH - VALUE)
+    left = _room_for([row.label for row in rows])
+    scale = _Scale(most, left, WIDTH - VALUE)
     height = STEP * len(rows) + AXIS + (16 if line else 0)
     top = 16 if line else 0
     parts = [_axis(scale, top, top + STEP * len(rows), unit)]
@@ -75,8 +79,8 @@ def bars(rows: Sequence[Bar], unit: str, line: tuple[float, str] | None = None) 
         end = scale.at(row.value)
         parts.append(
             f"<g><title>{escape(row.label)}: {escape(row.text)}</title>"
-            + _text(LABEL - 10, middle, row.label, "end name")
-            + _rect(LABEL, y, end - LABEL, BAR, row.kind)
+            + _text(left - 10, middle, row.label, "end name")
+            + _rect(left, y, end - left, BAR, row.kind)
         )
         if row.most > row.least:
             low, high = scale.at(row.least), scale.at(row.most)
@@ -96,11 +100,12 @@ def bars(rows: Sequence[Bar], unit: str, line: tuple[float, str] | None = None) 
 def stacks(rows: Sequence[Stack], unit: str) -> str:
     """Horizontal bars made of parts, each coloured by its name."""
     most = max((sum(part.value for part in row.parts) for row in rows), default=0.0)
-    scale = _Scale(most, LABEL, WIDTH - VALUE)
+    left = _room_for([row.label for row in rows])
+    scale = _Scale(most, left, WIDTH - VALUE)
     parts = [_axis(scale, 0, STEP * len(rows), unit)]
     for i, row in enumerate(rows):
         y = i * STEP + (STEP - BAR) / 2
-        parts.append(_text(LABEL - 10, y + BAR / 2, row.label, "end name"))
+        parts.append(_text(left - 10, y + BAR / 2, row.label, "end name"))
         done = 0.0
         for part in row.parts:
             x, end = scale.at(done), scale.at(done + part.value)
@@ -184,6 +189,12 @@ class _Scale:
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
         return [step * n for n in range(int(self._most / step * 1.0001) + 1)]
+
+
+def _room_for(labels: Iterable[str]) -> float:
+    """Pixels at the left that show every name whole."""
+    longest = max(map(len, labels), default=0)
+    return min(max(LABEL, 10 + CHARACTER * longest), MOST_LABEL)
 
 
 def _axis(scale: _Scale, top: float, bottom: float, unit: str) -> str:

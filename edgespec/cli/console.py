@@ -26,6 +26,9 @@ REDRAW_S = 0.1
 REPEAT_S = 5.0
 """Where lines cannot be redrawn (a log file), a new one comes this often."""
 
+LEAST_SHARE = 0.01
+"""What is done by then says how long the rest takes."""
+
 _GUESSED = "\x1b[32m"
 _PLAIN = "\x1b[0m"
 CLEAR_REST = "\x1b[K"
@@ -99,6 +102,11 @@ class Console:
         if not self._quiet:
             self._progress.show(what, share)
 
+    def progress_with_rest(self, what: str, share: float) -> None:
+        """The same, with the time that remains if it goes on as it went."""
+        if not self._quiet:
+            self._progress.show(what, share, with_rest=True)
+
     def end_of_progress(self) -> None:
         self._progress.clear()
 
@@ -128,7 +136,7 @@ class _Progress:
         self._shown_s = 0.0
         self._on_screen = False
 
-    def show(self, what: str, share: float) -> None:
+    def show(self, what: str, share: float, with_rest: bool = False) -> None:
         now = self._clock()
         if what != self._what:
             self._what, self._began_s, self._shown_s = what, now, 0.0
@@ -137,7 +145,10 @@ class _Progress:
         if now - self._began_s < PATIENCE_S or now - self._shown_s < wait:
             return
         self._shown_s = now
-        line = f"{what}: {100 * min(max(share, 0.0), 1.0):.0f}%"
+        share = min(max(share, 0.0), 1.0)
+        line = f"{what}: {100 * share:.0f}%"
+        if with_rest and share >= LEAST_SHARE:
+            line += f", about {_duration((now - self._began_s) * (1 - share) / share)} left"
         # the cursor goes back: an error that comes now begins where the line does
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
@@ -148,3 +159,10 @@ class _Progress:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()
             self._on_screen = False
+
+
+def _duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

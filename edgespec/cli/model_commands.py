@@ -82,7 +82,9 @@ def run_check(given: argparse.Namespace) -> None:
     with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
         assert models.draft is not None
         encoded = [models.target.vocabulary.encode(prompt) for prompt in prompts]
-        fit = pair_fit.measure(models.target, models.draft, encoded, max_tokens, console.progress)
+        fit = pair_fit.measure(
+            models.target, models.draft, encoded, max_tokens, console.progress_with_rest
+        )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
         if "json" in given:

@@ -61,3 +61,12 @@ def test_the_table_has_a_line_for_every_mode():
 
 def test_the_table_says_what_was_limited():
     assert any("by cgroup v1" in line for line in summary_table(report([row("auto", 1.0)])))
+
+
+def test_no_name_of_a_row_begins_left_of_the_page():
+    """A name ends at its bar; a letter is up to eight pixels wide."""
+    name = "llama-linear-3-with-its-newer-defaults"
+    page = html_page(report([row(name, 1.0), row("auto", 2.0)]))
+    places = re.findall(rf'<text class="end name" x="([\d.]+)"[^>]*>{name}', page)
+    assert len(places) >= 2
+    assert all(float(x) >= 8 * len(name) for x in places)

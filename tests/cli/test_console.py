@@ -109,3 +109,22 @@ def test_an_object_is_one_line_of_json():
     out = io.StringIO()
     Console("never", stdout=out, stderr=io.StringIO()).json({"text": "a\nß"})
     assert out.getvalue() == '{"text": "a\\nß"}\n'
+
+
+@pytest.mark.parametrize(
+    ("share", "line"),
+    [
+        (0.005, "checking: 0%\n"),
+        (0.25, "checking: 25%, about 30 s left\n"),
+        (0.05, "checking: 5%, about 3 min left\n"),
+        (0.01, "checking: 1%, about 16 min left\n"),
+        (1.0, "checking: 100%, about 0 s left\n"),
+    ],
+)
+def test_progress_may_tell_the_time_that_remains(share: float, line: str):
+    err, clock = io.StringIO(), Clock()
+    console = Console(stderr=err, clock=clock)
+    console.progress_with_rest("checking", 0.0)
+    clock.now_s += 10
+    console.progress_with_rest("checking", share)
+    assert err.getvalue() == line
