@@ -24,7 +24,7 @@ from edgespec.regular_files import open_regular
 from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, diagnosis, segments, weights
+from edgespec_runtimes.gguf import baselines, diagnosis, row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
@@ -268,9 +268,9 @@ class PreparedGguf:
 
     @property
     def _embedding_bytes(self) -> int:
-        tables = [weight.entry for weight in self._traced if weight.looked_up]
-        n_rows = self._shape.params().n_batch
-        return sum(weights.EmbeddingRows.bytes_for(entry, n_rows) for entry in tables)
+        n_batch = self._shape.params().n_batch
+        tables = [weight for weight in self._traced if weight.looked_up]
+        return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
         self.close()
@@ -297,7 +297,7 @@ class PreparedGguf:
             groups,
             plan.pinned,
             plan.ring_bytes,
-            self._embedding_bytes,
+            self._shape.params().n_batch,
             self._stop,
             self._request.trace,
             self._mixtures,

@@ -18,10 +18,10 @@ from edgespec.errors import EdgespecError
 from edgespec.paging.reader import BLOCK_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
 """Matrices below this are not worth a swap: they stay in memory, like norms and biases."""
-TOKEN_EMBEDDINGS = "token_embd.weight"
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 
 
@@ -44,10 +44,15 @@ class Weight:
     """Of the ggml_tensor."""
     swappable: bool
     """Read by one matrix product, directly: its pointer may change between passes."""
-    looked_up: bool
-    """The token embeddings, of which GET_ROWS reads the rows of a batch's tokens."""
+    rows_per_token: int
+    """Of a table, how many rows are looked up for each token of a batch; 0: it is no table."""
     choice: Choice | None = None
     """Of stacked experts, of which a product reads those that its tokens chose."""
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether only the rows that a pass names are read where it is looked up."""
+        return self.rows_per_token > 0
 
     @property
     def pointer(self) -> ctypes.c_uint64:
@@ -63,6 +68,8 @@ class _Use:
     op: str
     direct: bool
     """As its first operand and through no view."""
+    n_rows: int = 0
+    """That it looks up, as far as that is known before the graph is computed."""
     chosen_by: int = 0
     """The node that says which experts a MUL_MAT_ID reads."""
 
@@ -88,6 +95,7 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
         tensor = native.GgmlTensor.from_address(node)
         names[tensor.name.decode()] += 1
         op = native.op_name(tensor.op)
+        n_rows = n_rows_named(tensor.src[1]) if op == LOOKUP else 0
         chosen_by = tensor.src[2] or 0 if op == "MUL_MAT_ID" else 0
         if chosen_by:
             choices[chosen_by] = _choice(chosen_by)
@@ -97,7 +105,7 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
                 address, through_view = parent, True
             if address and native.GgmlTensor.from_address(address).name.decode() in entries:
                 direct = position == 0 and not through_view
-                use = _Use(n_nodes, op, direct, chosen_by)
+                use = _Use(n_nodes, op, direct, n_rows, chosen_by)
                 uses.setdefault(address, []).append(use)
         return False
 
@@ -115,7 +123,7 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     weights = []
     for address, seen in sorted(uses.items(), key=lambda use: _first_product(use[1])):
         name = native.GgmlTensor.from_address(address).name.decode()
-        products = [use for use in seen if use.op != "GET_ROWS"]
+        products = [use for use in seen if use.op != LOOKUP]
         swappable = (
             len(products) == 1
             and products[0].op in MATMULS
@@ -128,12 +136,24 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
                 entry=entries[name],
                 address=address,
                 swappable=swappable,
-                looked_up=name == TOKEN_EMBEDDINGS
-                and any(use.op == "GET_ROWS" and use.direct for use in seen),
+                rows_per_token=_rows_per_token(entries[name], seen),
                 choice=choice if choice and names[choice.name] == 1 else None,
             )
         )
     return weights
+
+
+def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
+    """0 unless the table is looked up directly, by numbers that are known, and otherwise at most
+    multiplied: what reads it another way needs all of it."""
+    lookups = [use for use in uses if use.op == LOOKUP]
+    if len(entry.shape) != 2 or entry.nbytes < SMALL_BYTES:
+        return 0
+    if not all(use.direct and use.n_rows for use in lookups):
+        return 0
+    if not all(use.direct and use.op in (LOOKUP, *MATMULS) for use in uses):
+        return 0
+    return sum(use.n_rows for use in lookups)
 
 
 def _choice(node: int) -> Choice:
@@ -143,7 +163,7 @@ def _choice(node: int) -> Choice:
 
 def _first_product(uses: Sequence[_Use]) -> int:
     """The node that first reads a weight, other than to look up rows if there is one."""
-    return min((use.node for use in uses if use.op != "GET_ROWS"), default=uses[0].node)
+    return min((use.node for use in uses if use.op != LOOKUP), default=uses[0].node)
 
 
 def in_host_memory(weight: Weight) -> bool:

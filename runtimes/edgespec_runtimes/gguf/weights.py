@@ -10,79 +10,26 @@ missed swap is slow and never wrong.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.errors import WeightReadError
 from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Memory, Segment
+from edgespec.paging.reader import DirectReader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
 from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
-from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
-
-class EmbeddingRows:
-    """The token embeddings' address range, in which only the rows that a batch looks up exist."""
-
-    def __init__(self, entry: TensorEntry, path: Path, most_bytes: int) -> None:
-        self._entry = entry
-        self._path = path
-        self._row_bytes = entry.nbytes // entry.shape[1]
-        self._n_rows = entry.shape[1]
-        self._most_bytes = most_bytes
-        self._memory = Memory(entry.nbytes, sparse=True)
-        self._present: set[int] = set()
-        self._file = os.open(path, os.O_RDONLY)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, entry.offset, entry.nbytes, os.POSIX_FADV_RANDOM)
-
-    @property
-    def address(self) -> int:
-        return self._memory.address
-
-    @staticmethod
-    def bytes_for(entry: TensorEntry, n_rows: int) -> int:
-        """Most memory that `n_rows` rows take: every one may touch a page more than it fills."""
-        row_bytes = entry.nbytes // entry.shape[1]
-        return min(n_rows * (row_bytes + 2 * BLOCK_BYTES), entry.nbytes + BLOCK_BYTES)
-
-    def fetch(self, tokens: Sequence[int]) -> None:
-        """Make the rows of `tokens` readable. Raises WeightReadError."""
-        missing = sorted(set(tokens) - self._present)
-        if not missing:
-            return
-        rows = len(self._present) + len(missing)
-        if self.bytes_for(self._entry, rows) > self._most_bytes:
-            self._memory.forget()
-            self._present.clear()
-            missing = sorted(set(tokens))
-        for token in missing:
-            start = token * self._row_bytes
-            view = self._memory.view(start, self._row_bytes)
-            try:
-                n = os.preadv(self._file, [view], self._entry.offset + start)
-            except OSError as exc:
-                raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
-            if n != self._row_bytes:
-                raise WeightReadError(f"{self._path} was cut short: embeddings end early")
-            self._present.add(token)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._memory.close()
+POINTER_BYTES = 8
 
 
 class PagedWeights:
@@ -98,7 +45,7 @@ class PagedWeights:
         groups: Sequence[WeightGroup],
         pinned: frozenset[int],
         ring_bytes: int,
-        embedding_bytes: int,
+        n_batch: int,
         stop: native.Stop,
         trace: Trace = OFF,
         mixtures: Sequence[Mixture] = (),
@@ -122,7 +69,7 @@ class PagedWeights:
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
         self.experts = self._paged_experts(header, mixtures, expert_bytes)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
-        self._embedding = self._embedding_rows(header, weights, embedding_bytes)
+        self._tables = self._row_tables(header, weights, n_batch)
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._mapped = {w.address: w.pointer.value for w in weights}
         self._swaps = [
@@ -138,7 +85,7 @@ class PagedWeights:
         self._held: set[int] = set()
         self._parked: set[int] = set()
         """Segments that could not be had: their weights point into the ring, and mean nothing."""
-        self._lookup_op = native.op_number("GET_ROWS")
+        self._lookup_op = native.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
         self._ops = self._choice_ops.union((*map(native.op_number, MATMULS), self._lookup_op))
 
@@ -185,16 +132,12 @@ class PagedWeights:
             segments = [group.segment for group in self._streamed]
             self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
-    def begin_pass(
-        self, tokens: Sequence[int], on_segment: Callable[[float], None] | None = None
-    ) -> None:
-        """Call before every llama_decode, with the tokens of its batch."""
+    def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
+        """Call before every llama_decode."""
         self.failure = None
         self._on_segment = on_segment
         for store in self.stores:
             store.resume()
-        if self._embedding:
-            self._embedding[1].fetch(tokens)
         self._compute_pinned(0)
 
     def end_pass(self) -> None:
@@ -207,8 +150,7 @@ class PagedWeights:
         if self.experts:
             self.experts.end_pass()
         self._computing.end()
-        if self._embedding:
-            weight = self._embedding[0]
+        for weight, _ in self._tables.values():
             weight.pointer.value = self._mapped[weight.address]
         self.passes += 1
 
@@ -225,20 +167,23 @@ class PagedWeights:
         self._pinned.close()
         if self.experts:
             self.experts.cache.close()
-        if self._embedding:
-            self._embedding[1].close()
+        for _, rows in self._tables.values():
+            rows.close()
 
-    def _embedding_rows(
-        self, header: GgufFile, weights: Sequence[Weight], most_bytes: int
-    ) -> tuple[Weight, EmbeddingRows] | None:
-        """Row-wise lookup, unless the table is pinned anyway because it is the output head too."""
+    def _row_tables(
+        self, header: GgufFile, weights: Sequence[Weight], n_batch: int
+    ) -> dict[int, tuple[Weight, RowTable]]:
+        """By address, the tables whose rows are looked up; those that are pinned anyway, because
+        they are the output head too, are not among them."""
         pinned = {w.address for i in self._pinned_groups for w in self.groups[i].weights}
         tables = [w for w in weights if w.looked_up and w.address not in pinned]
-        if not tables:
-            return None
-        table = tables[0]
-        path = header.paths[table.entry.file_index]
-        return table, EmbeddingRows(table.entry, path, most_bytes)
+        return {
+            w.address: (
+                w,
+                RowTable(w.entry, header.paths[w.entry.file_index], n_batch * w.rows_per_token),
+            )
+            for w in tables
+        }
 
     def _paged_experts(
         self, header: GgufFile, mixtures: Sequence[Mixture], nbytes: int
@@ -286,9 +231,8 @@ class PagedWeights:
             return False
         address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
         if op == self._lookup_op:
-            if self._embedding and address == self._embedding[0].address:
-                weight, rows = self._embedding
-                weight.pointer.value = rows.address
+            if address in self._tables:
+                self._look_up(node, address)
                 return True
             return False
         if op in self._choice_ops:
@@ -306,10 +250,18 @@ class PagedWeights:
         if op in self._choice_ops and self.experts:
             self.experts.bring(node)
         elif op == self._lookup_op:
-            ctypes.c_uint64.from_address(address + native.DATA_OFFSET).value = self._mapped[address]
+            self._tables[address][0].pointer.value = self._mapped[address]
         elif address in self._last_of:
             self._restore(self._last_of[address])
         return True
+
+    def _look_up(self, node: int, address: int) -> None:
+        """Point a table to its rows, and fetch those that the node reads. Where that fails the
+        pass is given up, but llama.cpp computes the node first: it finds zeros."""
+        weight, rows = self._tables[address]
+        weight.pointer.value = rows.address
+        index = ctypes.c_uint64.from_address(node + native.SRC_OFFSET + POINTER_BYTES).value
+        rows.fetch(rows_named(index))
 
     def _point(self, index: int) -> None:
         assert self.pager is not None

@@ -1,0 +1,100 @@
+"""Tables that are only looked up, like embeddings: of their rows, those that a pass names exist.
+
+Knows a lookup's node in the graph and the table's place in its file, no other weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import WeightReadError
+from edgespec.paging.reader import BLOCK_BYTES, Memory
+from edgespec_runtimes.gguf.file.header import TensorEntry
+from edgespec_runtimes.gguf.llama import native
+
+LOOKUP = "GET_ROWS"
+_I32, _I32_BYTES = 26, 4
+_INPUT_OPS = ("NONE", "VIEW", "RESHAPE")
+
+
+def n_rows_named(index: int) -> int:
+    """How many rows an index, the second operand of a lookup, names; 0 for one that is known only
+    when the graph is computed."""
+    address = index
+    while address:
+        tensor = native.GgmlTensor.from_address(address)
+        if tensor.type != _I32 or native.op_name(tensor.op) not in _INPUT_OPS:
+            return 0
+        address = tensor.view_src
+    return prod(native.GgmlTensor.from_address(index).ne) if index else 0
+
+
+def rows_named(index: int) -> set[int]:
+    """The rows that an index names in the pass that is being computed."""
+    tensor = native.GgmlTensor.from_address(index)
+    shape, strides = tuple(tensor.ne), tuple(tensor.nb)
+    if prod(shape[1:]) == 1 and strides[0] == _I32_BYTES:
+        return set((ctypes.c_int32 * shape[0]).from_address(tensor.data))
+    end = _I32_BYTES + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    raw = (ctypes.c_char * end).from_address(tensor.data)
+    return set(np.ndarray(shape, np.int32, raw, strides=strides).ravel().tolist())
+
+
+def bytes_for(entry: TensorEntry, n_rows: int) -> int:
+    """Most memory that `n_rows` rows take: every one may touch a page more than it fills."""
+    row_bytes = entry.nbytes // entry.shape[1]
+    return min(n_rows * (row_bytes + 2 * BLOCK_BYTES), entry.nbytes + BLOCK_BYTES)
+
+
+class RowTable:
+    """A table's address range, in which only the rows that were looked up exist."""
+
+    def __init__(self, entry: TensorEntry, path: Path, n_rows_at_once: int) -> None:
+        self._entry = entry
+        self._path = path
+        self._row_bytes = entry.nbytes // entry.shape[1]
+        self._most_bytes = bytes_for(entry, n_rows_at_once)
+        self._memory = Memory(entry.nbytes, sparse=True)
+        self._present: set[int] = set()
+        self._file = os.open(path, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, entry.offset, entry.nbytes, os.POSIX_FADV_RANDOM)
+
+    @property
+    def address(self) -> int:
+        return self._memory.address
+
+    def fetch(self, rows: Iterable[int]) -> None:
+        """Make `rows` readable. Raises WeightReadError."""
+        wanted = set(rows)
+        missing = wanted - self._present
+        if not missing:
+            return
+        if bytes_for(self._entry, len(self._present) + len(missing)) > self._most_bytes:
+            self._memory.forget()
+            self._present.clear()
+            missing = wanted
+        for row in sorted(missing):
+            start = row * self._row_bytes
+            view = self._memory.view(start, self._row_bytes)
+            try:
+                n = os.preadv(self._file, [view], self._entry.offset + start)
+            except OSError as exc:
+                raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
+            if n != self._row_bytes:
+                raise WeightReadError(
+                    f"{self._path} was cut short: {self._entry.name} ends before its row {row}"
+                )
+            self._present.add(row)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._memory.close()
