@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from edgespec import arguments, runtimes
 from edgespec.config import LoadSettings
+from edgespec.engine.admission import encoded_prompt
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -172,7 +173,9 @@ class Session(Owner):
         Raises UsageError at once for what cannot be meant.
         """
         if isinstance(prompt, str):
-            tokens = self.encode(arguments.text("the prompt", prompt))
+            text, target = arguments.text("the prompt", prompt), self._models.target
+            with self._engine.use():
+                tokens = encoded_prompt(text, target.vocabulary, target.info.n_ctx)
         else:
             tokens = arguments.token_ids("the prompt", prompt)
         request = self._engine.request(

@@ -1,0 +1,59 @@
+"""How much of a prompt is read before it is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from edgespec.engine.admission import encoded_prompt
+from edgespec.errors import UsageError
+
+
+class Words:
+    """A vocabulary whose tokens are words, a space included; counts what it was given."""
+
+    n_vocab = 2
+    eog_tokens: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.n_characters = 0
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        self.n_characters += len(text)
+        return [1 for _ in re.findall(r"\S+|\s+", text)]
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+    def token_bytes(self, token: int) -> bytes:
+        return b""
+
+
+def test_a_prompt_is_encoded_whole() -> None:
+    assert encoded_prompt("one two three", Words(), 100) == [1] * 5
+
+
+def test_a_prompt_without_end_is_refused_after_its_beginning() -> None:
+    vocabulary, text = Words(), "word " * 10_000_000
+    with pytest.raises(UsageError, match="50,000,000 characters, and the first 16,000 of them"):
+        encoded_prompt(text, vocabulary, 1000)
+    assert vocabulary.n_characters < len(text) / 1000
+
+
+@pytest.mark.parametrize("n_tokens", [1000, 1001, 2000])
+def test_what_is_not_far_too_long_is_counted(n_tokens: int) -> None:
+    """The context's end is for whoever checks the tokens."""
+    text = "word " * (n_tokens // 2) + "x" * (n_tokens % 2)
+    assert len(encoded_prompt(text, Words(), 1000)) == n_tokens
+
+
+def test_long_tokens_may_be_many_characters() -> None:
+    assert encoded_prompt("x" * 1_000_000, Words(), 100) == [1]
+    text = "x" * 1_000_000 + " y" * 40
+    assert len(encoded_prompt(text, Words(), 100)) == 81
+
+
+def test_a_small_context_does_not_refuse_what_is_cut_in_a_word() -> None:
+    """Of the beginning of a word, more tokens may come than of the word."""
+    assert len(encoded_prompt("word " * 30, Words(), 4)) == 60
