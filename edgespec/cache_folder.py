@@ -47,6 +47,11 @@ def is_outdated(path: Path, target_sha256: str) -> bool:
     return path.name.startswith("embedded-") and not path.name.startswith(_made_from(target_sha256))
 
 
+def calibrations() -> Path:
+    """What was learnt of pairs of models: a small file each."""
+    return folder() / "calibrations"
+
+
 def models() -> list[Path]:
     """GGUF files and folders with ONNX files, by name; what is hidden is unfinished."""
     if not folder().is_dir():

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from edgespec import arguments, runtimes
+from edgespec import arguments, cache_folder, runtimes
 from edgespec.config import LoadSettings
 from edgespec.engine.admission import encoded_prompt
+from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -133,7 +134,12 @@ class Session(Owner):
         self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
         self._models = models
-        engine = Engine(models.target, models.draft, engine_settings, trace=trace)
+        target, draft = models.target, models.draft
+        memory = None
+        if engine_settings is None or engine_settings.remember:
+            draft_info = draft.info if draft else None
+            memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
+        engine = Engine(target, draft, engine_settings, trace=trace, memory=memory)
         self._engine = SharedEngine(engine, models.close)
 
     @property

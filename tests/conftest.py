@@ -17,6 +17,15 @@ settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nothing_learnt_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What earlier runs learnt of the embedded pair is no part of a test."""
+    folder = tmp_path_factory.mktemp("calibrations")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.cache_folder.calibrations", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An empty cache folder, for as long as the module's tests run."""

@@ -30,7 +30,9 @@ def files_of(model: Path) -> list[Path]:
 
 def copies() -> list[Path]:
     """What runtimes keep in folders of the cache and may read instead, of whatever model."""
-    return sorted(path for path in cache_folder.folder().glob("*/[!.]*") if path.is_file())
+    learnt = cache_folder.calibrations()
+    inside = cache_folder.folder().glob("*/[!.]*")
+    return sorted(path for path in inside if path.is_file() and path.parent != learnt)
 
 
 def size_of(model: Path) -> int:

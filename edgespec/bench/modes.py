@@ -24,7 +24,7 @@ class Mode:
     resident: bool = False
     """Keeps all weights in memory: applies only where they fit."""
     engine: EngineSettings | None = None
-    """None for a runtime's baseline."""
+    """None for a runtime's baseline. Runs remember nothing, so that all begin alike."""
 
     @property
     def is_slow(self) -> bool:
@@ -42,11 +42,12 @@ def _rules(
         overlap=overlap,
         keep_growth=keep_growth,
         step_aside=False,
+        remember=False,
     )
 
 
 ENGINE_MODES = (
-    Mode("paged", "edgespec without a draft", False, engine=EngineSettings()),
+    Mode("paged", "edgespec without a draft", False, engine=EngineSettings(remember=False)),
     Mode("linear", "one branch of a fixed length", engine=_rules("linear", "fixed")),
     Mode("tree", "a best-first tree of a fixed depth", engine=_rules("best-first", "fixed")),
     Mode("tree-adaptive", "LLMCad's tree and threshold", engine=_rules("llmcad", "llmcad")),
@@ -64,7 +65,7 @@ ENGINE_MODES = (
         "by marginal rate, drafting beside passes",
         engine=_rules("best-first", "marginal", True),
     ),
-    Mode("auto", "edgespec with its defaults", engine=EngineSettings()),
+    Mode("auto", "edgespec with its defaults", engine=EngineSettings(remember=False)),
 )
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.admission import check_prompt, obstacle
-from edgespec.engine.drafting.calibration import Calibration
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.fallback import RoundSoFar
 from edgespec.engine.gating import OverlapGate
 from edgespec.engine.outcome import RoundOutcome, Tally
@@ -62,6 +62,7 @@ class Engine(Owner):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
+        memory: Memory | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
@@ -75,6 +76,9 @@ class Engine(Owner):
         self._controller = self._new_controller(target)
         self._obstacle = obstacle(target, draft)
         self._grower = self._new_grower(draft, drafters)
+        self._memory = memory
+        if self._grower is not None and memory is not None:
+            self._grower.recall(memory.recall())
         self._committed: list[int] = []
         """Tokens of the target's committed prefix; the draft's is a prefix of it."""
         self._clock = clock
@@ -144,6 +148,8 @@ class Engine(Owner):
         try:
             with self._trace.span(Track.ENGINE, "generation"):
                 if not request.transcript.is_finished:
+                    if self._grower is not None:
+                        self._grower.sample_at(request.sampler.params.temperature)
                     self._read_prompt(request)
                     yield from self._rounds(request)
         except Cancelled:
@@ -155,6 +161,8 @@ class Engine(Owner):
                 with self._turning:
                     self._running = None
                 self._trace.flush()
+                if self._grower is not None and self._memory and request.tally.outcomes:
+                    self._memory.keep(self._grower.learnt())
 
     def generate(
         self,
@@ -286,10 +294,12 @@ class Engine(Owner):
         settings, info = self.settings, self._target.info
         guessing = list(drafters) if info.tree_capable else []
         if draft is not None and self._obstacle is None:
-            calibration = Calibration.around(settings.draft_temperature)
-            eog_tokens = self._target.vocabulary.eog_tokens
             model = ModelDrafter(
-                draft, settings.n_candidates, calibration, info.n_vocab, eog_tokens
+                draft,
+                settings.n_candidates,
+                settings.draft_temperature,
+                info.n_vocab,
+                self._target.vocabulary.eog_tokens,
             )
             guessing.insert(0, model)
         return TreeGrower(guessing) if guessing else None

@@ -36,6 +36,9 @@ class EngineSettings:
     keep_growth: bool = True
     """Go on with what already hangs below the new root. Without, every tree begins anew: a
     comparison needs that, nobody else."""
+    remember: bool = True
+    """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
+    file in the cache folder. It decides how guesses are made, never the text."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 

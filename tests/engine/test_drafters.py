@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.calibration import Calibration
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
@@ -21,6 +20,16 @@ from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, genera
 WIDE = Limits(max_nodes=16, max_branches=8, max_depth=8)
 
 
+class Sure:
+    """Implements `Belief` for who never learns."""
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def recalled(self, numbers: Mapping[str, float]) -> Sure:
+        return self
+
+
 class Counter:
     """Implements `Drafter`: sure that the next token is the last one and `stride`."""
 
@@ -28,10 +37,14 @@ class Counter:
 
     def __init__(self, stride: int = 1, source: str = "counter") -> None:
         self.source = source
+        self.belief = Sure()
         self.calls: list[str] = []
         self._stride = stride
         self._guesses: dict[int, list[Guess]] = {}
         self._n_read = 0
+
+    def fresh_belief(self, temperature: float) -> Sure:
+        return Sure()
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         return [node for node in range(len(tree)) if int(tree.key[node]) not in self._guesses]
@@ -70,7 +83,7 @@ class Counter:
 
 
 def model_drafter(model: FakeModel, temperature: float = 1.0) -> ModelDrafter:
-    return ModelDrafter(model, 8, Calibration.around(temperature), N_VOCAB, frozenset())
+    return ModelDrafter(model, 8, temperature, N_VOCAB, frozenset())
 
 
 def test_a_drafter_without_a_model_saves_passes() -> None:

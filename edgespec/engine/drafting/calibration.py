@@ -7,8 +7,8 @@ successor. It knows logits and probabilities; no tree, no model and no rule that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -49,6 +49,9 @@ class Calibration:
     coldest: ClassVar[float] = 0.05
     warmest: ClassVar[float] = 5.0
 
+    most_recalled: ClassVar[float] = 20.0
+    """A precision, of what another run learnt: another text is soon more telling."""
+
     sharpness: float
     """-log(T)."""
     sharpness_precision: float = 4.0
@@ -63,6 +66,17 @@ class Calibration:
     @property
     def temperature(self) -> float:
         return math.exp(-self.sharpness)
+
+    def numbers(self) -> dict[str, float]:
+        return asdict(self)
+
+    def recalled(self, numbers: Mapping[str, float]) -> Calibration:
+        known = {name: numbers.get(name, value) for name, value in asdict(self).items()}
+        for name in ("sharpness_precision", "offset_precision"):
+            known[name] = min(self.most_recalled, max(asdict(self)[name], known[name]))
+        known["sharpness"] = self._possible(known["sharpness"])
+        known["offset"] = max(-9.0, min(9.0, known["offset"]))
+        return Calibration(**known)
 
     def offer(self, logits: Logits, k: int) -> Offer:
         """The `k` best tokens of `logits` [n_vocab]. Raises ModelError if no logit is finite."""
@@ -98,9 +112,11 @@ class Calibration:
         variance = sum(q * (z - mean) ** 2 for q, z in zip(p, offer.logits, strict=True))
         precision = self.fade * self.sharpness_precision + beta * beta * variance
         step = beta * (offer.logits[picked] - mean) / precision
-        sharpness = self.sharpness + _within(0.5, step)
-        sharpness = max(-math.log(self.warmest), min(-math.log(self.coldest), sharpness))
+        sharpness = self._possible(self.sharpness + _within(0.5, step))
         return replace(self, sharpness=sharpness, sharpness_precision=precision)
+
+    def _possible(self, sharpness: float) -> float:
+        return max(-math.log(self.warmest), min(-math.log(self.coldest), sharpness))
 
     def _among(self, logits: Sequence[float]) -> list[float]:
         """softmax(logits / T) of the offered tokens, the best of which is at 0."""

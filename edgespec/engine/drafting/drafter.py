@@ -6,8 +6,9 @@ It says what the engine may ask of a drafter. It knows neither models nor trees'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
+from edgespec.engine.drafting.remembering import Numbers
 from edgespec.tree import TokenTree
 
 
@@ -23,15 +24,36 @@ class Guess(NamedTuple):
     """Whose guess it is."""
 
 
-class Drafter(Protocol):
+class Belief(Protocol):
+    """What was learnt so far: a value, kept for each sampling temperature and between runs."""
+
+    def numbers(self) -> Numbers:
+        """What `recalled` understands."""
+
+    def recalled(self, numbers: Numbers) -> Self:
+        """This belief, gone on from what another run learnt. Numbers that make no sense, or are
+        missing, are left out."""
+
+
+class Learner(Protocol):
+    """Whatever holds a belief."""
+
+    source: str
+    """Its name in the tree, unique among the drafters of an engine."""
+    belief: Any
+    """A `Belief` of its own kind: how far its guesses are to be trusted."""
+
+    def fresh_belief(self, temperature: float) -> Belief:
+        """The first one, where the target samples at `temperature`."""
+
+
+class Drafter(Learner, Protocol):
     """Guesses what follows the nodes of a tree that others may grow, too.
 
     It never touches the tree: whoever grows it asks for guesses and hangs them. Nodes are known by
     `tree.key[node]`, which survives re-rooting.
     """
 
-    source: str
-    """Its name in the tree, unique among the drafters of an engine."""
     is_free: bool
     """Whether a step costs next to nothing, so that every node is worth one."""
 

@@ -6,12 +6,13 @@ model, no clock and no fallback rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from edgespec.engine.drafting.drafter import Drafter, Guess
+from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner
 from edgespec.engine.drafting.pooling import Pool
+from edgespec.engine.drafting.remembering import Learnt
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.tree import TokenTree
 
@@ -31,12 +32,37 @@ class TreeGrower:
         self._ready = self._drafters
         """Those that can guess what follows the text."""
         self._pool = Pool()
+        self._beliefs: dict[str, Belief] = {}
+        self._learnt: Learnt = {}
+        self._temperature: float | None = None
+        """At which the target samples; None before the first text."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
 
     @property
     def is_ready(self) -> bool:
         return bool(self._ready)
+
+    def recall(self, learnt: Learnt) -> None:
+        """Begin with what another run learnt."""
+        self._learnt = learnt
+
+    def learnt(self) -> Learnt:
+        """What this run and those before it learnt, for another one."""
+        self._keep_beliefs()
+        return {**self._learnt, **{name: kept.numbers() for name, kept in self._beliefs.items()}}
+
+    def sample_at(self, temperature: float) -> None:
+        """The target samples at `temperature` from now on: what was learnt at others waits."""
+        self._keep_beliefs()
+        self._temperature = temperature
+        for name, learner in self._learners():
+            belief = self._beliefs.get(name)
+            if belief is None:
+                belief = learner.fresh_belief(temperature)
+                if name in self._learnt:
+                    belief = belief.recalled(self._learnt[name])
+            learner.belief = belief
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
         """Find out who can guess what follows `root_token` after `committed`; the others rest."""
@@ -113,6 +139,17 @@ class TreeGrower:
         """From any thread: make a running call raise `Cancelled` soon."""
         for drafter in self._drafters:
             drafter.cancel()
+
+    def _learners(self) -> Iterator[tuple[str, Learner]]:
+        """By the name under which the belief is kept."""
+        if self._temperature is None:
+            return
+        learners: list[Learner] = [*self._drafters, self._pool]
+        for learner in learners:
+            yield f"{learner.source}@{self._temperature:g}", learner
+
+    def _keep_beliefs(self) -> None:
+        self._beliefs |= {name: learner.belief for name, learner in self._learners()}
 
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]

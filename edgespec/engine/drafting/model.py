@@ -19,7 +19,7 @@ class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
     `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
-    after the end of a text.
+    after the end of a text. `temperature` is the first guess of the draft's own.
     """
 
     source = "draft"
@@ -29,17 +29,22 @@ class ModelDrafter:
         self,
         model: LanguageModel,
         n_candidates: int,
-        calibration: Calibration,
+        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
-        self.calibration = calibration
+        self.belief = Calibration.around(temperature)
+        self._temperature = temperature
         self._model = model
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
         self._offers: dict[int, Offer] = {}
         """By key, the nodes that the model has evaluated, and what it thinks follows them."""
+
+    def fresh_belief(self, temperature: float) -> Calibration:
+        """A target that samples warmly picks the likeliest token less often."""
+        return Calibration.around(max(self._temperature, temperature))
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Not evaluated, no end of text, within the model's context and branches."""
@@ -69,7 +74,7 @@ class ModelDrafter:
         fitting = self._fitting(tree, nodes)
         if fitting:
             for node, logits in zip(fitting, self._model.evaluate(tree, fitting), strict=True):
-                offer = self.calibration.offer(logits[: self._n_shared], self._n_candidates)
+                offer = self.belief.offer(logits[: self._n_shared], self._n_candidates)
                 self._offers[int(tree.key[node])] = offer
         return fitting
 
@@ -121,7 +126,7 @@ class ModelDrafter:
         self._model.cancel()
 
     def _guesses(self, offer: Offer) -> list[Guess]:
-        trusted = self.calibration.confidences(offer)
+        trusted = self.belief.confidences(offer)
         own = offer.probabilities
         return [
             Guess(token, confidence, probability, self.source)
@@ -133,14 +138,14 @@ class ModelDrafter:
         for node, picked in pairwise(stood):
             offer = self._offers.get(int(tree.key[node]))
             if offer is not None:
-                self.calibration = self.calibration.observe(offer, int(tree.token[picked]))
+                self.belief = self.belief.observe(offer, int(tree.token[picked]))
 
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit it, but for its end, which stays provisional."""
         nodes = range(len(branch))
         rows = self._model.evaluate(branch, nodes)
         for node, logits in zip(nodes, rows, strict=True):
-            offer = self.calibration.offer(logits[: self._n_shared], self._n_candidates)
+            offer = self.belief.offer(logits[: self._n_shared], self._n_candidates)
             self._offers[int(branch.key[node])] = offer
         self._learn(branch, nodes)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])

@@ -5,7 +5,9 @@ Probabilities in, probabilities out; it knows no tree and nobody who guesses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from edgespec.engine.drafting.drafter import Guess
 
@@ -13,27 +15,75 @@ Opinion = Sequence[Guess]
 """What one source says of a node, best first; nothing if it knows nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much an opinion counts beside another one, by its source and how sure it is.
+
+    A weight is the share of places at which that opinion was the better authority: fading counts,
+    of an expectation-maximisation step for every node that stood.
+    """
+
+    n_bins: ClassVar[int] = 5
+    """Of how sure an opinion is."""
+    fade: ClassVar[float] = 0.998
+    prior: ClassVar[float] = 0.2
+    prior_places: ClassVar[float] = 4.0
+    most_recalled: ClassVar[float] = 50.0
+    """Places, of what another run learnt."""
+
+    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """At how many places it was the better authority, and of how many."""
+
+    def of(self, opinion: Opinion, sure: float) -> float:
+        right, places = self._seen(_kind(opinion, sure, self.n_bins))
+        return right / places
+
+    def observe(self, opinion: Opinion, sure: float, was_better: float) -> Weights:
+        """After a node that stood; `was_better` is a probability."""
+        kind = _kind(opinion, sure, self.n_bins)
+        right, places = self._seen(kind)
+        after = self.fade * right + was_better, self.fade * places + 1.0
+        return Weights({**self.seen, kind: after})
+
+    def numbers(self) -> dict[str, float]:
+        flat = {}
+        for kind, (right, places) in self.seen.items():
+            flat[f"{kind}:share"] = right / places
+            flat[f"{kind}:places"] = places
+        return flat
+
+    def recalled(self, numbers: Mapping[str, float]) -> Weights:
+        seen = {}
+        for name, places in numbers.items():
+            kind, _, what = name.rpartition(":")
+            share = numbers.get(f"{kind}:share", -1.0)
+            if what == "places" and places > 0 and 0 < share < 1:
+                believed = min(places, self.most_recalled)
+                seen[kind] = (share * believed, believed)
+        return Weights({**self.seen, **seen})
+
+    def _seen(self, kind: str) -> tuple[float, float]:
+        return self.seen.get(kind, (self.prior * self.prior_places, self.prior_places))
+
+
 class Pool:
     """Mixes one opinion after another into the first one (Jelinek and Mercer, 1980).
 
-    P(token) = (1 - w) P_first(token) + w P_other(token). The weight w is the share of places at
-    which the other one was the better authority, by how sure it was: an expectation-maximisation
-    step for every node that stood. A source that is no use fades by itself.
+    P(token) = (1 - w) P_first(token) + w P_other(token), with learnt weights: a source that is no
+    use fades by itself.
     """
 
-    n_bins = 5
-    """Of how sure an opinion is."""
-    fade = 0.998
-    prior = 0.2
-    prior_places = 4.0
+    source = "pool"
     unlikely = 1e-3
     """What a source gives a token that it did not name."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
-        """By source and bin: fading sums of how often it was right rather, and of all places."""
+        self.belief = Weights()
 
-    def pooled(self, opinions: Sequence[Opinion]) -> Sequence[Guess]:
+    def fresh_belief(self, temperature: float) -> Weights:
+        return Weights()
+
+    def pooled(self, opinions: Sequence[Opinion]) -> Opinion:
         """One guess a token, best first."""
         said = [opinion for opinion in opinions if opinion]
         if not said:
@@ -51,20 +101,16 @@ class Pool:
         mixed = said[0]
         for other in said[1:]:
             sure = _together(other)
-            bin_ = self._bin(other, sure)
-            right, places = self._places(bin_)
-            mine = right / places * self._given(other, token) / sure
-            theirs = (1.0 - right / places) * self._given(mixed, token)
-            self._seen[bin_] = (
-                self.fade * right + mine / (mine + theirs),
-                self.fade * places + 1.0,
-            )
+            weight = self.belief.of(other, sure)
+            mine = weight * self._given(other, token) / sure
+            theirs = (1.0 - weight) * self._given(mixed, token)
+            after = self.belief.observe(other, sure, mine / (mine + theirs))
             mixed = self._mixed(mixed, other)
+            self.belief = after
 
-    def _mixed(self, first: Opinion, other: Opinion) -> list[Guess]:
+    def _mixed(self, first: Opinion, other: Opinion) -> Opinion:
         sure = _together(other)
-        right, places = self._places(self._bin(other, sure))
-        weight = right / places
+        weight = self.belief.of(other, sure)
         mixed = {
             guess.token: guess._replace(confidence=(1.0 - weight) * guess.confidence)
             for guess in first
@@ -79,13 +125,6 @@ class Pool:
                 mixed[guess.token] = known._replace(confidence=confidence)
         return sorted(mixed.values(), key=lambda guess: -guess.confidence)
 
-    def _places(self, bin_: tuple[str, int]) -> tuple[float, float]:
-        """At how many places an opinion like this was the better authority, and of how many."""
-        return self._seen.get(bin_, (self.prior * self.prior_places, self.prior_places))
-
-    def _bin(self, opinion: Opinion, sure: float) -> tuple[str, int]:
-        return opinion[0].source, min(self.n_bins - 1, int(sure * self.n_bins))
-
     def _given(self, opinion: Opinion, token: int) -> float:
         said = (guess.confidence for guess in opinion if guess.token == token)
         return max(self.unlikely, next(said, 0.0))
@@ -94,3 +133,7 @@ class Pool:
 def _together(opinion: Opinion) -> float:
     """How sure an opinion is: the chance that one of its guesses stands."""
     return max(1e-9, sum(guess.confidence for guess in opinion))
+
+
+def _kind(opinion: Opinion, sure: float, n_bins: int) -> str:
+    return f"{opinion[0].source}:{min(n_bins - 1, int(sure * n_bins))}"

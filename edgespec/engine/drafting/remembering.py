@@ -1,0 +1,84 @@
+"""What drafters learnt of a pair, kept between runs: a small file for each pair of models.
+
+It knows the file and what may stand in it. What the numbers mean is their drafters' business; they
+are a first guess of the next run and change no text, so whatever goes wrong here is no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.regular_files import read_regular
+from edgespec.values import ModelInfo
+
+Numbers = Mapping[str, float]
+Learnt = Mapping[str, Numbers]
+"""By source and sampling temperature (`draft@0.7`), what was learnt of it."""
+
+_MOST_BYTES = 1 << 20
+
+
+class Memory(Protocol):
+    """Where an engine's drafters begin, and where they leave what they learnt."""
+
+    def recall(self) -> Learnt:
+        """What was kept last; nothing if nothing was."""
+
+    def keep(self, learnt: Learnt) -> None:
+        """Keep this for the next run, if that is possible."""
+
+
+class CalibrationFile:
+    """Implements `Memory` in a folder. A file is replaced at once or not at all; a folder that
+    cannot be written, or a file that cannot be read, is as good as none."""
+
+    def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
+        self._path = folder / f"{pair_digest(target, draft)}.json"
+
+    def recall(self) -> Learnt:
+        try:
+            content = json.loads(read_regular(self._path, _MOST_BYTES))
+            return {source: _numbers(learnt) for source, learnt in content.items()}
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return {}
+
+    def keep(self, learnt: Learnt) -> None:
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=".")
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump(learnt, file)
+                Path(name).replace(self._path)
+            except BaseException:
+                with suppress(OSError):
+                    Path(name).unlink()
+                raise
+
+
+def pair_digest(target: ModelInfo, draft: ModelInfo | None) -> str:
+    """Names a pair by what its models say of themselves; no weights are read."""
+    said = [
+        (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
+        for info in (target, draft)
+        if info is not None
+    ]
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:24]
+
+
+def _numbers(content: Mapping[str, object]) -> dict[str, float]:
+    """Raises ValueError for anything but finite numbers."""
+    numbers = {}
+    for name, value in content.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+        numbers[name] = float(value)
+    return numbers

@@ -1,0 +1,91 @@
+"""Drafts that are sure by the wrong measure: what learning it costs, and what it brings."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from edgespec.engine.drafting.calibration import Calibration, Offer
+from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.testing.fake_model import FakeModel, Language
+from engine_cases import GREEDY, finish
+
+N_VOCAB = 40
+N_TEXTS = 5
+N_TOKENS = 300
+LEARNING_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Calibration):
+    """Is told the truth and learns nothing."""
+
+    def observe(self, offer: Offer, token: int) -> Calibration:
+        return self
+
+
+def draft_logits(seed: int, context: tuple[int, ...], order: int = 8) -> np.ndarray:
+    random = np.random.default_rng([seed, *context[-order:]])
+    return 3.0 * random.standard_normal(N_VOCAB)
+
+
+def target(seed: int) -> Language:
+    """Its greedy text is a draw from softmax(draft logits): the Gumbel-max trick."""
+
+    @functools.cache
+    def logits(context: tuple[int, ...]) -> np.ndarray:
+        noise = np.random.default_rng([seed, 1, *context[-8:]]).gumbel(size=N_VOCAB)
+        return (draft_logits(seed, context) + noise).astype(np.float32)
+
+    return lambda context: logits(context[-8:])
+
+
+def draft(seed: int, temperature: float) -> Language:
+    """A draft whose logits are `temperature` times what they should be."""
+
+    @functools.cache
+    def logits(context: tuple[int, ...]) -> np.ndarray:
+        return (temperature * draft_logits(seed, context)).astype(np.float32)
+
+    return lambda context: logits(context[-8:])
+
+
+@functools.cache
+def tokens_per_pass(temperature: float, told: float | None = None) -> float:
+    """After the first rounds of some texts, each begun without any knowledge but what is told."""
+    settings = EngineSettings(fallback="full", draft_max=16, step_aside=False)
+    lengths: list[int] = []
+    for seed in range(N_TEXTS):
+        with Engine(
+            FakeModel(target(seed), N_VOCAB, n_ctx=1024),
+            FakeModel(draft(seed, temperature), N_VOCAB, n_ctx=1024),
+            settings,
+        ) as engine:
+            if told is not None:
+                tell(engine, told)
+            result = finish(engine.generate([1, 2, 3, 4], GREEDY, N_TOKENS))
+        lengths += result.speculation.accepted_lengths[LEARNING_ROUNDS:]
+    return 1 + sum(lengths) / len(lengths)
+
+
+def tell(engine: Engine, temperature: float) -> None:
+    assert engine._grower is not None
+    drafter = engine._grower._drafters[0]
+    assert isinstance(drafter, ModelDrafter)
+    drafter.fresh_belief = lambda _: Known.around(temperature)  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.25, 0.5, 2.0, 4.0])
+def test_what_is_learnt_in_ten_rounds_is_worth_what_the_truth_is(temperature: float) -> None:
+    """Told the truth, all of these drafts are one and the same."""
+    assert tokens_per_pass(temperature) > 0.97 * tokens_per_pass(1.0, told=1.0)
+
+
+@pytest.mark.slow
+def test_an_untruth_would_cost_more() -> None:
+    assert tokens_per_pass(4.0, told=0.7) < 0.97 * tokens_per_pass(1.0, told=1.0)

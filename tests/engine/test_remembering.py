@@ -1,0 +1,124 @@
+"""What was learnt of a pair is there in the next run, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgespec import session
+from edgespec.config import LoadSettings
+from edgespec.engine.drafting.calibration import Calibration
+from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.drafting.pooling import Weights
+from edgespec.engine.drafting.remembering import CalibrationFile, pair_digest
+from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.sampling import SamplingParams
+from edgespec.models.embedded import embedded_pair
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish
+
+LANGUAGE = random_language(5, N_VOCAB)
+
+
+def pair() -> tuple[FakeModel, FakeModel]:
+    draft = blend(LANGUAGE, random_language(6, N_VOCAB), 0.4)
+    return FakeModel(LANGUAGE, N_VOCAB), FakeModel(draft, N_VOCAB)
+
+
+def learnt_in(folder: Path, *samplings: SamplingParams) -> dict[str, dict[str, float]]:
+    target, draft = pair()
+    memory = CalibrationFile(folder, target.info, draft.info)
+    with Engine(target, draft, EngineSettings(step_aside=False), memory=memory) as engine:
+        for sampling in samplings:
+            finish(engine.generate(PROMPT, sampling, 60))
+    (file,) = folder.iterdir()
+    content: dict[str, dict[str, float]] = json.loads(file.read_text())
+    return content
+
+
+def test_each_sampling_temperature_has_its_own_memory(tmp_path: Path) -> None:
+    content = learnt_in(tmp_path, GREEDY, WARM)
+    assert {"draft@0", "draft@0.8"} <= set(content)
+    assert content["draft@0"]["sharpness"] != content["draft@0.8"]["sharpness"]
+
+
+def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
+    first = learnt_in(tmp_path, GREEDY)["draft@0"]
+    begun = Calibration.around(0.6).recalled(first)
+    assert begun.sharpness == first["sharpness"]
+    assert begun.sharpness_precision <= Calibration.most_recalled
+    assert learnt_in(tmp_path, WARM)["draft@0"] == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"draft@0": 1}',
+        b'{"draft@0": {"sharpness": "x"}}',
+        b'{"draft@0": {"sharpness": NaN}}',
+        b'{"draft@0": {"sharpness": 1e300, "offset": -1e300, "sharpness_precision": -5}}',
+        b'{"pool@0": {"a:places": 3, "b:1:places": -1, "b:1:share": 7}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_memory_is_harmless(tmp_path: Path, content: bytes) -> None:
+    target, draft = pair()
+    (tmp_path / f"{pair_digest(target.info, draft.info)}.json").write_bytes(content)
+    assert learnt_in(tmp_path, GREEDY)["draft@0"]["sharpness_precision"] > 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions")
+def test_a_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("no folder")
+    target, draft = pair()
+    memory = CalibrationFile(in_the_way / "below", target.info, draft.info)
+    with Engine(target, draft, memory=memory) as engine:
+        assert len(finish(engine.generate(PROMPT, GREEDY, 20)).tokens) == 20
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = pair()
+    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    memory.keep({"draft@0": {"sharpness": 1.0}})
+
+    def fails(*paths: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    memory.keep({"draft@0": {"sharpness": 2.0}})
+    assert memory.recall() == {"draft@0": {"sharpness": 1.0}}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_a_session_remembers_unless_it_is_told_not_to(
+    remember: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.cache_folder.calibrations", lambda: tmp_path)
+    embedded = embedded_pair()
+    settings = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=128)
+    rules = EngineSettings(step_aside=False, remember=remember)
+    with session.load(settings, rules) as running:
+        running.generate("def", max_tokens=8)
+    assert len(list(tmp_path.iterdir())) == remember
+
+
+def test_weights_of_a_pool_are_recalled_by_share_and_not_as_surely() -> None:
+    opinion = [Guess(1, 0.9, 0.9, "lookup")]
+    taught = Weights()
+    for _ in range(300):
+        taught = taught.observe(opinion, 0.9, 1.0)
+    recalled = Weights().recalled(taught.numbers())
+    assert recalled.of(opinion, 0.9) == pytest.approx(taught.of(opinion, 0.9))
+    doubted = recalled.observe(opinion, 0.9, 0.0)
+    assert doubted.of(opinion, 0.9) < taught.observe(opinion, 0.9, 0.0).of(opinion, 0.9)
