@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from edgespec.errors import Cancelled as Cancelled
     from edgespec.errors import EdgespecError as EdgespecError
     from edgespec.errors import FetchError as FetchError
+    from edgespec.errors import GrammarError as GrammarError
     from edgespec.errors import ModelError as ModelError
     from edgespec.errors import PairError as PairError
     from edgespec.errors import SessionClosed as SessionClosed
     from edgespec.errors import UsageError as UsageError
     from edgespec.errors import WeightReadError as WeightReadError
     from edgespec.generation import Generation as Generation
+    from edgespec.grammar.specification import Grammar as Grammar
+    from edgespec.grammar.specification import json_schema as json_schema
+    from edgespec.grammar.specification import lark_grammar as lark_grammar
+    from edgespec.grammar.specification import regular_expression as regular_expression
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
@@ -39,6 +44,8 @@ _HOME = {
     "FetchError": "errors",
     "Generation": "generation",
     "GenerationResult": "values",
+    "Grammar": "grammar.specification",
+    "GrammarError": "errors",
     "LoadSettings": "config",
     "ModelError": "errors",
     "PairError": "errors",
@@ -48,9 +55,12 @@ _HOME = {
     "TokenEvent": "values",
     "UsageError": "errors",
     "WeightReadError": "errors",
+    "json_schema": "grammar.specification",
+    "lark_grammar": "grammar.specification",
     "load": "session",
     "open_trace": "trace_file",
     "plan": "session",
+    "regular_expression": "grammar.specification",
 }
 
 __all__ = [
@@ -61,6 +71,8 @@ __all__ = [
     "FetchError",
     "Generation",
     "GenerationResult",
+    "Grammar",
+    "GrammarError",
     "LoadSettings",
     "ModelError",
     "PairError",
@@ -70,9 +82,12 @@ __all__ = [
     "TokenEvent",
     "UsageError",
     "WeightReadError",
+    "json_schema",
+    "lark_grammar",
     "load",
     "open_trace",
     "plan",
+    "regular_expression",
 ]
 
 

@@ -2,7 +2,8 @@
 
 EdgespecError                 1  anything that went wrong while running
 ├── UsageError                2  an option or a call that cannot be meant
-│   └── SessionClosed         2  a session, or a generation of it, used after `close()`
+│   ├── SessionClosed         2  a session, or a generation of it, used after `close()`
+│   └── GrammarError          2  a grammar that is wrong, too large or cannot be met
 ├── ModelError                3  a model that cannot be used
 │   └── PairError             3  two models that do not fit each other
 ├── BudgetError               4  a memory budget that cannot work
@@ -28,6 +29,10 @@ class UsageError(EdgespecError):
 
 class SessionClosed(UsageError):
     """A session was used after it was closed, or a generation after its session was."""
+
+
+class GrammarError(UsageError):
+    """A schema, regular expression or grammar that is wrong, too large or cannot be met."""
 
 
 class ModelError(EdgespecError):

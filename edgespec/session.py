@@ -6,23 +6,29 @@ order of loading and who owns what; runtimes, planning and the loop are elsewher
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgespec import arguments, cache_folder, runtimes
+from edgespec.chat.messages import Message
+from edgespec.chat.prompts import ChatPrompt, ChatPrompts
+from edgespec.chat_format import ChatFormat, HasChatFormat
 from edgespec.config import LoadSettings
 from edgespec.engine.admission import encoded_prompt
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.loop import Engine
-from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.generation import Generation
+from edgespec.grammar.compiling import new_compiler
+from edgespec.grammar.specification import Grammar
 from edgespec.memory import process
 from edgespec.memory.budget import (
     MIB,
@@ -39,6 +45,10 @@ from edgespec.tracing import OFF, Trace, Track
 from edgespec.values import GenerationResult, ModelInfo, PagingStats
 from edgespec.worker import Worker
 
+if TYPE_CHECKING:
+    from edgespec.completions.completion import ChatCompletion, TextCompletion
+    from edgespec.grammar.matcher import GrammarCompiler
+
 T = TypeVar("T")
 
 HEADROOM_BYTES = 16 * MIB
@@ -47,6 +57,7 @@ HEADROOM_SHARE = 0.01
 RSS_SPREAD = 0.03
 """Of the process as it is before loading: runs of one command differ by that, with the libraries'
 pages that happen to be cached. A budget that is named must work in the next run."""
+MOST_LOGPROBS = 100
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 
@@ -141,6 +152,9 @@ class Session(Owner):
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
         engine = Engine(target, draft, engine_settings, trace=trace, memory=memory)
         self._engine = SharedEngine(engine, models.close)
+        self._prompts = self._new_prompts()
+        self._compiler: GrammarCompiler | None = None
+        self._compiling = threading.Lock()
 
     @property
     def target(self) -> ModelInfo:
@@ -173,9 +187,13 @@ class Session(Owner):
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         progress: Progress | None = None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
+        `grammar` says what the text has to look like. With `logprobs` each token comes with its
+        log probability and those of so many others, the target's own.
         Raises UsageError at once for what cannot be meant.
         """
         if isinstance(prompt, str):
@@ -192,6 +210,8 @@ class Session(Owner):
             None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             arguments.texts("stop", stop),
             arguments.callback("progress", progress),
+            None if grammar is None else self._constraint(grammar),
+            None if logprobs is None else _n_logprobs(logprobs),
         )
         return Generation(
             self._engine, request, self._models.target.paging, self.load_report["total"], owner=self
@@ -204,12 +224,105 @@ class Session(Owner):
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         progress: Progress | None = None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
     ) -> GenerationResult:
         """The result of a `stream` that is run to its end."""
-        with self.stream(prompt, sampling, max_tokens, stop, progress) as generation:
+        with self.stream(
+            prompt, sampling, max_tokens, stop, progress, grammar, logprobs
+        ) as generation:
             for _ in generation:
                 pass
             return generation.result
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        progress: Progress | None = None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> Generation:
+        """The `stream` of an answer to a conversation, by the model's own chat template.
+
+        `messages` are `{"role": "user", "content": "..."}` and so on, `tools` in OpenAI's shape,
+        `variables` what else the template knows. The text is as the model writes it, reasoning
+        included. Raises UsageError, and ModelError for a model without a template.
+        """
+        prompt = self.chat_prompt(messages, tools, **variables)
+        return self.stream(prompt.tokens, sampling, max_tokens, stop, progress, grammar, logprobs)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> ChatPrompt:
+        """A conversation as the target reads it. Raises what `chat` does."""
+        return self._prompts.prompt(messages, tools, **variables)
+
+    def use_chat_template(self, source: str | None) -> None:
+        """Take this template in the place of the model's own; None takes that again.
+
+        Raises ModelError for a template that is none.
+        """
+        prompts = self._new_prompts(source)
+        if source is not None:
+            prompts.template()
+        self._prompts = prompts
+
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | ChatCompletion:
+        """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
+
+        A dictionary in OpenAI's shape; with `stream` an iterator of chunks, which can be cancelled
+        and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
+        Raises UsageError for fields that cannot be meant.
+        """
+        from edgespec.completions.requests import ChatRequest
+        from edgespec.completions.service import Completions
+
+        request = ChatRequest.parse({"messages": list(messages), "stream": stream} | fields)
+        completion = Completions(self).chat(request)
+        return completion if stream else completion.whole()
+
+    def create_completion(
+        self, prompt: str | Sequence[int], stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | TextCompletion:
+        """OpenAI's `completions.create`; as `create_chat_completion`, for a text to continue."""
+        from edgespec.completions.requests import CompletionRequest
+        from edgespec.completions.service import Completions
+
+        text = prompt if isinstance(prompt, str) else list(prompt)
+        request = CompletionRequest.parse({"prompt": text, "stream": stream} | fields)
+        completion = Completions(self).text(request)
+        return completion if stream else completion.whole()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that `token` adds to a text."""
+        with self._engine.use():
+            return self._models.target.vocabulary.piece(token)
+
+    def _new_prompts(self, source: str | None = None) -> ChatPrompts:
+        engine, vocabulary = self._engine, self._models.target.vocabulary
+
+        def encode(text: str) -> list[int]:  # knows no session, which may be forgotten
+            with engine.use():
+                return vocabulary.encode(text, add_special=False)
+
+        told = vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
+        return ChatPrompts(self.target.name, told, encode, source)
+
+    def _constraint(self, grammar: Grammar) -> Constraint:
+        with self._engine.use(), self._compiling:
+            if self._compiler is None:
+                self._compiler = new_compiler(self._models.target.vocabulary, self.target.n_vocab)
+            return self._compiler.start(arguments.instance("grammar", grammar, Grammar))
 
     def cancel(self) -> None:
         """From any thread: end all generations soon, the one that runs and those that wait."""
@@ -226,6 +339,14 @@ class Session(Owner):
         engine: SharedEngine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
             close_forgotten(self, engine.close)
+
+
+def _n_logprobs(value: Any) -> int:
+    """Of a caller; 0 tells the chosen token's alone."""
+    number = arguments.whole("logprobs", value)
+    if not 0 <= number <= MOST_LOGPROBS:
+        raise UsageError(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {number}")
+    return number
 
 
 def _meant(

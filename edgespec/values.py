@@ -198,6 +198,15 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target alone thought of a token, before temperature, filters and grammars."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens and their log probabilities, best first; as many as asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One committed token. `text` may be empty while a character or stop string is undecided."""
 
@@ -205,6 +214,8 @@ class TokenEvent:
     token: int
     origin: Origin
     round: int
+    logprobs: TokenLogprobs | None = None
+    """Where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +231,8 @@ class GenerationResult:
     paging: PagingStats = field(default_factory=PagingStats)
     notes: tuple[str, ...] = ()
     """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""
+    reused_tokens: int = 0
+    """Of the prompt: those that were in the models already and cost no pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": PORTS,
     "chat": PORTS,
     "hub": PORTS,
+    "grammar": PORTS,
+    "completions": PORTS | {"chat", "grammar"},
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
     "loading": LOADING,
     "generation": LOADING,
-    "session": LOADING | {"generation"},
+    "session": LOADING | {"chat", "completions", "generation", "grammar"},
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": SESSION,
     "diagnosis": SESSION | {"models"},
     "bench": SESSION | {"models"},
-    "cli": SESSION | {"bench", "diagnosis", "hub", "models", "trace_file"},
+    "cli": SESSION
+    | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
+    | {"trace_file"},
     "__main__": {"cli"},
-    "": {"config", "engine", "errors", "generation", "session", "trace_file", "values"},
+    "": {"config", "engine", "errors", "generation", "grammar", "session", "trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself."""
 

@@ -26,7 +26,7 @@ from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer, Pacer
 from edgespec.engine.request import Request
 from edgespec.engine.round import RoundInProgress, common_length, record_round
-from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.strategy import Controller, Strategy, drafting_is_free
 from edgespec.engine.transcript import Transcript
@@ -113,10 +113,13 @@ class Engine(Owner):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
+        constraint: Constraint | None = None,
+        n_logprobs: int | None = None,
     ) -> Request:
         """What `run` takes. Without `max_tokens` the text may fill the context.
 
-        Raises UsageError for what cannot be meant.
+        `constraint` says which tokens may come; with `n_logprobs` each token is told with its log
+        probability and those of so many others. Raises UsageError for what cannot be meant.
         """
         check_prompt(prompt_tokens, self._target)
         sampling.check_vocabulary(self._target.info.n_vocab)
@@ -129,7 +132,7 @@ class Engine(Owner):
             limit, limit_reason = max_tokens, "length"
         return Request(
             prompt=tuple(prompt_tokens),
-            sampler=Sampler(sampling, prompt_tokens),
+            sampler=Sampler(sampling, prompt_tokens, constraint, n_logprobs),
             transcript=Transcript(self._target.vocabulary, stop, limit, limit_reason),
             progress=progress,
         )
@@ -198,7 +201,8 @@ class Engine(Owner):
             with self._trace.span(Track.ENGINE, "accept") as span:
                 accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
                 span.note(accepted=len(accepted.path) - 1)
-            events = transcript.extend(accepted.tokens(tree), len(tally.outcomes))
+            stood = accepted.tokens(tree)
+            events = transcript.extend(stood, len(tally.outcomes), sampler.logprobs)
             self._commit(tree, accepted)
             rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
             if self._grower and not self.settings.keep_growth:
@@ -240,6 +244,7 @@ class Engine(Owner):
                 self._catch_up(self._grower)
         end = self._clock()
         request.tally.prompt_s = end - begun
+        request.tally.reused_tokens = reused
         self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
     def _catch_up(self, grower: TreeGrower) -> None:

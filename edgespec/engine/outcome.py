@@ -56,6 +56,7 @@ class Tally:
     """Sums of one generation, filled in as it runs."""
 
     prompt_s: float = 0.0
+    reused_tokens: int = 0
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -47,4 +47,5 @@ class Request:
             speculation=self.tally.speculation(),
             paging=paging or PagingStats(),
             notes=tuple(self.tally.notes),
+            reused_tokens=self.tally.reused_tokens,
         )

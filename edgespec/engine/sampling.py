@@ -11,18 +11,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import SamplingParams
 from edgespec.errors import ModelError
+from edgespec.values import TokenLogprobs
 
 __all__ = ["Sampler", "SamplingParams", "distribution", "draw", "top_tokens"]
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
+
+
+class Constraint(Protocol):
+    """Says which tokens a text may have, whatever the target would like; it follows the text."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Tokens that may come next, [n_vocab]."""
+
+    def take(self, token: int) -> None:
+        """`token` is the next one of the text."""
 
 
 class Sampler:
@@ -32,14 +44,27 @@ class Sampler:
     of a text meets the n-th noise of its seed however many tokens a round commits.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Iterable[int] = (),
+        constraint: Constraint | None = None,
+        n_logprobs: int | None = None,
+    ) -> None:
         self.params = params
+        self.logprobs: list[TokenLogprobs] = []
+        """Of every token picked, each with `n_logprobs` others; empty when that is None."""
+        self._constraint = constraint
+        self._n_logprobs = n_logprobs
         self._random = np.random.Generator(np.random.PCG64(params.seed))
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
 
     def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
         """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
+        if self._constraint is not None:
+            # forbidden before the filters: they choose among what may come
+            logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
         return distribution(logits, self.params, self._recent)
 
     def pick(self, logits: Logits) -> int:
@@ -50,6 +75,10 @@ class Sampler:
             noise = self._random.standard_exponential(len(logits))
             token = draw(tokens, probabilities, noise)
         self._recent.append(token)
+        if self._constraint is not None:
+            self._constraint.take(token)
+        if self._n_logprobs is not None:
+            self.logprobs.append(token_logprobs(logits, token, self._n_logprobs))
         return token
 
 
@@ -79,6 +108,18 @@ def distribution(
     weights = np.exp((logits[tokens].astype(np.float64) - best) / params.temperature)
     tokens, weights = tokens[weights > 0], weights[weights > 0]
     return tokens, weights / weights.sum()
+
+
+def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
+    """Log probabilities of `token` and of the `n_top` best, by softmax of the target's logits."""
+    exact = logits.astype(np.float64)
+    best = exact.max()
+    log_total = best + math.log(np.exp(exact - best).sum())
+    top = top_tokens(logits, n_top) if n_top else ()
+    return TokenLogprobs(
+        float(exact[token] - log_total),
+        tuple((int(other), float(exact[other] - log_total)) for other in top),
+    )
 
 
 def draw(tokens: Tokens, probabilities: Probabilities, noise: NDArray[np.float64]) -> int:

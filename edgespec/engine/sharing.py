@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.request import Request
-from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.owning import POLL_S, Owner, Users
 from edgespec.ports import Progress
@@ -72,10 +72,14 @@ class SharedEngine(Owner):
         max_tokens: int | None,
         stop: Sequence[str],
         progress: Progress | None,
+        constraint: Constraint | None = None,
+        n_logprobs: int | None = None,
     ) -> Request:
         """What the engine makes of it. Raises UsageError and SessionClosed."""
         with self._users.use():
-            return self._engine.request(prompt_tokens, sampling, max_tokens, stop, progress)
+            return self._engine.request(
+                prompt_tokens, sampling, max_tokens, stop, progress, constraint, n_logprobs
+            )
 
     def open(self, request: Request) -> Turn:
         """A turn for `request`, not yet in line; from now on `cancel` reaches it."""

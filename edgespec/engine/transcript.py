@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.stopping import TextStream
 from edgespec.ports import Vocabulary
-from edgespec.values import FinishReason, Origin, TokenEvent
+from edgespec.values import FinishReason, Origin, TokenEvent, TokenLogprobs
 
 
 class Transcript:
@@ -44,17 +44,21 @@ class Transcript:
         """Tokens that may still come."""
         return self._limit - len(self.tokens)
 
-    def extend(self, tokens: Sequence[int], round_: int) -> list[TokenEvent]:
+    def extend(
+        self, tokens: Sequence[int], round_: int, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[TokenEvent]:
         """Take what a round committed: guesses that stood, then the target's own token.
 
-        Tokens after the end of the text are dropped.
+        Tokens after the end of the text are dropped. `logprobs` are those of the whole text, if
+        there are any.
         """
         events = []
         for position, token in enumerate(tokens):
             if self.is_finished:
                 break
             origin: Origin = "draft" if position < len(tokens) - 1 else "target"
-            events.append(TokenEvent(self._take(token), token, origin, round_))
+            logged = logprobs[len(self.tokens)] if logprobs else None
+            events.append(TokenEvent(self._take(token), token, origin, round_, logged))
         return events
 
     def cancel(self) -> None:

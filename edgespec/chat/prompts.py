@@ -1,0 +1,84 @@
+"""From messages to the tokens that a model is given, and what its answer will begin with.
+
+Chooses the template, renders it, encodes it; which model reads it is the caller's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgespec.chat.messages import Message
+from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.chat_format import ChatFormat
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.chat.template import ChatTemplate
+
+Encode = Callable[[str], list[int]]
+"""Tokens of a text that says itself which special tokens it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as a model reads it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    marks: Marks | None
+    """Around the reasoning that the template knows, if it knows any."""
+    template: str
+    """The source it was rendered from."""
+
+    def splitter(self) -> ReasoningSplitter:
+        """Tells reasoning from answer in what the model writes next."""
+        inside = self.marks is not None and is_open(self.text, self.marks)
+        return ReasoningSplitter(self.marks, inside)
+
+
+class ChatPrompts:
+    """The chat templates of one model. Any thread may ask."""
+
+    def __init__(
+        self, model: str, told: ChatFormat, encode: Encode, given: str | None = None
+    ) -> None:
+        """`given` takes the place of the model's own template."""
+        self._model = model
+        self._format = told
+        self._encode = encode
+        self._given = given
+        self._templates: dict[str, ChatTemplate] = {}
+        self._lock = threading.Lock()
+
+    def template(self, with_tools: bool = False) -> ChatTemplate:
+        """The template for a conversation. Raises ModelError where there is none."""
+        source = self._given or self._format.source(self._model, with_tools)
+        with self._lock:
+            if source not in self._templates:
+                self._templates[source] = _compiled(source, self._format.special_tokens)
+            return self._templates[source]
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> ChatPrompt:
+        """Raises UsageError for messages that are none, ModelError for a template that fails."""
+        template = self.template(bool(tools))
+        text = template.render(messages, tools, **variables)
+        marks = marks_of(template.source)
+        return ChatPrompt(text, tuple(self._encode(text)), marks, template.source)
+
+
+def _compiled(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    try:
+        from edgespec.chat.template import ChatTemplate
+    except ImportError as error:
+        raise UsageError(
+            f'chat templates need jinja2 ({error}): pip install "edgespec[chat]"'
+        ) from error
+    return ChatTemplate(source, special_tokens)

@@ -1,0 +1,155 @@
+"""What an answer looks like in OpenAI's shapes: whole, and in the chunks of a stream.
+
+Text, tokens and figures in, dictionaries out. Knows no model and no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgespec.values import FinishReason, GenerationResult, TokenEvent
+
+Answer = dict[str, Any]
+PieceOf = Callable[[int], bytes]
+"""The bytes of a token."""
+
+_REASONS: dict[FinishReason, str] = {
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "cancelled": "stop",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What an answer and all its chunks have in common."""
+
+    kind: Literal["chat.completion", "text_completion"]
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+
+    def whole(self, choice: Answer, result: GenerationResult) -> Answer:
+        """The answer at once."""
+        return self._around([choice], self.kind) | {"usage": usage(result)}
+
+    def chunk(self, choice: Answer) -> Answer:
+        """Part of a streamed answer."""
+        return self._around([choice], self._chunk_kind)
+
+    def usage_chunk(self, result: GenerationResult) -> Answer:
+        """The last chunk of a stream for which usage was asked."""
+        return self._around([], self._chunk_kind) | {"usage": usage(result)}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return f"{self.kind}.chunk" if self.kind == "chat.completion" else self.kind
+
+    def _around(self, choices: Sequence[Answer], kind: str) -> Answer:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": list(choices),
+        }
+
+
+def usage(result: GenerationResult) -> Answer:
+    """Tokens read and written; those that were in the models already are told apart."""
+    n_prompt, n_answer = len(result.prompt_tokens), len(result.tokens)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_answer,
+        "total_tokens": n_prompt + n_answer,
+        "prompt_tokens_details": {"cached_tokens": result.reused_tokens},
+    }
+
+
+def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
+    if has_calls and result.finish_reason == "stop":
+        return "tool_calls"
+    return _REASONS[result.finish_reason]
+
+
+def chat_choice(
+    message: Answer, reason: str | None, events: Iterable[TokenEvent], piece_of: PieceOf
+) -> Answer:
+    """The one choice of a chat completion."""
+    return {
+        "index": 0,
+        "message": {"role": "assistant", "refusal": None} | message,
+        "logprobs": chat_logprobs(events, piece_of),
+        "finish_reason": reason,
+    }
+
+
+def chat_delta(
+    delta: Answer,
+    reason: str | None = None,
+    events: Iterable[TokenEvent] = (),
+    piece_of: PieceOf | None = None,
+) -> Answer:
+    """The one choice of a chunk of a chat completion."""
+    logprobs = chat_logprobs(events, piece_of) if piece_of else None
+    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def text_choice(
+    text: str,
+    reason: str | None,
+    events: Iterable[TokenEvent],
+    piece_of: PieceOf,
+    offset: int = 0,
+) -> Answer:
+    """The one choice of a completion, whole or a chunk of it that begins at `offset`."""
+    return {
+        "index": 0,
+        "text": text,
+        "logprobs": text_logprobs(events, piece_of, offset),
+        "finish_reason": reason,
+    }
+
+
+def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | None:
+    """None where none were asked for."""
+    content = [
+        _named(event.token, event.logprobs.logprob, piece_of)
+        | {"top_logprobs": [_named(token, value, piece_of) for token, value in event.logprobs.top]}
+        for event in events
+        if event.logprobs is not None
+    ]
+    return {"content": content, "refusal": None} if content else None
+
+
+def text_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf, offset: int) -> Answer | None:
+    """In the older shape: lists side by side, alternatives by their text."""
+    logged = [(event, event.logprobs) for event in events if event.logprobs is not None]
+    if not logged:
+        return None
+    offsets = []
+    for event, _ in logged:
+        offsets.append(offset)
+        offset += len(_text(piece_of(event.token)))
+    return {
+        "tokens": [_text(piece_of(event.token)) for event, _ in logged],
+        "token_logprobs": [logprobs.logprob for _, logprobs in logged],
+        "top_logprobs": [
+            {_text(piece_of(token)): value for token, value in logprobs.top}
+            for _, logprobs in logged
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _named(token: int, logprob: float, piece_of: PieceOf) -> Answer:
+    piece = piece_of(token)
+    return {"token": _text(piece), "logprob": logprob, "bytes": list(piece)}
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode(errors="replace")

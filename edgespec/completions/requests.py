@@ -1,0 +1,192 @@
+"""What a request in OpenAI's shape may say, checked.
+
+What we do not know is refused, as OpenAI does, and so is what is known and cannot be done; fields
+that change no text (`user`, `metadata`, ...) are taken and left alone. Knows no session.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from edgespec.errors import UsageError
+from edgespec.settings import nearest
+
+MOST_STOPS = 16
+MOST_TOP_LOGPROBS = 20
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+)
+
+
+class RequestError(UsageError):
+    """A field of a request that cannot be meant."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Part):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchema(_Part):
+    """The `json_schema` of a response format."""
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    """Free text, any JSON object, JSON of a schema, or text of a grammar."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar", "regex"] = "text"
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(alias="schema", default=None)
+    """llama.cpp's place for the schema of a `json_object`."""
+    grammar: str | None = None
+    """Lark, of the type `grammar`."""
+    pattern: str | None = None
+    """Of the type `regex`."""
+
+
+class CommonRequest(_Part):
+    """What chat and completion requests have in common; None leaves our default."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, gt=0)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = Field(default=None, ge=0, lt=1 << 64)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
+        Field(default=None, max_length=MOST_STOPS)
+    )
+    n: Literal[1] | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @classmethod
+    def parse(cls, content: object) -> Self:
+        """The request in `content`, decoded JSON. Raises RequestError."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise _complaint(error, cls) from error
+
+    @property
+    def wants_usage(self) -> bool:
+        """Of a stream: whether its last chunk says what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """What the request says about sampling, by the names of `SamplingParams`."""
+        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+
+
+class ChatRequest(CommonRequest):
+    """`/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """A variable of the chat template, where it has it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many alternatives a token is told with; None for no log probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        return variables
+
+
+class CompletionRequest(CommonRequest):
+    """`/v1/completions`."""
+
+    prompt: str | list[int]
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; OpenAI's default for this endpoint is 16."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+
+def _complaint(error: ValidationError, request: type[BaseModel]) -> RequestError:
+    """The first of pydantic's objections, in a sentence that names the field."""
+    details = error.errors()[0]
+    where = [str(part) for part in details["loc"] if not str(part).startswith("list[")]
+    param = ".".join(where) or None
+    if details["type"] == "extra_forbidden" and len(where) == 1:
+        known = [field.alias or name for name, field in request.model_fields.items()]
+        message = f"unknown field {param!r}{nearest(str(param), known)}"
+    elif details["type"] == "missing":
+        message = f"{param} is missing"
+    else:
+        reason = details["msg"].replace("Input should be", "it must be")
+        message = f"{param}: {reason}" if param else reason
+    return RequestError(message, param)

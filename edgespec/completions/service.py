@@ -1,0 +1,156 @@
+"""Starts requests in OpenAI's shape on a session.
+
+Knows what a request's fields mean to us; the text is the session's business.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from edgespec.chat.messages import Message
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.answers import Envelope
+from edgespec.completions.completion import ChatCompletion, TextCompletion, Tokens
+from edgespec.completions.requests import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    RequestError,
+    ResponseFormat,
+)
+from edgespec.completions.writing import MessageWriter
+from edgespec.config import SamplingParams
+from edgespec.grammar.specification import (
+    Grammar,
+    json_schema,
+    lark_grammar,
+    regular_expression,
+)
+from edgespec.ports import Progress
+from edgespec.values import ModelInfo
+
+
+class Generates(Protocol):
+    """What is needed of a session."""
+
+    @property
+    def target(self) -> ModelInfo: ...
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> ChatPrompt: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def piece(self, token: int) -> bytes: ...
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        progress: Progress | None = None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
+    ) -> Tokens: ...
+
+
+class Completions:
+    """Answers under the name of one model."""
+
+    def __init__(
+        self,
+        session: Generates,
+        model: str | None = None,
+        most_prompt_tokens: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._session = session
+        self.model = model or session.target.name
+        self._most_prompt_tokens = most_prompt_tokens
+        self._clock = clock
+
+    def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
+        """The answer to a conversation. Raises UsageError and ModelError before it begins."""
+        tools = request.offered_tools
+        prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
+        tokens = self._start(
+            request, prompt.tokens, request.limit, request.n_logprobs, progress, "messages"
+        )
+        return ChatCompletion(
+            tokens,
+            self._envelope("chat.completion", "chatcmpl"),
+            self._session.piece,
+            MessageWriter(prompt, bool(tools)),
+            request.wants_usage,
+        )
+
+    def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
+        """What follows a prompt. Raises UsageError before it begins."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            encoded, echo = self._session.encode(prompt), prompt
+        else:
+            encoded = prompt
+            echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
+        tokens = self._start(request, encoded, request.limit, request.logprobs, progress, "prompt")
+        return TextCompletion(
+            tokens,
+            self._envelope("text_completion", "cmpl"),
+            self._session.piece,
+            echo if request.echo else "",
+            request.wants_usage,
+        )
+
+    def _start(
+        self,
+        request: CommonRequest,
+        prompt: Sequence[int],
+        limit: int | None,
+        n_logprobs: int | None,
+        progress: Progress | None,
+        param: str,
+    ) -> Tokens:
+        most = self._most_prompt_tokens
+        if most is not None and len(prompt) > most:
+            raise RequestError(
+                f"{param}: {len(prompt):,} tokens, at most {most:,} are taken", param
+            )
+        return self._session.stream(
+            prompt,
+            SamplingParams(**request.sampling_fields()),
+            limit,
+            tuple(request.stop or ()),
+            progress,
+            grammar_of(request.response_format),
+            n_logprobs,
+        )
+
+    def _envelope(self, kind: Any, prefix: str) -> Envelope:
+        identity = f"{prefix}-{secrets.token_hex(12)}"
+        return Envelope(kind, identity, int(self._clock()), self.model)
+
+
+def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
+    """What a response format asks of the answer. Raises RequestError and GrammarError."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_schema({"type": "object"} if wanted.schema_ is None else wanted.schema_)
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise RequestError("response_format.json_schema is missing", "response_format")
+        return json_schema(wanted.json_schema.schema_)
+    name, text = (
+        ("grammar", wanted.grammar) if wanted.type == "grammar" else ("pattern", wanted.pattern)
+    )
+    if not text:
+        raise RequestError(f"response_format.{name} is missing", "response_format")
+    return lark_grammar(text) if wanted.type == "grammar" else regular_expression(text)

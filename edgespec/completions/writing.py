@@ -1,0 +1,88 @@
+"""Turns the text of a chat answer into the parts of a message, while it is still coming.
+
+Reasoning, answer and calls of tools; text in, OpenAI's deltas out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.chat.reasoning import Part
+from edgespec.completions.tool_calls import CallSplitter, ToolCall, knows_calls
+
+Delta = dict[str, Any]
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class MessageWriter:
+    """One assistant's message; `message` is what it is so far."""
+
+    def __init__(
+        self, prompt: ChatPrompt, has_tools: bool, new_id: Callable[[], str] = new_call_id
+    ) -> None:
+        self._reasoning = prompt.splitter()
+        self._calls = CallSplitter() if has_tools and knows_calls(prompt.template) else None
+        self._new_id = new_id
+        self._content = ""
+        self._thoughts = ""
+        self._told: list[dict[str, Any]] = []
+
+    def push(self, text: str) -> list[Delta]:
+        """Take more text and return what the message gains."""
+        return self._deltas(self._reasoning.push(text))
+
+    def finish(self) -> list[Delta]:
+        """No more text will come: return what was held back."""
+        deltas = self._deltas(self._reasoning.finish())
+        if self._calls is not None:
+            if rest := self._calls.finish():
+                deltas.append(self._answer(rest))
+            deltas += self._new_calls(self._calls.calls)
+        return deltas
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._told)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """In OpenAI's shape; `reasoning_content` where there was reasoning."""
+        message: dict[str, Any] = {"content": self._content}
+        if self._thoughts:
+            message["reasoning_content"] = self._thoughts
+        if self._told:
+            message["tool_calls"] = self._told
+            message["content"] = self._content or None
+        return message
+
+    def _deltas(self, parts: list[Part]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for part in parts:
+            if part.kind == "reasoning":
+                self._thoughts += part.text
+                deltas.append({"reasoning_content": part.text})
+            elif self._calls is None:
+                deltas.append(self._answer(part.text))
+            else:
+                if text := self._calls.push(part.text):
+                    deltas.append(self._answer(text))
+                deltas += self._new_calls(self._calls.calls)
+        return deltas
+
+    def _answer(self, text: str) -> Delta:
+        self._content += text
+        return {"content": text}
+
+    def _new_calls(self, calls: list[ToolCall]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for index in range(len(self._told), len(calls)):
+            call = calls[index].as_dict(self._new_id())
+            self._told.append(call)
+            deltas.append({"tool_calls": [{"index": index} | call]})
+        return deltas

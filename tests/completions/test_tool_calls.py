@@ -1,0 +1,82 @@
+"""Calls of tools found in a text, however it is cut into pieces."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.chat.reasoning import Marks
+from edgespec.completions.tool_calls import CallSplitter, ToolCall
+from edgespec.completions.writing import MessageWriter
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ADD = ToolCall("add", '{"a": 1}')
+
+
+def split(text: str, cuts=()) -> tuple[str, list[ToolCall]]:
+    splitter = CallSplitter()
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[begin:end] for begin, end in zip(places, places[1:], strict=False)]  # noqa: RUF007
+    told = "".join(map(splitter.push, pieces)) + splitter.finish()
+    return told, splitter.calls
+
+
+def test_a_call_is_taken_out_of_the_text():
+    assert split(f"I add.\n{CALL}") == ("I add.", [ADD])
+
+
+def test_there_may_be_several():
+    assert split(f"{CALL}\n{CALL}") == ("", [ADD, ADD])
+
+
+def test_a_call_may_lack_its_last_mark():
+    assert split(CALL.removesuffix("</tool_call>")) == ("", [ADD])
+
+
+def test_what_is_no_call_stays_text():
+    for text in ("<tool_call>no JSON</tool_call>", "<tool_call>[1]</tool_call>", "a <tool"):
+        assert split(text) == (text, [])
+
+
+@given(st.lists(st.integers(0, 120), max_size=8))
+def test_where_the_pieces_are_cut_does_not_matter(cuts):
+    assert split(f"I add. {CALL} {CALL}", cuts) == split(f"I add. {CALL} {CALL}")
+
+
+def writer(has_tools: bool = True, inside: str = "") -> MessageWriter:
+    template = "<tool_call> <think>"
+    prompt = ChatPrompt(inside, (1,), Marks("<think>", "</think>"), template)
+    return MessageWriter(prompt, has_tools, lambda: "call_1")
+
+
+def test_a_message_has_reasoning_content_and_calls():
+    message = writer()
+    deltas = message.push(f"<think>\nHm.\n</think>\n\nI add.{CALL}") + message.finish()
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    assert message.message == {
+        "content": "I add.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [call],
+    }
+    assert deltas == [
+        {"reasoning_content": "Hm."},
+        {"content": "I add."},
+        {"tool_calls": [{"index": 0} | call]},
+    ]
+    assert json.dumps(message.message)
+
+
+def test_without_tools_a_call_is_text():
+    message = writer(has_tools=False)
+    message.push(CALL)
+    message.finish()
+    assert message.message == {"content": CALL}
+
+
+def test_reasoning_that_the_prompt_opened_is_told_apart():
+    message = writer(inside="<assistant><think>\n")
+    message.push("Hm.</think>Four.")
+    message.finish()
+    assert message.message == {"content": "Four.", "reasoning_content": "Hm."}

@@ -1,0 +1,213 @@
+"""A session that converses: templates, OpenAI's shapes, log probabilities, grammars."""
+
+import json
+import math
+
+import pytest
+
+import edgespec
+from edgespec.config import LoadSettings, SamplingParams
+from edgespec.errors import GrammarError, ModelError, UsageError
+from edgespec.grammar.specification import json_schema, lark_grammar, regular_expression
+from edgespec.models.embedded import embedded_pair
+
+TEMPLATE = """\
+{%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
+{%- if add_generation_prompt %}def {% endif %}"""
+MESSAGES = [{"role": "user", "content": "write gcd"}]
+WARM = SamplingParams(temperature=0.9, seed=3)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+_CHOICES = [{"type": "object", "properties": {f"k{i}": {"const": i}}} for i in range(8)]
+EXPLODING = {"allOf": [{"anyOf": _CHOICES} for _ in range(8)]}
+
+
+@pytest.fixture(scope="module")
+def session():
+    pair = embedded_pair()
+    with edgespec.load(LoadSettings(model=pair.target, draft=pair.draft)) as loaded:
+        loaded.use_chat_template(TEMPLATE)
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with edgespec.load(LoadSettings(model=embedded_pair().target)) as loaded:
+        loaded.use_chat_template(TEMPLATE)
+        yield loaded
+
+
+def test_a_chat_is_the_text_that_follows_the_rendered_messages(session):
+    prompt = session.chat_prompt(MESSAGES)
+    assert prompt.text == "# user: write gcd\ndef "
+    with session.chat(MESSAGES, max_tokens=8) as answer:
+        text = "".join(event.text for event in answer)
+    assert text == session.generate(prompt.tokens, max_tokens=8).text
+
+
+def test_a_model_without_a_template_says_so(session):
+    session.use_chat_template(None)
+    try:
+        with pytest.raises(ModelError, match=r"has no chat template.*--chat-template-file"):
+            session.chat(MESSAGES)
+    finally:
+        session.use_chat_template(TEMPLATE)
+
+
+def test_a_template_that_is_none_leaves_the_one_before(session):
+    with pytest.raises(ModelError, match="line 1"):
+        session.use_chat_template("{% if %}")
+    assert session.chat_prompt(MESSAGES).text.startswith("# user")
+
+
+def test_a_chat_completion_has_the_shape_of_openai(session):
+    answer = session.create_chat_completion(MESSAGES, max_tokens=6, seed=1)
+    choice = answer["choices"][0]
+    assert answer["object"] == "chat.completion"
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["usage"]["total_tokens"] == 6 + answer["usage"]["prompt_tokens"]
+
+
+def test_the_chunks_of_a_stream_add_up_to_the_whole(session):
+    whole = session.create_chat_completion(MESSAGES, max_tokens=12)
+    chunks = list(session.create_chat_completion(MESSAGES, stream=True, max_tokens=12))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    text = "".join(delta.get("content", "") for delta in deltas)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_usage_comes_last_where_it_is_asked_for(session):
+    options = {"include_usage": True}
+    *_, last = session.create_completion("import ", stream=True, stream_options=options)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 16
+
+
+def test_a_completion_may_echo_its_prompt(session):
+    answer = session.create_completion("import os", max_tokens=4, echo=True)
+    assert answer["choices"][0]["text"].startswith("import os")
+    assert answer["object"] == "text_completion"
+
+
+def test_a_stop_string_ends_the_answer(session):
+    text = session.create_completion("def gcd(a, b):\n", max_tokens=40)["choices"][0]["text"]
+    stop = text[3:6]
+    cut = session.create_completion("def gcd(a, b):\n", max_tokens=40, stop=stop)["choices"][0]
+    assert cut["text"] == text[: text.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_what_was_read_before_is_told_as_cached(session):
+    first = session.create_completion("a = [1, 2, 3, 4]\n", max_tokens=1)["usage"]
+    again = session.create_completion("a = [1, 2, 3, 4]\nb", max_tokens=1)["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"temprature": 1}, "unknown field 'temprature'; did you mean 'temperature'"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 2}, "n: it must be 1"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"tools": [{"type": "function"}]}, "knows no tools"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
+    ],
+)
+def test_fields_that_cannot_be_meant_are_refused_by_name(session, fields, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        session.create_chat_completion(MESSAGES, **fields)
+
+
+def test_log_probabilities_are_those_of_the_target_alone(session, alone):
+    options = {"max_tokens": 24, "logprobs": 3, "temperature": 0.9, "seed": 3}
+    drafted = session.create_completion("def read(", **options)["choices"][0]
+    target = alone.create_completion("def read(", **options)["choices"][0]
+    assert drafted["text"] == target["text"]
+    for ours, theirs in zip(
+        drafted["logprobs"]["token_logprobs"], target["logprobs"]["token_logprobs"], strict=True
+    ):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_the_most_probable_tokens_come_first_and_add_up_to_one(session):
+    with session.stream("def ", max_tokens=3, logprobs=100) as events:
+        for event in events:
+            values = [value for _, value in event.logprobs.top]
+            assert values == sorted(values, reverse=True)
+            assert event.token == event.logprobs.top[0][0]  # greedy
+            assert event.logprobs.logprob == values[0]
+            assert 0.5 < math.fsum(map(math.exp, values)) <= 1 + 1e-9
+
+
+def test_logprobs_in_a_chat_are_told_token_by_token(session):
+    whole = session.create_chat_completion(MESSAGES, max_tokens=5, logprobs=True, top_logprobs=2)
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert len(content) == 5
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 5
+    told = bytes(byte for entry in content for byte in entry["bytes"])
+    assert told.decode() == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("sampling", [None, WARM])
+def test_a_schema_is_kept_and_costs_no_faithfulness(session, alone, sampling):
+    texts = {
+        each.generate("data = ", sampling, 80, grammar=json_schema(SCHEMA)).text
+        for each in (session, alone)
+    }
+    (text,) = texts
+    read = json.loads(text)
+    assert isinstance(read["name"], str)
+    assert isinstance(read["age"], int)
+
+
+def test_a_regular_expression_and_a_grammar_are_kept(session):
+    date = session.generate("on ", None, 20, grammar=regular_expression("[0-9]{4}-[0-9]{2}")).text
+    assert len(date) == 7
+    assert date[4] == "-"
+    answer = session.generate("well, ", None, 20, grammar=lark_grammar('start: "yes" | "no"')).text
+    assert answer in {"yes", "no"}
+
+
+def test_a_response_format_is_a_schema(session):
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    answer = session.create_chat_completion(MESSAGES, response_format=wanted, max_tokens=80)
+    assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"name", "age"}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        json_schema({"type": "string", "minLength": 5, "maxLength": 2}),
+        json_schema({"type": "nothing"}),
+        regular_expression("("),
+        lark_grammar("start: ("),
+        json_schema(EXPLODING),
+    ],
+)
+def test_a_grammar_that_cannot_be_met_is_refused_before_anything_runs(session, grammar):
+    with pytest.raises(GrammarError, match="is wrong"):
+        session.stream("a", grammar=grammar)
+    assert session.generate("a", max_tokens=1).tokens
+
+
+def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
+    properties = {f"p{i}": {"type": "string"} for i in range(700)}
+    exploding = json_schema({"type": "object", "properties": properties})
+    with pytest.raises(GrammarError, match="cannot be followed any further"):
+        session.generate("a", None, 100, grammar=exploding)
+    assert session.generate("a", max_tokens=1).tokens
