@@ -1,6 +1,7 @@
 """Hypothesis draws the same examples everywhere, and no machine is too slow for them. Tests that
 write to the cache folder have one of their own."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,10 @@ pytest.register_assert_rewrite(
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
