@@ -170,6 +170,10 @@ class Session(Owner):
         return self._models.target.paging()
 
     @property
+    def is_closed(self) -> bool:
+        return self._engine.is_closed
+
+    @property
     def n_waiting(self) -> int:
         """Generations that wait for the one that runs."""
         return self._engine.n_waiting
