@@ -24,11 +24,18 @@ class ModelInfo:
     n_layers: int
     size_bytes: int
     tree_capable: bool = True
-    """False for recurrent or hybrid state: such a model is decoded without a tree."""
+    """False for recurrent or hybrid state, which cannot drop any single token."""
+    max_rollback: int = 0
+    """Of a model that is not tree-capable: the most tokens of a line that it can drop again. Such a
+    model verifies lines of guesses, where 0 verifies none."""
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
     """Most leaves that a tree of provisional nodes may have."""
+
+    @property
+    def verifies_guesses(self) -> bool:
+        return self.tree_capable or self.max_rollback > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,11 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
     """Why this draft cannot serve this target, if so."""
     if draft is None:
         return None
-    for role, info in (("target", target.info), ("draft", draft.info)):
-        if not info.tree_capable:
+    for role, info, can in (
+        ("target", target.info, target.info.verifies_guesses),
+        ("draft", draft.info, draft.info.tree_capable),
+    ):
+        if not can:
             return (
                 f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
                 "drop single tokens: the target decodes alone, one token a pass"

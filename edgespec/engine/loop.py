@@ -67,7 +67,7 @@ class Engine(Owner):
         self.settings = settings or EngineSettings()
         self._target = target
         self._pacers: dict[Strategy, Pacer] = {
-            Strategy.TREE: self.settings.new_pacer(),
+            Strategy.TREE: self.settings.new_pacer() if target.info.tree_capable else LinearPacer(),
             Strategy.LINE: LinearPacer(),
         }
         self._fallback = self.settings.new_fallback()
@@ -297,7 +297,7 @@ class Engine(Owner):
     ) -> TreeGrower | None:
         """Whatever guesses, the draft model first."""
         settings, info = self.settings, self._target.info
-        guessing = list(drafters) if info.tree_capable else []
+        guessing = list(drafters) if info.verifies_guesses else []
         if draft is not None and self._obstacle is None:
             model = ModelDrafter(
                 draft,

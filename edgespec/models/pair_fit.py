@@ -90,8 +90,8 @@ def measure(
     `draft` has the target's vocabulary. Raises PairError where no tree can be grown or verified,
     and UsageError for a prompt without tokens or beyond the context.
     """
-    for role, info in (("target", target.info), ("draft", draft.info)):
-        _check_tree_capable(role, info)
+    _check("target", target.info, target.info.verifies_guesses)
+    _check("draft", draft.info, draft.info.tree_capable)
     texts = greedy_texts(target, draft, prompts, max_tokens, progress)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
@@ -118,8 +118,8 @@ def measure(
     )
 
 
-def _check_tree_capable(role: str, info: ModelInfo) -> None:
-    if not info.tree_capable:
+def _check(role: str, info: ModelInfo, can: bool) -> None:
+    if not can:
         raise PairError(
             f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
             "drop single tokens: a target decodes alone there, so choose other models to draft"

@@ -96,6 +96,7 @@ class FakeModel:
         max_nodes: int = 64,
         max_branches: int = 32,
         tree_capable: bool = True,
+        max_rollback: int = 0,
         stall_share: float = 0.0,
         hook: Callable[[FakeModel], None] | None = None,
     ) -> None:
@@ -108,6 +109,7 @@ class FakeModel:
             n_layers=1,
             size_bytes=0,
             tree_capable=tree_capable,
+            max_rollback=max_rollback,
             max_nodes=max_nodes,
             max_branches=max_branches,
         )
@@ -228,12 +230,14 @@ class FakeModel:
         info = self.info
         assert nodes, "an empty batch"
         assert len(nodes) <= info.max_nodes, f"{len(nodes)} nodes in one batch"
-        assert info.tree_capable or list(nodes) == [ROOT], "a tree for a recurrent model"
+        assert info.tree_capable or len(nodes) <= 1 + info.max_rollback, "too long to drop again"
         keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
         stale = self._cells.keys() - keys.keys()
         assert not stale, f"provisional nodes of no tree: {stale}"
         together = [*(keys[key] for key in self._cells), *nodes]
-        assert tree.branch_count(together) <= info.max_branches, "too many branches"
+        n_branches = tree.branch_count(together)
+        assert n_branches <= info.max_branches, "too many branches"
+        assert info.tree_capable or n_branches == 1, "a tree for a recurrent model"
         assert self.n_committed + len(together) <= info.n_ctx, "more cells than the context has"
 
     def _fill(self, tree: TokenTree, node: int) -> None:

@@ -36,6 +36,8 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.resident import resident_weights
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
+MAX_LINE = 8
+"""Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 BUFFER_SHARE = 0.05
 """Of the budget; larger compute buffers read a prompt in fewer passes and pin fewer weights."""
 
@@ -186,6 +188,7 @@ class PreparedGguf:
                 f"{request.path.name} was trained on"
             )
         tree_capable = model.tree_capable
+        n_rollback = 0 if tree_capable else self._choose_rollback(model)
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,
@@ -194,9 +197,17 @@ class PreparedGguf:
             n_layers=model.n_layers,
             size_bytes=self._header.weight_bytes,
             tree_capable=tree_capable,
-            max_nodes=request.max_nodes if tree_capable else 1,
+            max_rollback=n_rollback,
+            max_nodes=request.max_nodes if tree_capable else 1 + n_rollback,
             max_branches=request.max_branches if tree_capable else 1,
         )
+
+    def _choose_rollback(self, model: native.Model) -> int:
+        """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
+        token, and only what was evaluated together can be dropped again."""
+        if self._request.owner != "target" or self._request.max_nodes == 1:
+            return 0
+        return native.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
 
     def _choose_shape(self, model: native.Model) -> tuple[native.ContextShape, native.ContextSizes]:
         """The largest batch whose compute buffers stay within their share of the budget."""
@@ -217,6 +228,7 @@ class PreparedGguf:
                 cache_type_k=request.cache_type_k,
                 cache_type_v=request.cache_type_v,
                 flash_attn=request.flash_attn,
+                n_rollback=info.max_rollback,
             )
             sizes = native.context_sizes(model, shape)
             if sizes.compute_bytes <= most:

@@ -32,9 +32,7 @@ class _Hook:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                callback, user_data = lib.llama_log_callback(), ctypes.c_void_p()
-                lib.llama_log_get(ctypes.byref(callback), ctypes.byref(user_data))
-                self._previous = callback, user_data
+                self._previous = _current()
                 lib.llama_log_set(self._callback, None)
 
     def give_back(self) -> None:
@@ -43,13 +41,20 @@ class _Hook:
             if self._users == 0:
                 lib.llama_log_set(*self._previous)
 
-    def capture(self, lines: list[str]) -> None:
+    @contextmanager
+    def capturing(self, lines: list[str]) -> Iterator[None]:
+        """Meanwhile the hook is ours, also where the application has taken it since."""
         with self._lock:
+            theirs = _current()
+            lib.llama_log_set(self._callback, None)
             self.captures = (*self.captures, lines)
-
-    def release(self, lines: list[str]) -> None:
-        with self._lock:
-            self.captures = tuple(other for other in self.captures if other is not lines)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.captures = tuple(other for other in self.captures if other is not lines)
+                if not self.captures:
+                    lib.llama_log_set(*theirs)
 
     def _receive(self, level: int, text: bytes, _: Any) -> None:
         line = text.decode(errors="replace")
@@ -68,9 +73,15 @@ def captured() -> Iterator[list[str]]:
     """Collects what is logged meanwhile, by whichever thread."""
     lines: list[str] = []
     take()
-    _hook.capture(lines)
     try:
-        yield lines
+        with _hook.capturing(lines):
+            yield lines
     finally:
-        _hook.release(lines)
         give_back()
+
+
+def _current() -> tuple[Any, Any]:
+    """The hook as it is now, and what belongs to it."""
+    callback, user_data = lib.llama_log_callback(), ctypes.c_void_p()
+    lib.llama_log_get(ctypes.byref(callback), ctypes.byref(user_data))
+    return callback, user_data

@@ -276,6 +276,8 @@ class ContextShape:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "on"
+    n_rollback: int = 0
+    """Tokens that a recurrent state can drop again: it is kept as it was before each of them."""
 
     @property
     def n_seq(self) -> int:
@@ -303,6 +305,7 @@ class ContextShape:
         p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
         p.type_k, p.type_v = CACHE_TYPES[self.cache_type_k], CACHE_TYPES[self.cache_type_v]
         p.kv_unified = p.swa_full = p.no_perf = True
+        p.n_rs_seq = self.n_rollback
         p.op_offload = False
         return p
 
@@ -439,6 +442,21 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         output_bytes=4 * shape.n_rows * model.n_vocab,
         graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
     )
+
+
+def max_rollback(model: Model, wanted: int) -> int:
+    """How many tokens of a line the model's recurrent state can drop again: `wanted`, or 0 where
+    llama.cpp cannot roll this architecture back. `model` comes from `load_sizes_only`."""
+    shape = ContextShape(
+        n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
+    )
+    with log.captured():
+        handle = lib.llama_init_from_model(model.handle, shape.params())
+    if not handle:
+        return 0
+    can = int(lib.llama_n_rs_seq(handle))
+    lib.llama_free(handle)
+    return can
 
 
 def _graph_bytes(n_nodes: int) -> int:

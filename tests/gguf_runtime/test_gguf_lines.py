@@ -1,0 +1,121 @@
+"""A recurrent or hybrid target that llama.cpp can roll back verifies lines of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import zoo_files
+from edgespec.engine.sampling import SamplingParams
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.fake_model import FakeModel, fixed_text
+from edgespec.testing.paging_contract import load_paged
+from edgespec_runtimes.gguf import runtime
+from engine_cases import GREEDY, generate
+from reference import LlamaCpp
+from zoo_files import write_model
+from zoo_species import Species
+
+PROMPT = [10, 20, 30, 40, 50]
+N_TOKENS = 40
+WRONG = 5
+"""Every so many tokens the draft is certain of another one."""
+WARM = SamplingParams(temperature=0.9, seed=3)
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen35"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its projections are quantised, as in real files: several rows of unquantised ones round
+    otherwise than one."""
+    unquantised = tuple("conv.conv" if part == "conv" else part for part in zoo_files.UNQUANTISED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zoo_files, "UNQUANTISED", (*unquantised, "conv1d"))
+        folder = tmp_path_factory.mktemp("hybrid")
+        return write_model(folder / "m.gguf", Species(request.param))
+
+
+def request_for(path: Path, n_guesses: int = 8) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=128,
+        max_nodes=1 + n_guesses,
+        max_branches=4,
+        n_threads=1,
+        batch_size=64,
+    )
+
+
+@pytest.fixture(scope="module", params=["resident", "paged"])
+def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageModel]:
+    prepared = runtime.prepare(request_for(hybrid))
+    model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
+    yield model
+    model.close()
+
+
+def draft_of(text: Sequence[int], n_vocab: int) -> FakeModel:
+    """Knows the text, but for every fifth token."""
+    guesses = [token + (n % WRONG == WRONG - 1) for n, token in enumerate(text)]
+    return FakeModel(fixed_text(guesses, n_vocab, len(PROMPT)), n_vocab)
+
+
+def test_a_drafted_text_is_llama_cpps_own(target: LanguageModel, hybrid: Path) -> None:
+    with LlamaCpp(hybrid, 128) as llama_cpp:
+        expected = llama_cpp.greedy(PROMPT, N_TOKENS).tokens
+    draft = draft_of(expected, target.info.n_vocab)
+    result = generate(target, draft, prompt=PROMPT, max_tokens=N_TOKENS, fallback="full")
+    assert list(result.tokens) == expected
+    assert result.speculation.tokens_per_pass > 1.5
+
+
+def test_a_drawn_text_is_the_one_without_a_draft(target: LanguageModel) -> None:
+    alone = generate(target, prompt=PROMPT, sampling=WARM, max_tokens=N_TOKENS)
+    draft = draft_of(alone.tokens, target.info.n_vocab)
+    drafted = generate(
+        target, draft, prompt=PROMPT, sampling=WARM, max_tokens=N_TOKENS, fallback="full"
+    )
+    assert drafted.tokens == alone.tokens
+    assert drafted.speculation.tokens_per_pass > 1.5
+
+
+def test_a_draft_that_is_always_wrong_changes_nothing(target: LanguageModel) -> None:
+    alone = generate(target, prompt=PROMPT, sampling=GREEDY, max_tokens=N_TOKENS)
+    n_vocab = target.info.n_vocab
+    wrong = [(token + 1) % n_vocab for token in alone.tokens]
+    draft = FakeModel(fixed_text(wrong, n_vocab, len(PROMPT)), n_vocab)
+    drafted = generate(target, draft, prompt=PROMPT, max_tokens=N_TOKENS, fallback="full")
+    assert drafted.tokens == alone.tokens
+
+
+def test_the_state_before_each_guess_is_planned_for(hybrid: Path) -> None:
+    def cache_bytes(n_guesses: int) -> int:
+        prepared = runtime.prepare(request_for(hybrid, n_guesses))
+        try:
+            return sum(row.nbytes for row in prepared.fixed_rows() if "KV" in row.what)
+        finally:
+            prepared.close()
+
+    assert cache_bytes(8) > cache_bytes(1) > cache_bytes(0)
+
+
+def test_a_line_is_as_long_as_can_be_dropped_again(hybrid: Path) -> None:
+    prepared = runtime.prepare(replace(request_for(hybrid), max_nodes=4))
+    try:
+        info = prepared.info
+        assert (info.max_rollback, info.max_nodes, info.max_branches) == (3, 4, 1)
+    finally:
+        prepared.close()
+
+
+def test_an_architecture_that_cannot_be_rolled_back_verifies_nothing(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", Species("mamba2"))
+    prepared = runtime.prepare(request_for(path))
+    try:
+        assert not prepared.info.verifies_guesses
+    finally:
+        prepared.close()

@@ -1,0 +1,46 @@
+"""llama.cpp's log belongs to the process: edgespec reads it and leaves it as it was."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import pytest
+
+from edgespec.models.embedded import embedded_pair
+from edgespec_runtimes.gguf.llama import native
+
+SHAPE = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+
+
+@lib.llama_log_callback
+def _theirs(level: int, text: bytes, data: Any) -> None:
+    pass
+
+
+def hook() -> int | None:
+    callback, data = lib.llama_log_callback(), ctypes.c_void_p()
+    lib.llama_log_get(ctypes.byref(callback), ctypes.byref(data))
+    return ctypes.cast(callback, ctypes.c_void_p).value
+
+
+@pytest.fixture
+def model() -> Iterator[native.Model]:
+    opened = native.load_sizes_only(embedded_pair().target)
+    yield opened
+    opened.close()
+
+
+def test_sizes_are_known_although_the_application_has_taken_the_log(model: native.Model) -> None:
+    """They were 0 then, and the budget was planned without a KV cache."""
+    usual = native.context_sizes(model, SHAPE)
+    before = hook()
+    lib.llama_log_set(_theirs, None)
+    try:
+        assert native.context_sizes(model, SHAPE) == usual
+        assert usual.kv_bytes > 0
+        assert hook() == ctypes.cast(_theirs, ctypes.c_void_p).value
+    finally:
+        lib.llama_log_set(ctypes.cast(before, lib.llama_log_callback), None)
