@@ -27,13 +27,14 @@ SUFFIX = ".edgespec-part"
 
 
 @contextmanager
-def unfinished_file(out: Path) -> Iterator[BinaryIO]:
+def unfinished_file(out: Path, alone: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `out` when the block ends, and is gone if it fails.
 
-    Raises UsageError while another process writes `out`, and OSError.
+    Raises UsageError while another process writes `out`, unless neither wants to be `alone`: then
+    the last one's stays. Raises OSError.
     """
     sweep(out.parent)
-    part = _place_for(out)
+    part = _place_for(out) if alone else _own_place(out.parent)
     descriptor = _claim(partial(_open, part, os.O_RDWR | os.O_CREAT), part, out)
     with os.fdopen(descriptor, "w+b", buffering=1 << 20) as file:
         try:
@@ -65,7 +66,7 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A hidden folder in `beside` under a name of its own, gone when the block ends."""
     sweep(beside)
-    part = beside / f".{secrets.token_hex(8)}{SUFFIX}"
+    part = _own_place(beside)
     with _claimed_folder(part, part):
         yield part
 
@@ -88,6 +89,10 @@ def sweep(folder: Path) -> None:
 def _place_for(out: Path) -> Path:
     """One for each `out`, where two processes that write it meet."""
     return out.with_name(f".{out.name}{SUFFIX}")
+
+
+def _own_place(beside: Path) -> Path:
+    return beside / f".{secrets.token_hex(8)}{SUFFIX}"
 
 
 @contextmanager

@@ -137,3 +137,12 @@ def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
     with unfinished_file(tmp_path / "out"):
         pass
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_who_need_not_be_alone_may_write_one_place_together(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with unfinished_file(out, alone=False) as one, unfinished_file(out, alone=False) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert out.read_bytes() == b"one"
+    assert parts(tmp_path) == []

@@ -108,7 +108,7 @@ def preset_names(package: Path = _PACKAGE) -> list[str]:
 def find_config(name: str, package: Path = _PACKAGE) -> Path:
     """The file that `--config` means: a path, or the name of a preset. Raises UsageError."""
     path = expanded(name)
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # what is no regular file is refused when it is read
         return path
     names = preset_names(package)
     if name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,10 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
     name = preset_names()[0]
     with pytest.raises(UsageError, match=f"did you mean '{name}'"):
         find_config(name + "x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+def test_a_config_that_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(UsageError, match="it is a FIFO, not a regular file"):
+        read_config(find_config(str(tmp_path / "fifo.toml")))

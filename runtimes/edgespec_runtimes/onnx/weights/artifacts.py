@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -24,6 +22,7 @@ from edgespec import cache_folder
 from edgespec.errors import Cancelled, ModelError
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
+from edgespec.unfinished import unfinished_file
 from edgespec_runtimes.onnx.files.source import Source, Weight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 
@@ -189,15 +188,8 @@ def _copy_by_row(
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when it is complete, and is gone otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    with unfinished_file(path, alone=False) as file:
+        yield file
 
 
 def _packed(made: Cut) -> bytes:
