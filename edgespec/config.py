@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -23,9 +24,30 @@ from edgespec.units import parse_size
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Provider = Literal["auto", "cpu", "cuda", "coreml"]
-PacerName = Literal["llmcad", "best-first", "linear"]
-FallbackName = Literal["marginal", "llmcad", "fixed", "full"]
-AcceptanceName = Literal["exact-replay"]
+
+
+class PacerName(StrEnum):
+    """What decides which branch of the token tree grows next; `engine.pacer` has the rules."""
+
+    BEST_FIRST = "best-first"
+    LLMCAD = "llmcad"
+    LINEAR = "linear"
+
+
+class FallbackName(StrEnum):
+    """What decides when the target verifies; `engine.fallback` has the rules."""
+
+    MARGINAL = "marginal"
+    LLMCAD = "llmcad"
+    FIXED = "fixed"
+    FULL = "full"
+
+
+class AcceptanceName(StrEnum):
+    """What decides which guesses stand; `engine.acceptance` has the rules."""
+
+    EXACT_REPLAY = "exact-replay"
+
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
@@ -184,9 +206,9 @@ class GenerateSettings(Sampling):
     """None draws one, which is reported."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     no_draft: bool = False
-    pacer: PacerName = "best-first"
-    fallback: FallbackName = "marginal"
-    acceptance: AcceptanceName = "exact-replay"
+    pacer: PacerName = PacerName.BEST_FIRST
+    fallback: FallbackName = FallbackName.MARGINAL
+    acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
     draft_max: int = Field(default=48, ge=1, le=MOST_DRAFTED)
     """Most drafted nodes that one pass verifies."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None

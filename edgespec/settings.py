@@ -129,7 +129,7 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
         return f"unknown setting {name!r}{nearest(name, settings.model_fields)}"
     if details["type"] == "missing":
         return f"{names.of(name)} is missing"
-    if details["type"] == "literal_error":
+    if details["type"] in {"literal_error", "enum"}:
         known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
         hint = nearest(str(value), known)
         given = names.given(name, repr(value))

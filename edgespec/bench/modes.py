@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.baselines import Baseline
+from edgespec.config import FallbackName as Fallback
+from edgespec.config import PacerName as Pacer
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
@@ -48,22 +50,40 @@ def _rules(
 
 ENGINE_MODES = (
     Mode("paged", "edgespec without a draft", False, engine=EngineSettings(remember=False)),
-    Mode("linear", "one branch of a fixed length", engine=_rules("linear", "fixed")),
-    Mode("tree", "a best-first tree of a fixed depth", engine=_rules("best-first", "fixed")),
-    Mode("tree-adaptive", "LLMCad's tree and threshold", engine=_rules("llmcad", "llmcad")),
     Mode(
-        "tree-overlap", "the same, drafting beside passes", engine=_rules("llmcad", "llmcad", True)
+        "linear",
+        "one branch of a fixed length",
+        engine=_rules(Pacer.LINEAR, Fallback.FIXED),
     ),
-    Mode("marginal", "best-first by marginal rate", engine=_rules("best-first", "marginal")),
+    Mode(
+        "tree",
+        "a best-first tree of a fixed depth",
+        engine=_rules(Pacer.BEST_FIRST, Fallback.FIXED),
+    ),
+    Mode(
+        "tree-adaptive",
+        "LLMCad's tree and threshold",
+        engine=_rules(Pacer.LLMCAD, Fallback.LLMCAD),
+    ),
+    Mode(
+        "tree-overlap",
+        "the same, drafting beside passes",
+        engine=_rules(Pacer.LLMCAD, Fallback.LLMCAD, True),
+    ),
+    Mode(
+        "marginal",
+        "best-first by marginal rate",
+        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL),
+    ),
     Mode(
         "marginal-fresh",
         "the same, every tree begun anew",
-        engine=_rules("best-first", "marginal", keep_growth=False),
+        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL, keep_growth=False),
     ),
     Mode(
         "marginal-overlap",
         "by marginal rate, drafting beside passes",
-        engine=_rules("best-first", "marginal", True),
+        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL, True),
     ),
     Mode("auto", "edgespec with its defaults", engine=EngineSettings(remember=False)),
 )

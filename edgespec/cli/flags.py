@@ -7,7 +7,7 @@ a line of a TOML file and a Python argument get the same answer.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, get_args
 
@@ -232,7 +232,8 @@ def _model_flags(parser: _Parser) -> None:
         "-m",
         "--model",
         metavar="FILE",
-        help="target, a GGUF file or an ONNX model's folder (default: the embedded pair)",
+        help="target: a GGUF file, an ONNX model's folder, or a name that `edgespec models list` "
+        "shows (default: the embedded pair)",
     )
     group.add_argument(
         "-md",
@@ -345,17 +346,17 @@ def _speculation_flags(parser: _Parser) -> None:
     group = parser.add_argument_group("speculation (never changes the text)")
     group.add_argument(
         "--pacer",
-        metavar=_choices(get_args(PacerName)),
+        metavar=_choices(PacerName),
         help=f"which branch of the token tree grows next (default: {defaults['pacer']})",
     )
     group.add_argument(
         "--fallback",
-        metavar=_choices(get_args(FallbackName)),
+        metavar=_choices(FallbackName),
         help=f"when the target verifies (default: {defaults['fallback']})",
     )
     group.add_argument(
         "--acceptance",
-        metavar=_choices(get_args(AcceptanceName)),
+        metavar=_choices(AcceptanceName),
         help=f"which guesses stand (default: {defaults['acceptance']})",
     )
     group.add_argument(
@@ -381,5 +382,5 @@ def _output_flags(parser: _Parser) -> argparse._ArgumentGroup:
     return group
 
 
-def _choices(names: Sequence[str]) -> str:
+def _choices(names: Iterable[str]) -> str:
     return f"{{{','.join(names)}}}"

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from edgespec.config import AcceptanceName
 from edgespec.engine.sampling import Logits, Sampler
 from edgespec.tree import ROOT, TokenTree
 
@@ -51,7 +52,7 @@ class ExactReplay:
     meets the same logits, the same recent tokens and the same random draws as without a draft.
     """
 
-    name: ClassVar[str] = "exact-replay"
+    name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
 
     def accept(
         self,

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.config import FallbackName
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.tree import TokenTree
 
@@ -57,7 +58,7 @@ class AdaptiveThreshold(Fallback):
     below 1e-4 there is nothing to gain, and a long way to come back from.
     """
 
-    name: ClassVar[str] = "llmcad"
+    name: ClassVar[str] = FallbackName.LLMCAD
     lowest: ClassVar[float] = 1e-4
     highest: ClassVar[float] = 0.9
 
@@ -83,7 +84,7 @@ class AdaptiveThreshold(Fallback):
 class FixedLength(Fallback):
     """Verify when the deepest branch has `length` tokens, drafted now or beside the last pass."""
 
-    name: ClassVar[str] = "fixed"
+    name: ClassVar[str] = FallbackName.FIXED
 
     length: int = 8
 
@@ -98,7 +99,7 @@ class FullTree(Fallback):
     What a tree of a given size brings is measured with it, for it heeds no clock.
     """
 
-    name: ClassVar[str] = "full"
+    name: ClassVar[str] = FallbackName.FULL
 
     def fires(self, so_far: RoundSoFar) -> bool:
         return False
@@ -194,7 +195,7 @@ class MarginalRate(Fallback):
     Theoretical Population Biology 9, 1976).
     """
 
-    name: ClassVar[str] = "marginal"
+    name: ClassVar[str] = FallbackName.MARGINAL
 
     step_s: float = 0.0
     cost: PassCost = PassCost()

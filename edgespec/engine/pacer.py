@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.config import PacerName
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.tree import ROOT, TokenTree
 
@@ -76,7 +77,7 @@ class LLMCadPacer(Pacer):
     has T_i; the one that lacks most goes on. Every guess above 0.3 opens a branch.
     """
 
-    name = "llmcad"
+    name = PacerName.LLMCAD
     branch_above = 0.3
 
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
@@ -102,7 +103,7 @@ class BestFirstPacer(Pacer):
     when no open node can have a child among the best `max_nodes`.
     """
 
-    name = "best-first"
+    name = PacerName.BEST_FIRST
     floor = 0.01
     """Less probable nodes are not kept: verifying one costs about what it can save."""
     batch = 4
@@ -130,7 +131,7 @@ class BestFirstPacer(Pacer):
 class LinearPacer(Pacer):
     """One chain of most probable tokens (Leviathan et al., arXiv 2211.17192)."""
 
-    name = "linear"
+    name = PacerName.LINEAR
 
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
         return guesses[:1]

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgespec import arguments
+from edgespec.config import AcceptanceName, FallbackName, PacerName
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.fallback import FALLBACKS, Fallback
 from edgespec.engine.pacer import PACERS, Pacer
@@ -18,9 +19,9 @@ from edgespec.errors import UsageError
 class EngineSettings:
     """Rules by name, and the size of a tree."""
 
-    pacer: str = "best-first"
-    fallback: str = "marginal"
-    acceptance: str = "exact-replay"
+    pacer: str = PacerName.BEST_FIRST
+    fallback: str = FallbackName.MARGINAL
+    acceptance: str = AcceptanceName.EXACT_REPLAY
     draft_max: int = 48
     """Most drafted nodes that one pass verifies. From 64 rows on, llama.cpp's attention sums up in
     another order on the CPU: below, a tree's logits are those of token by token, bit for bit."""

@@ -14,6 +14,7 @@ from itertools import count
 
 import numpy as np
 
+from edgespec.config import FallbackName
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -181,7 +182,7 @@ def _replay(
 ) -> TreeFit:
     """What full trees of this size would have brought the target on its way to `texts`."""
     rules = EngineSettings(
-        fallback="full", draft_max=drafted_nodes, overlap=False, step_aside=False
+        fallback=FallbackName.FULL, draft_max=drafted_nodes, overlap=False, step_aside=False
     )
     rounds = verified = accepted = 0
     draft.truncate(0)
