@@ -184,15 +184,15 @@ STORIES: tuple[Callable[[Pair], object], ...] = (
 
 # The state machine
 
+Task = tuple[Callable[[], object] | None, threading.Event]
+
 
 class Hand(threading.Thread):
     """A thread that does one thing after the other."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._to_do: queue.SimpleQueue[tuple[Callable[[], object] | None, threading.Event]] = (
-            queue.SimpleQueue()
-        )
+        self._to_do: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self.failures: list[BaseException] = []
         self.start()
 
@@ -259,10 +259,8 @@ class Sessions(RuleBasedStateMachine):
     @rule(which=ANY, max_tokens=st.integers(0, N_TOKENS), as_text=st.booleans())
     def stream(self, which: int, max_tokens: int, as_text: bool) -> None:
         prompt = PROMPT if as_text else self.pair.encoded
-        try:
+        with suppress(SessionClosed):
             self.generations.append(self.session(which).stream(prompt, max_tokens=max_tokens))
-        except SessionClosed:
-            pass
 
     @precondition(lambda self: self.generations)
     @rule(hand=HANDS, which=ANY, n=st.integers(1, 12), patience_s=PATIENCE_S)
@@ -360,10 +358,8 @@ class Sessions(RuleBasedStateMachine):
     @precondition(lambda self: self.generations)
     @rule(which=ANY)
     def ask(self, which: int) -> None:
-        try:
+        with suppress(EdgespecError):
             _ = self.generation(which).result
-        except EdgespecError:
-            pass
 
     @invariant()
     def nothing_else_went_wrong(self) -> None:
