@@ -49,6 +49,10 @@ class AcceptanceName(StrEnum):
     EXACT_REPLAY = "exact-replay"
 
 
+LOSSLESS = frozenset({AcceptanceName.EXACT_REPLAY})
+"""The acceptance rules under which a draft changes no text."""
+
+
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
 MOST = (1 << 31) - 1

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args
 from edgespec.cli import bench_flags, fetching, model_flags
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
+    LOSSLESS,
     AcceptanceName,
     CacheType,
     FallbackName,
@@ -357,7 +358,8 @@ def _speculation_flags(parser: _Parser) -> None:
     group.add_argument(
         "--acceptance",
         metavar=_choices(AcceptanceName),
-        help=f"which guesses stand (default: {defaults['acceptance']})",
+        help=f"which guesses stand; none changes the text with {', '.join(sorted(LOSSLESS))} "
+        f"(default: {defaults['acceptance']})",
     )
     group.add_argument(
         "--draft-max",

@@ -30,6 +30,9 @@ class AcceptanceRule(Protocol):
     """Walks a verified tree with the target's logits. To add one, write it and register it."""
 
     name: ClassVar[str]
+    lossless: ClassVar[bool]
+    """Whether the text is, for every seed, the one that the target writes without a draft. A rule
+    that only keeps the distribution of texts is not."""
 
     def accept(
         self,
@@ -41,7 +44,8 @@ class AcceptanceRule(Protocol):
     ) -> Accepted:
         """What stands. `logits` is float32 [len(nodes), n_vocab]: the target's, after each node.
 
-        The walk never goes below a token that ends the text.
+        The sampler has accepted every token that the text gains, in order, and no other. The walk
+        never goes below a token that ends the text.
         """
 
 
@@ -53,6 +57,7 @@ class ExactReplay:
     """
 
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
+    lossless: ClassVar[bool] = True
 
     def accept(
         self,

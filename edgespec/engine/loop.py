@@ -148,6 +148,11 @@ class Engine(Owner):
             self._running = request
         if self._obstacle:
             request.tally.note(self._obstacle)
+        if self._grower is not None and not self._acceptance.lossless:
+            request.tally.note(
+                f"with the acceptance rule {self._acceptance.name} guesses of the draft change the "
+                "text: leave it out for the target's own"
+            )
         try:
             with self._trace.span(Track.ENGINE, "generation"):
                 if not request.transcript.is_finished:

@@ -38,9 +38,10 @@ class Constraint(Protocol):
 
 
 class Sampler:
-    """Picks the tokens of one generation; every token it picks is a committed one.
+    """What may come next in one generation, by what was taken before.
 
-    Noise for the whole vocabulary is spent per token, whatever the filters, so that the n-th token
+    Looking (`distribution`, `draw`, `uniform`) leaves the text alone; `accept` takes a token.
+    Noise for the whole vocabulary is spent per draw, whatever the filters, so that the n-th token
     of a text meets the n-th noise of its seed however many tokens a round commits.
     """
 
@@ -53,10 +54,11 @@ class Sampler:
     ) -> None:
         self.params = params
         self.logprobs: list[TokenLogprobs] = []
-        """Of every token picked, each with `n_logprobs` others; empty when that is None."""
+        """Of every token taken, each with `n_logprobs` others; empty when that is None."""
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._random = np.random.Generator(np.random.PCG64(params.seed))
+        self._coin = np.random.Generator(np.random.PCG64([params.seed, 1]))
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
 
@@ -67,18 +69,32 @@ class Sampler:
             logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
         return distribution(logits, self.params, self._recent)
 
-    def pick(self, logits: Logits) -> int:
-        """The next token of the text, drawn and remembered. `logits` is [n_vocab]."""
+    def draw(self, logits: Logits) -> int:
+        """One of the `distribution`, by the seed's next noise. `logits` is [n_vocab]."""
         tokens, probabilities = self.distribution(logits)
-        token = int(tokens[0])
-        if self.params.temperature > 0:
-            noise = self._random.standard_exponential(len(logits))
-            token = draw(tokens, probabilities, noise)
+        if self.params.temperature == 0:
+            return int(tokens[0])
+        return draw(tokens, probabilities, self._random.standard_exponential(len(logits)))
+
+    def uniform(self) -> float:
+        """The seed's next uniform draw from [0, 1), which takes nothing from the noise of `draw`.
+
+        For rules that let chance decide whether a guess stands.
+        """
+        return float(self._coin.random())
+
+    def accept(self, token: int, logits: Logits) -> None:
+        """`token` is the next one of the text; it was chosen by these logits."""
         self._recent.append(token)
         if self._constraint is not None:
             self._constraint.take(token)
         if self._n_logprobs is not None:
             self.logprobs.append(token_logprobs(logits, token, self._n_logprobs))
+
+    def pick(self, logits: Logits) -> int:
+        """The next token of the text, drawn and taken. `logits` is [n_vocab]."""
+        token = self.draw(logits)
+        self.accept(token, logits)
         return token
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.config import (
+    LOSSLESS,
     AcceptanceName,
     FallbackName,
     GenerateSettings,
@@ -144,6 +145,7 @@ def test_every_rule_of_the_engine_can_be_named():
     assert set(PacerName) == set(PACERS)
     assert set(FallbackName) == set(FALLBACKS)
     assert set(AcceptanceName) == set(ACCEPTANCE_RULES)
+    assert {name for name, rule in ACCEPTANCE_RULES.items() if rule().lossless} == LOSSLESS
     assert EngineSettings().acceptance in ACCEPTANCE_RULES
 
 
