@@ -19,7 +19,7 @@ from edgespec_runtimes.enlarge.gguf.replication import SCALES, muted
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.file.validation import validate
-from gguf_files import ARRAY, STRING, U32, Gguf, Tensor, tiny_llama
+from gguf_files import ARRAY, STRING, TYPE_CODES, U32, Gguf, Tensor, pack_weights, tiny_llama
 
 MIB = 1 << 20
 TOKENS = [5, 80, 2, 290, 41, 0, 7]
@@ -87,6 +87,39 @@ def test_logits_are_the_same(
     assert report.factor == factor
     expected, found = logits(source, TOKENS), logits(out, TOKENS)
     assert np.abs(found - expected).max() <= rounding * np.ptp(expected)
+
+
+def tiny_mixture(kind: str = "Q8_0") -> Gguf:
+    """A LLaMA whose feed-forward networks are eight experts, of which a token uses two."""
+    model, random = tiny_llama(ffn=64, kind=kind, tied=False), np.random.default_rng(5)
+    model.metadata |= {"llama.expert_count": (U32, 8), "llama.expert_used_count": (U32, 2)}
+    dense = [tensor for tensor in model.tensors if ".ffn_" in tensor.name]
+    for tensor in dense:
+        if tensor.name.endswith("norm.weight"):
+            continue
+        model.tensors.remove(tensor)
+        name = tensor.name.replace(".weight", "_exps.weight")
+        shape = (*tensor.shape, 8)
+        values = random.standard_normal(shape[::-1]).astype(np.float32) * 0.15
+        model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], pack_weights(values, kind)))
+    for layer in range(2):
+        values = random.standard_normal((8, 64)).astype(np.float32)
+        name = f"blk.{layer}.ffn_gate_inp.weight"
+        model.tensors.append(Tensor(name, (64, 8), TYPE_CODES["F32"], pack_weights(values, "F32")))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+def test_a_mixture_chooses_and_computes_the_same(tmp_path: Path, kind: str) -> None:
+    """Its experts grow, and are as many; so does what the router reads."""
+    source, out = tiny_mixture(kind).write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
+    report = enlarge(source, out, 20 * MIB if kind == "Q8_0" else 70 * MIB)
+    header = read_header(out)
+    validate(header)
+    assert report.factor == 2
+    assert header.tensors_by_name["blk.0.ffn_up_exps.weight"].shape == (128, 128, 8)
+    expected, found = logits(source, TOKENS), logits(out, TOKENS)
+    assert np.abs(found - expected).max() <= ROUNDING * np.ptp(expected)
 
 
 @pytest.mark.parametrize("mib", [2, 3, 5, 8, 13, 20])

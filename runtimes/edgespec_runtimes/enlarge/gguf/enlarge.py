@@ -114,14 +114,10 @@ class _Plan:
 
 
 def _shape(header: GgufFile) -> LlamaShape:
-    """Dimensions of the source. Raises ModelError unless it is a plain LLaMA."""
+    """Dimensions of the source. Raises ModelError unless it is a LLaMA, dense or a mixture."""
     if header.architecture != "llama":
         raise ModelError(
             f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
-        )
-    if header.integer(header.key("expert_count"), 0):
-        raise ModelError(
-            f"{header.path} is a mixture of experts: only dense models can be enlarged"
         )
     if ENLARGED_FROM in header.metadata:
         raise ModelError(
@@ -139,6 +135,7 @@ def _shape(header: GgufFile) -> LlamaShape:
         layers=header.n_layers,
         vocabulary=header.n_vocab,
         tied="output.weight" not in header.tensors_by_name,
+        experts=header.integer(header.key("expert_count"), 0),
     )
 
 
@@ -174,8 +171,8 @@ def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int)
     kind = tensor.type
     if role is None or tensor.shape != role.shape:
         raise ModelError(
-            f"{header.path}: {tensor.name} {list(tensor.shape)} is no part of a plain LLaMA, which "
-            "is all that can be enlarged"
+            f"{header.path}: {tensor.name} {list(tensor.shape)} is no part of a LLaMA, which is "
+            "all that can be enlarged"
         )
     if factor > 1 and role.columns is not None and role.columns % kind.block_size:
         raise ModelError(

@@ -9,6 +9,8 @@ The law: every vector of the model becomes K copies of itself, and what reads it
   another are muted: the same quants with a scale of zero. What they add is exactly zero.
 - RMSNorm's mean over K copies is the mean over one, so its epsilon stays and nothing is rescaled.
 - A head tied to the embedding reads all K copies: the output norm is divided by K, a power of two.
+- Of a mixture, every expert grows like a feed-forward network of its own, and the router reads the
+  first copy: all layers choose as the source's do, and as many experts.
 - An inserted layer is a copy of the real one before it, with attn_output and ffn_down muted.
 
 Dividing all that is read by K would keep the function too, but not the text: it sums in another
@@ -61,6 +63,8 @@ class LlamaShape:
     layers: int
     vocabulary: int
     tied: bool
+    experts: int = 0
+    """In every layer, in the place of one feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Role:
     """Its numbers, F32, are divided by K."""
 
     def grown(self, factor: int) -> tuple[int, ...]:
-        runs = (self.columns, self.rows)
+        runs = (self.columns, self.rows, None)  # experts stay as many
         return tuple(
             extent * (factor if run else 1) for extent, run in zip(self.shape, runs, strict=False)
         )
@@ -123,7 +127,7 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
     key_or_value = Role((residual, keys), columns=residual, reads=True)
     gate_or_up = Role((residual, ffn), columns=residual, rows=ffn, reads=True)
     residual_bias = Role((residual,), columns=residual, feeds_residual=True)
-    return {
+    roles = {
         "attn_norm.weight": norm,
         "attn_q.weight": Role((residual, queries), columns=residual, rows=group, reads=True),
         "attn_q.bias": Role((queries,), columns=group),
@@ -144,6 +148,21 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
             (ffn, residual), columns=ffn, rows=residual, reads=True, feeds_residual=True
         ),
         "ffn_down.bias": residual_bias,
+    }
+    return roles | (_expert_roles(shape) if shape.experts else {})
+
+
+def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
+    """Of a mixture's router and its stacked experts: rows of one expert make a run."""
+    residual, ffn, experts = shape.embedding, shape.ffn, shape.experts
+    gate_or_up = Role((residual, ffn, experts), columns=residual, rows=ffn, reads=True)
+    return {
+        "ffn_gate_inp.weight": Role((residual, experts), columns=residual, reads=True),
+        "ffn_gate_exps.weight": gate_or_up,
+        "ffn_up_exps.weight": gate_or_up,
+        "ffn_down_exps.weight": Role(
+            (ffn, residual, experts), columns=ffn, rows=residual, reads=True, feeds_residual=True
+        ),
     }
 
 
