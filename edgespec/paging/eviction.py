@@ -23,8 +23,8 @@ class Eviction(Protocol):
     def remove(self, layer: int, expert: int) -> None:
         """It is not any more."""
 
-    def use(self, layer: int, experts: Sequence[int]) -> None:
-        """A pass has come to this layer, and it chose these."""
+    def use(self, layer: int, choices: np.ndarray) -> None:
+        """A pass has come to this layer, whose tokens chose these: int [n_tokens, n_used]."""
 
     def victim(
         self, may_go: MayGo, newcomer: tuple[int, int] | None = None
@@ -36,21 +36,25 @@ class Eviction(Protocol):
 class LeastLikely:
     """Drops the expert whose next use is expected last.
 
-    How likely a pass uses an expert is the fading share of the passes that did: recent use counts
-    most, frequent use long. Layers come in turn, so what was just used is needed a whole pass later
-    at the earliest, and what the next layer holds at once: without that, a cache that is smaller
-    than the choices of one pass would drop everything just before its use, as the least recent.
+    How likely a token uses an expert is the fading share of the tokens that did, and a pass over
+    several uses it if one of them does. Layers come in turn, so what was just used is needed a
+    whole pass later at the earliest, and what the next layer holds at once: without that, a cache
+    smaller than the choices of one pass drops everything just before its use, as the least recent.
     """
 
-    fade = 0.85
+    fade = 0.95
+    """A token; measured on a trained mixture, where 0.9 to 0.98 read equally few."""
     unused = 0.02
     """The likelihood of what was not used for very long."""
+    most_tokens = 16
+    """Of a pass; a longer one is a prompt, and the next pass will not be like it."""
 
     def __init__(self, n_experts: Sequence[int]) -> None:
         shape = (len(n_experts), max(n_experts))
         self._there = np.zeros(shape, np.bool_)
         self._likely = np.zeros(shape)
         self._at = 0
+        self._n_tokens = 1
         self._layers = np.arange(len(n_experts))
 
     def add(self, layer: int, expert: int) -> None:
@@ -59,10 +63,14 @@ class LeastLikely:
     def remove(self, layer: int, expert: int) -> None:
         self._there[layer, expert] = False
 
-    def use(self, layer: int, experts: Sequence[int]) -> None:
+    def use(self, layer: int, choices: np.ndarray) -> None:
         self._at = layer
-        self._likely[layer] *= self.fade
-        self._likely[layer, experts] += 1 - self.fade
+        n_tokens = len(choices)
+        if n_tokens:
+            self._n_tokens = min(n_tokens, self.most_tokens)
+            kept = self.fade**n_tokens
+            uses = np.bincount(choices.ravel(), minlength=self._likely.shape[1])
+            self._likely[layer] = kept * self._likely[layer] + (1 - kept) * uses / n_tokens
 
     def victim(
         self, may_go: MayGo, newcomer: tuple[int, int] | None = None
@@ -82,7 +90,8 @@ class LeastLikely:
         """Expected passes, and parts of one, until each is used: float64 [layers, experts]."""
         n_layers = len(self._layers)
         until_layer = ((self._layers - self._at - 1) % n_layers + 1) / n_layers
-        return until_layer[:, None] + 1 / (self._likely + self.unused) - 1
+        by_pass = 1 - (1 - self._likely) ** self._n_tokens
+        return until_layer[:, None] + 1 / (by_pass + self.unused) - 1
 
 
 class LeastRecent:
@@ -97,8 +106,8 @@ class LeastRecent:
     def remove(self, layer: int, expert: int) -> None:
         del self._order[layer, expert]
 
-    def use(self, layer: int, experts: Sequence[int]) -> None:
-        for expert in experts:
+    def use(self, layer: int, choices: np.ndarray) -> None:
+        for expert in np.unique(choices).tolist():
             if (layer, expert) in self._order:
                 del self._order[layer, expert]
                 self._order[layer, expert] = None

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from edgespec.errors import EdgespecError
 from edgespec.owning import Owner
 from edgespec.paging.eviction import Eviction, LeastLikely
@@ -205,12 +207,13 @@ class ExpertCache(Owner):
         """Whether so many experts of a layer fit at once."""
         return n_experts * self._room[layer] <= self._capacity
 
-    def acquire(self, layer: int, experts: Sequence[int]) -> bool:
-        """Have the experts of a layer in their places; waits for them. False once cancelled.
+    def acquire(self, layer: int, choices: np.ndarray) -> bool:
+        """Have the experts of a layer in their places, int [n_tokens, n_used]; waits for them.
+        False once cancelled.
 
         Raises EdgespecError when they do not fit together.
         """
-        chosen = sorted(set(experts))
+        chosen = np.unique(choices).tolist()
         if not self.holds(layer, len(chosen)):
             raise EdgespecError(
                 f"{len(chosen)} experts of {self.layers[layer].name} do not fit into the cache of "
@@ -221,7 +224,7 @@ class ExpertCache(Owner):
             missing = [expert for expert in chosen if expert not in present]
             self._count(layer, chosen, missing)
             self._held.update((layer, expert) for expert in chosen)
-            self._eviction.use(layer, chosen)
+            self._eviction.use(layer, choices)
             arrived = self._all_arrived(layer, chosen) or self._wait(layer, chosen)
             if arrived:
                 for expert in chosen:

@@ -1,4 +1,4 @@
-"""Convert a LLaMA checkpoint of the recipe into one GGUF file, weights in Q8_0 or F16.
+"""Convert a checkpoint of the recipe, dense or a mixture, into one GGUF file in Q8_0 or F16.
 Reads a checkpoint folder and tokenizer.json; needs no training code."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from gguf.quants import quantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mixture import MixtureForCausalLM
 from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 TYPES = {
@@ -30,13 +31,15 @@ LAYER_TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+EXPERT_TENSORS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+ROUTER = "ffn_gate_inp.weight"
 LICENCE = "PSF-2.0"
 
 
 def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: str) -> None:
     """Write `out` with the matrices as `kind` ("Q8_0" or "F16") and the norms as F32.
     A file of that name is replaced at the end, so that who has mapped it keeps what was mapped."""
-    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = load(checkpoint)
     tensor_type, file_type = TYPES[kind]
     unfinished = out.with_suffix(".part")
     writer = gguf.GGUFWriter(unfinished, "llama")
@@ -44,7 +47,7 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     add_shape(writer, model.config)
     add_tokenizer(writer, json.loads(tokenizer.read_text(encoding="utf-8")))
     for tensor_name, values in tensors(model):
-        if values.ndim == 1:
+        if values.ndim == 1 or tensor_name.endswith(ROUTER):
             writer.add_tensor(tensor_name, values)
         else:
             packed = quantize(values, tensor_type)
@@ -54,6 +57,13 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     writer.write_tensors_to_file()
     writer.close()
     unfinished.replace(out)
+
+
+def load(checkpoint: Path) -> LlamaForCausalLM:
+    """A checkpoint of either kind, in float32."""
+    config = LlamaConfig.from_pretrained(checkpoint)
+    kind = MixtureForCausalLM if hasattr(config, "experts") else LlamaForCausalLM
+    return kind.from_pretrained(checkpoint, dtype=torch.float32)
 
 
 def add_description(writer: gguf.GGUFWriter, name: str, file_type: gguf.LlamaFileType) -> None:
@@ -73,7 +83,12 @@ def add_shape(writer: gguf.GGUFWriter, config: LlamaConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "experts"):
+        writer.add_feed_forward_length(config.experts["width"])
+        writer.add_expert_count(config.experts["n_experts"])
+        writer.add_expert_used_count(config.experts["n_used"])
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
@@ -107,12 +122,33 @@ def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     named = [("token_embd.weight", weights["model.embed_tokens.weight"].numpy())]
     for layer in range(config.num_hidden_layers):
+        mixture = getattr(config, "experts", None)
+        if mixture:
+            named += expert_tensors(weights, layer, mixture["n_experts"])
         for theirs, ours in LAYER_TENSORS.items():
+            if mixture and theirs.startswith("mlp."):
+                continue
             values = weights[f"model.layers.{layer}.{theirs}.weight"].numpy()
             if ours in ("attn_q", "attn_k"):
                 values = interleave_rotary(values, heads if ours == "attn_q" else kv_heads)
             named.append((f"blk.{layer}.{ours}.weight", values))
     named.append(("output_norm.weight", weights["model.norm.weight"].numpy()))
+    return named
+
+
+def expert_tensors(
+    weights: dict[str, torch.Tensor], layer: int, n_experts: int
+) -> list[tuple[str, np.ndarray]]:
+    """A layer's router and its experts, stacked: [expert, rows, columns]."""
+    at = f"model.layers.{layer}.mlp."
+    named = [(f"blk.{layer}.{ROUTER}", weights[f"{at}router.weight"].numpy())]
+    for theirs, ours in EXPERT_TENSORS.items():
+        values = weights[f"{at}{theirs}.weight"].numpy()
+        if theirs == "down":  # [hidden, expert * width]
+            stacked = values.reshape(len(values), n_experts, -1).swapaxes(0, 1)
+        else:
+            stacked = values.reshape(n_experts, -1, values.shape[1])
+        named.append((f"blk.{layer}.{ours}.weight", np.ascontiguousarray(stacked)))
     return named
 
 

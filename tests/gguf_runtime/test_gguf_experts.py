@@ -11,9 +11,11 @@ import pytest
 from test_gguf_model import open_paged, reference_logits
 
 from edgespec.errors import WeightReadError
+from edgespec.paging.eviction import LeastRecent
 from edgespec.testing.paging_contract import PagingContract, one_by_one
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.model import GgufModel
+from expert_routing import misses, record
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -139,3 +141,24 @@ def test_a_file_that_was_cut_short_is_told(files: Path, tmp_path: Path) -> None:
             one_by_one(model, [301, 302])
     finally:
         model.close()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_no_more_experts_are_read_than_an_ideal_lru_reads(share: float, files: Path) -> None:
+    """Token by token, on the routing that llama.cpp itself shows, with room for as many."""
+    path = mixture(files, "qwen3moe")
+    tokens = [300 + (7 * i) % 60 for i in range(40)]
+    passes = record(path, tokens, n_new=0)
+    model = open_paged(path, share)
+    try:
+        one_by_one(model, tokens)
+        experts = model.paging().experts
+    finally:
+        model.close()
+    assert experts is not None
+    room_bytes = max(layer.room_bytes for layer in model._weights.experts.cache.layers)
+    n_layers = len(passes[0])
+    ideal = misses(
+        passes, LeastRecent([experts.experts] * n_layers), experts.cache_bytes // room_bytes
+    )
+    assert experts.misses <= 1.05 * sum(ideal)

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES
@@ -126,7 +124,7 @@ class PagedExperts:
         self._pointed.add(layer)
         for weight, address in self._weights[layer]:
             weight.pointer.value = address
-        if not self.cache.acquire(layer, np.unique(native.int32_rows(node)).tolist()):
+        if not self.cache.acquire(layer, native.int32_rows(node)):
             self._stop.set()
 
     def end_pass(self) -> None:
