@@ -10,6 +10,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt]?)(?:i?b)?)", re.IGNO
 _EXPONENT = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
+_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:b(?:/s)?)?", re.IGNORECASE | re.ASCII)
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -33,6 +36,25 @@ def parse_size(value: str | int, total_bytes: int | None = None, named: str | No
     if not 1 <= size < 1 << 63:
         raise UsageError(f"{said} is not a size that memory or a file can have")
     return int(size)
+
+
+def parse_rate(value: str | int) -> int:
+    """Bytes a second of `300M` or `1.5G`; units are decimal, as storage is sold and measured.
+
+    Raises UsageError.
+    """
+    match = _RATE.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise UsageError(f"--disk-bandwidth {value}: write bytes a second like 300M or 1.5G")
+    rate = int(float(match[1]) * _DECIMAL[match[2].lower()])
+    if rate < 1:
+        raise UsageError(f"--disk-bandwidth {value}: it must be more than nothing")
+    return rate
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """`300 MB/s`, in decimal units."""
+    return f"{bytes_per_s / 1e6:,.{0 if bytes_per_s >= 1e8 else 1}f} MB/s"
 
 
 def format_size(nbytes: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -10,26 +9,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings import Settings
-from edgespec.units import parse_size
+from edgespec.units import parse_rate, parse_size
 
 CTX_SIZE = 512
 UNLIMITED = "unlimited"
 QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
 """What `--quick` means where nothing else was said."""
-
-_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:b(?:/s)?)?", re.IGNORECASE | re.ASCII)
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
-
-def parse_rate(value: str | int) -> int:
-    """Bytes a second of `300M` or `1.5G`; units are decimal, as storage is sold and measured."""
-    match = _RATE.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise UsageError(f"--disk-bandwidth {value}: write bytes a second like 300M or 1.5G")
-    rate = int(float(match[1]) * _DECIMAL[match[2].lower()])
-    if rate < 1:
-        raise UsageError(f"--disk-bandwidth {value}: it must be more than nothing")
-    return rate
 
 
 def _memory(value: object) -> object:

@@ -13,19 +13,19 @@ import os
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import flags, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import read_prompt, settings_from
+from edgespec.cli.invocation import Request, read_prompt, settings_from
 from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.tracing import OFF, Trace
-from edgespec.units import parse_size
+from edgespec.units import parse_rate, parse_size
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
         console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     with (
+        _telling_of_draft_max(request),
         _trace(given) as trace,
         session.load(request.load, engine_settings(settings), console.progress, trace) as running,
     ):
@@ -161,14 +162,17 @@ def run_plan(given: argparse.Namespace) -> None:
     from edgespec.paging import disk_speed
 
     request = settings_from(given)
-    console = Console()
-    memory_plan = session.plan(request.load, engine_settings(request.generate), console.progress)
-    console.end_of_progress()
     bandwidth: float | None = None
     source = "measured just now"
     if "disk_bandwidth" in given:
-        bandwidth, source = parse_size(given.disk_bandwidth), "as given"
-    elif memory_plan.paged:
+        bandwidth, source = parse_rate(given.disk_bandwidth), "as given"
+    console = Console()
+    with _telling_of_draft_max(request):
+        memory_plan = session.plan(
+            request.load, engine_settings(request.generate), console.progress
+        )
+    console.end_of_progress()
+    if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(request.load.model)
     if "json" in given:
         console.json(reports.plan_report(memory_plan, bandwidth))
@@ -218,6 +222,22 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "bench": run_bench,
     "models": run_models,
 }
+
+
+@contextmanager
+def _telling_of_draft_max(request: Request) -> Iterator[None]:
+    """A budget that does not hold is told what takes it, where that was asked for."""
+    try:
+        yield
+    except BudgetError as error:
+        n_nodes, usual = (
+            request.generate.draft_max,
+            type(request.generate).model_fields["draft_max"],
+        )
+        if request.load.draft is None or n_nodes <= usual.default:
+            raise
+        message = f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {usual.default}"
+        raise BudgetError(message, error.smallest_bytes) from error
 
 
 def engine_settings(settings: GenerateSettings) -> EngineSettings:

@@ -189,8 +189,9 @@ def _plan(parser: _Parser) -> _Parser:
     storage = parser.add_argument_group("storage")
     storage.add_argument(
         "--disk-bandwidth",
-        metavar="SIZE",
-        help="bytes per second for the prediction (default: measured, a third of a second)",
+        metavar="RATE",
+        help="bytes per second for the prediction, like 300M, in decimal units as storage is sold "
+        "(default: measured, a third of a second)",
     )
     _output_flags(parser)
     return parser

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.experts import ExpertSizes
-from edgespec.units import format_size
+from edgespec.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult
 
 
@@ -159,7 +159,7 @@ def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: s
     if disk_bytes_per_s:
         pass_s = plan.predict(disk_bytes_per_s)
         lines.append(
-            f"At {format_size(disk_bytes_per_s)}/s ({disk_source}) reading takes {pass_s:.2f} s: "
+            f"At {format_rate(disk_bytes_per_s)} ({disk_source}) reading takes {pass_s:.2f} s: "
             f"{pass_s:.2f} s per token alone, {pass_s / 3:.2f} s where a draft's guesses make it "
             "3 tokens per pass. Where computing takes longer, computing decides."
         )

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from edgespec import session
+from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry, invocation
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -439,7 +440,7 @@ def test_a_full_disk_behind_stdout_is_an_error(
         ("generate -p hi -m m.gguf -ngld 3", "--n-gpu-layers-draft needs a draft"),
         ("generate -p hi --json --color always", "--color always cannot apply to --json"),
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
-        ("plan --disk-bandwidth fast", "'fast' is not a size"),
+        ("plan --disk-bandwidth fast", "--disk-bandwidth fast: write bytes a second like 300M"),
         ("models", "COMMAND"),
         ("models enlarge embedded out.gguf", "--size"),
         ("demo -n -7", "--n-predict -7"),
@@ -513,6 +514,21 @@ def test_plan_prints_who_gets_what(monkeypatch: pytest.MonkeyPatch, capsys):
     assert "40.0 MiB" in out
     assert entry.main(["plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned_bytes"] == 90 * MIB
+
+
+def test_a_bandwidth_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(session, "plan", lambda *args: PLAN)
+    assert entry.main(["plan", "--disk-bandwidth", "300M", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["disk_bytes_per_s"] == 300_000_000
+    assert BenchSettings(disk_bandwidth="300M").disk_bandwidth == 300_000_000  # type: ignore[arg-type]
+
+
+def test_a_budget_that_large_trees_break_says_so(monkeypatch: pytest.MonkeyPatch, capsys):
+    refuse_to_load(monkeypatch, BudgetError("too small; lower --ctx-size", 77))
+    for command in ("plan --draft-max 500", "generate -p hi --draft-max 500"):
+        assert entry.main(command.split()) == 4
+        said = "lower --ctx-size, or --draft-max: buffers hold 500 nodes, usually 48"
+        assert said in capsys.readouterr().err
 
 
 def test_help_and_version_need_no_model_library():
