@@ -136,6 +136,8 @@ class LoadSettings(Settings):
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
     n_gpu_layers: Count = 0
     n_gpu_layers_draft: Count = 0
+    grammars: bool = False
+    """Keep memory for structured answers; a target that is paged gives none without."""
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:

@@ -27,7 +27,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.generation import Generation
-from edgespec.grammar.compiling import new_compiler
+from edgespec.grammar.compiling import bytes_needed, new_compiler
 from edgespec.grammar.specification import Grammar
 from edgespec.memory import process
 from edgespec.memory.budget import (
@@ -57,6 +57,8 @@ HEADROOM_SHARE = 0.01
 RSS_SPREAD = 0.03
 """Of the process as it is before loading: runs of one command differ by that, with the libraries'
 pages that happen to be cached. A budget that is named must work in the next run."""
+GRAMMARS = "grammars"
+"""The row of a plan that keeps memory for structured answers."""
 MOST_LOGPROBS = 100
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
@@ -323,6 +325,11 @@ class Session(Owner):
         return ChatPrompts(self.target.name, told, encode, source)
 
     def _constraint(self, grammar: Grammar) -> Constraint:
+        if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):
+            raise UsageError(
+                "structured answers need memory that this session's budget does not hold: load it "
+                "with LoadSettings(..., grammars=True)"
+            )
         with self._engine.use(), self._compiling:
             if self._compiler is None:
                 self._compiler = new_compiler(self._models.target.vocabulary, self.target.n_vocab)
@@ -509,6 +516,8 @@ class _Opening(Owner):
             rows += prepared.fixed_rows()
             rows += loaded_before(later_bytes, prepared.resident_rows() or ())
         rows += fixed
+        if self._settings.grammars:
+            rows.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
         headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
         rows.append(MemoryRow("process", "headroom", headroom))
         try:

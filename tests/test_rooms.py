@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": PORTS,
     "grammar": PORTS,
     "completions": PORTS | {"chat", "grammar"},
+    "asynchronous": SESSION,
+    "server": SESSION | {"asynchronous", "completions"},
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
     "loading": LOADING,
@@ -40,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": SESSION | {"models"},
     "cli": SESSION
     | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"trace_file"},
+    | {"server", "trace_file"},
     "__main__": {"cli"},
     "": {"config", "engine", "errors", "generation", "grammar", "session", "trace_file", "values"},
 }

@@ -16,20 +16,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.cli import flags, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import Request, read_prompt, settings_from
+from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
 from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.tracing import OFF, Trace
 from edgespec.units import parse_rate, parse_size
 from edgespec.values import GenerationResult, TokenEvent
-
-if TYPE_CHECKING:
-    from edgespec.engine.settings import EngineSettings
 
 INTERRUPTED = Cancelled.exit_code
 
@@ -56,7 +53,10 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         given = flags.parse(arguments)
         if given.command == "generate":
             return run_generate(given, interrupts)
-        _COMMANDS[given.command](given)
+        if given.command in _LASTING:
+            _LASTING[given.command](given, interrupts)
+        else:
+            _COMMANDS[given.command](given)
         return 0
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)
@@ -215,6 +215,16 @@ def run_models(given: argparse.Namespace) -> None:
     model_commands.run(given)
 
 
+def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
+    """`edgespec serve`."""
+    from edgespec.cli import serving
+
+    serving.run_serve(given, interrupts)
+
+
+_LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], None]] = {"serve": run_serve}
+"""Commands that last until they are told to end, which is no failure."""
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "plan": run_plan,
     "doctor": run_doctor,
@@ -238,19 +248,6 @@ def _telling_of_draft_max(request: Request) -> Iterator[None]:
             raise
         message = f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {usual.default}"
         raise BudgetError(message, error.smallest_bytes) from error
-
-
-def engine_settings(settings: GenerateSettings) -> EngineSettings:
-    from edgespec.engine.settings import EngineSettings
-
-    return EngineSettings(
-        pacer=settings.pacer,
-        fallback=settings.fallback,
-        acceptance=settings.acceptance,
-        draft_max=settings.draft_max,
-        max_depth=settings.max_depth,
-        overlap=not settings.no_overlap,
-    )
 
 
 def _trace(given: argparse.Namespace) -> Trace:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, get_args
 
-from edgespec.cli import bench_flags, fetching, model_flags
+from edgespec.cli import bench_flags, fetching, model_flags, serving
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
     LOSSLESS,
@@ -139,6 +139,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands = {
         "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
+        "serve": _serve(adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
         "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
@@ -194,6 +195,16 @@ def _plan(parser: _Parser) -> _Parser:
         "(default: measured, a third of a second)",
     )
     _output_flags(parser)
+    return parser
+
+
+def _serve(parser: _Parser) -> _Parser:
+    parser.description, parser.epilog = serving.DESCRIPTION, serving.EXAMPLES
+    _model_flags(parser)
+    _memory_flags(parser)
+    _speculation_flags(parser)
+    serving.add_flags(parser)
+    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
     return parser
 
 

@@ -50,13 +50,19 @@ class Interrupts:
                 signal.signal(number, signal.SIG_IGN if until_the_end else was)
 
     @contextmanager
-    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """In the block, a signal calls `stop`, in a thread of its own, and raises nothing."""
-        self._stop = stop
+    def stopping(self, stop: Callable[[], None], forgives: bool = False) -> Iterator[None]:
+        """In the block, a signal calls `stop`, in a thread of its own, and raises nothing.
+
+        With `forgives`, signals of the block do not count after it: what they stopped was no more
+        than one answer of a conversation.
+        """
+        before, self._stop = self._n_heard, stop
         try:
             yield
         finally:
             self._stop = None
+            if forgives:
+                self._n_heard = before
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._n_heard += 1

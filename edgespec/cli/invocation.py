@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli import fetching
 from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config
@@ -24,6 +24,9 @@ from edgespec.settings import Names, expanded, spell
 
 MOST_PROMPT_BYTES = 64 << 20
 """Of a prompt, or of a file of prompts: more text than any context holds."""
+
+if TYPE_CHECKING:
+    from edgespec.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +219,17 @@ def _check_unicode(prompt: str, source: str) -> None:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(f"the prompt from {source} is not UTF-8: convert it first") from error
+
+
+def engine_settings(settings: GenerateSettings) -> EngineSettings:
+    """The engine's part of what was given."""
+    from edgespec.engine.settings import EngineSettings
+
+    return EngineSettings(
+        pacer=settings.pacer,
+        fallback=settings.fallback,
+        acceptance=settings.acceptance,
+        draft_max=settings.draft_max,
+        max_depth=settings.max_depth,
+        overlap=not settings.no_overlap,
+    )

@@ -19,11 +19,6 @@ from edgespec.ports import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-BYTES_BEFORE = 8 << 20
-"""Of memory for the library itself, and BYTES_PER_TOKEN for its table of a vocabulary: rounded up
-from 7 MiB and 200 bytes, and what the pieces of all tokens take in Python."""
-BYTES_PER_TOKEN = 400
-
 _JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",

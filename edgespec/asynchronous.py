@@ -1,0 +1,164 @@
+"""What a session does, for an event loop: nothing here keeps the loop waiting.
+
+Every generation runs in a thread of its own, because a session gives turns to threads. What a call
+means, `Session` and `Completions` say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Cancellable(Protocol[T_co]):
+    """An iterator that any thread may end: a `Generation`, a `Completion`."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def __next__(self) -> T_co: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InThread(Generic[T]):
+    """Runs an iterator in a thread and hands on what it yields: `async for`, `async with`.
+
+    The thread starts with the first item that is asked for and ends with `aclose`, however the
+    block is left. A task that is cancelled while it waits leaves the iterator to `aclose`.
+    """
+
+    def __init__(self, iterator: Cancellable[T]) -> None:
+        self._iterator = iterator
+        self._items: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+
+    def cancel(self) -> None:
+        """At any moment: end the text soon; what there was still comes."""
+        self._iterator.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run, name="edgespec-generation", daemon=True
+            )
+            self._thread.start()
+        item = await self._items.get()
+        if item is None or isinstance(item, BaseException):
+            self._is_over = True
+            if item is None:
+                raise StopAsyncIteration
+            raise item
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it where it is, and wait for its thread. Idempotent."""
+        self._is_over = True
+        self._iterator.cancel()
+        if self._thread is not None:
+            await _until_done(self._thread)
+        else:
+            self._iterator.close()
+
+    def _run(self) -> None:
+        end: BaseException | None = None
+        try:
+            for item in self._iterator:
+                self._hand_over(item)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            end = error
+        finally:
+            try:
+                self._iterator.close()
+            finally:
+                self._hand_over(end)
+
+    def _hand_over(self, item: T | BaseException | None) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._iterator.cancel()
+
+
+async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """The result of `call`, made in a thread; a task that is cancelled meanwhile calls `cancel`."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            _settle(loop, done, error=error)
+        else:
+            _settle(loop, done, result)
+
+    thread = threading.Thread(target=run, name="edgespec-generation", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        cancel()
+        await _until_done(thread)
+        raise
+
+
+def _settle(
+    loop: asyncio.AbstractEventLoop,
+    done: asyncio.Future[Any],
+    result: Any = None,
+    error: BaseException | None = None,
+) -> None:
+    def settle() -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+            done.exception()  # heard here: after a cancelled wait nobody else does
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        return
+
+
+async def _until_done(thread: threading.Thread) -> None:
+    """Wait for a thread that is about to end, whatever happens to the task that waits."""
+    joined = asyncio.get_running_loop().run_in_executor(None, thread.join)
+    interrupted: asyncio.CancelledError | None = None
+    while not joined.done():
+        try:
+            await asyncio.shield(joined)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted

@@ -1,0 +1,35 @@
+"""The flags that name a chat template in the place of the model's own, as llama.cpp spells them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.regular_files import read_regular
+
+MOST_BYTES = 4 << 20
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("chat template")
+    group.add_argument(
+        "--chat-template", metavar="TEXT", help="Jinja, in the place of the model's own"
+    )
+    group.add_argument("--chat-template-file", metavar="FILE", help="likewise, from a UTF-8 file")
+
+
+def template_from(given: argparse.Namespace) -> str | None:
+    """What the flags say; None leaves the model's own. Raises UsageError."""
+    if "chat_template" in given and "chat_template_file" in given:
+        raise UsageError("--chat-template and --chat-template-file contradict each other")
+    if "chat_template_file" not in given:
+        template: str | None = getattr(given, "chat_template", None)
+        return template
+    path = Path(given.chat_template_file)
+    try:
+        return read_regular(path, MOST_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"--chat-template-file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template-file {path}: not UTF-8: {error}") from error

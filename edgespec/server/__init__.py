@@ -1,0 +1,1 @@
+"""A session behind HTTP, as OpenAI's API has it. Needs the extra `serve`."""

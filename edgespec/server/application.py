@@ -1,0 +1,248 @@
+"""The server's routes: requests in, answers out, a session behind them.
+
+Knows HTTP; what a request means `completions` knows, who may ask `guarding`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from edgespec.asynchronous import InThread, in_thread
+from edgespec.completions.completion import Completion
+from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
+from edgespec.completions.service import Completions
+from edgespec.memory import process
+from edgespec.server.guarding import Guard
+from edgespec.server.queueing import Figures, Queue
+from edgespec.server.refusals import Refusal, refusal_of
+from edgespec.session import Session
+
+R = TypeVar("R", bound=CommonRequest)
+Handler = Callable[[Request], Awaitable[Response]]
+
+MOST_DEPTH_OF_JSON = 200
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, session: Session, completions: Completions, guard: Guard, queue: Queue):
+        self._session = session
+        self._completions = completions
+        self._guard = guard
+        self._queue = queue
+        self._figures = Figures()
+        self._closing: set[asyncio.Future[None]] = set()
+        """Generations that are being ended; kept, for a loop forgets tasks that nobody holds."""
+
+    def application(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self._open(self._page)),
+            Route("/health", self._open(self._health)),
+            Route("/metrics", self._closed(self._metrics)),
+            Route("/v1/models", self._closed(self._models)),
+            Route("/v1/models/{name:path}", self._closed(self._model)),
+            Route("/v1/chat/completions", self._closed(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._closed(self._text), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
+
+    def _open(self, handler: Handler) -> Handler:
+        """Without a key: who may reach the server may see that it is there."""
+        return self._guarded(handler, needs_key=False)
+
+    def _closed(self, handler: Handler) -> Handler:
+        return self._guarded(handler, needs_key=True)
+
+    def _guarded(self, handler: Handler, needs_key: bool) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                self._guard.check_host(request.headers)
+                self._guard.check_origin(request.headers)
+                if needs_key:
+                    self._guard.check_key(request.headers)
+                response = await handler(request)
+            except ClientDisconnect:
+                self._figures.cancelled += 1
+                return Response(status_code=499)
+            except Exception as error:  # noqa: BLE001 - one answer each, and the server goes on
+                response = self._refuse(error)
+            self._figures.answers[response.status_code] += 1
+            return response
+
+        return guarded
+
+    def _refuse(self, error: BaseException) -> Response:
+        refusal = refusal_of(error)
+        return JSONResponse(refusal.content, refusal.status, refusal.headers)
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        message = f"there is nothing at {request.method} {request.url.path}"
+        response = self._refuse(Refusal(status, message, code="not_found"))
+        self._figures.answers[status] += 1
+        return response
+
+    async def _page(self, request: Request) -> Response:
+        page = files("edgespec.server").joinpath("page.html").read_text(encoding="utf-8")
+        headers = {"Content-Security-Policy": PAGE_POLICY, "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(page, headers=headers)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "requests_in_progress": self._queue.n_inside})
+
+    async def _metrics(self, request: Request) -> Response:
+        lines = self._figures.lines(
+            self._queue.n_inside, self._session.paging, process.peak_rss_bytes()
+        )
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._completions.model:
+            raise Refusal(404, f"there is no model {name!r} here", code="model_not_found")
+        return JSONResponse(self._described)
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        info = self._session.target
+        return {
+            "id": self._completions.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "edgespec",
+            "context_length": info.n_ctx,
+        }
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._complete(request, ChatRequest, self._completions.chat)
+
+    async def _text(self, request: Request) -> Response:
+        return await self._complete(request, CompletionRequest, self._completions.text)
+
+    async def _complete(
+        self, request: Request, kind: type[R], start: Callable[[R], Completion]
+    ) -> Response:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._queue.place())
+            wanted = kind.parse(await self._content(request))
+            completion = await asyncio.to_thread(start, wanted)
+            stack.callback(self._count, completion)
+            async with _watched(request, completion.cancel) as gone:
+                if not wanted.stream:
+                    answer = await in_thread(completion.whole, completion.cancel)
+                else:
+                    chunks = await stack.enter_async_context(InThread(completion))
+                    # what can go wrong up to the first token is answered by its status
+                    begun = [chunk async for chunk in _first(chunks, 2)]
+            if gone.is_set():
+                raise ClientDisconnect
+            if not wanted.stream:
+                return JSONResponse(answer)
+            rest = stack.pop_all()
+        return StreamingResponse(self._events(begun, chunks, rest), media_type="text/event-stream")
+
+    async def _events(
+        self, begun: list[Any], chunks: InThread[Any], stack: AsyncExitStack
+    ) -> AsyncIterator[str]:
+        """Server-sent events; however it ends, the generation and its place are given up."""
+        try:
+            for chunk in begun:
+                yield _event(chunk)
+            async for chunk in chunks:
+                yield _event(chunk)
+        except Exception as error:  # noqa: BLE001 - the status is sent: the stream says it
+            yield _event(refusal_of(error).content)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._figures.cancelled += 1
+            raise
+        finally:
+            # a client that went away waits for nothing; its pass is ended all the same
+            closing = asyncio.ensure_future(stack.aclose())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        yield "data: [DONE]\n\n"
+
+    def _count(self, completion: Completion) -> None:
+        completion.close()
+        with suppress(Exception):  # one that failed has no result
+            self._figures.count(completion.result)
+
+    async def _content(self, request: Request) -> Any:
+        """The body's JSON. Raises Refusal for what is too large or none."""
+        announced = request.headers.get("content-length", "0")
+        self._guard.check_size(int(announced) if announced.isdecimal() else 0)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            self._guard.check_size(len(body))
+        try:
+            return json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        except UnicodeDecodeError as error:
+            raise Refusal(400, f"the body is not UTF-8 at byte {error.start}") from error
+        except RecursionError as error:
+            raise Refusal(400, "the body is nested too deep") from error
+        except ValueError as error:
+            raise Refusal(400, f"the body is no JSON: {error}") from error
+
+
+@asynccontextmanager
+async def _watched(request: Request, cancel: Callable[[], None]) -> AsyncIterator[asyncio.Event]:
+    """Calls `cancel` and sets the event if the client goes away meanwhile."""
+    gone = asyncio.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        cancel()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield gone
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _first(chunks: InThread[Any], most: int) -> AsyncIterator[Any]:
+    """The first chunks, if there are so many."""
+    for _ in range(most):
+        try:
+            yield await anext(chunks)
+        except StopAsyncIteration:
+            return
+
+
+def _event(content: Any) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")

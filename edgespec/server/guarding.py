@@ -1,0 +1,91 @@
+"""Who may ask the server, and how much at once: keys, hosts, origins, sizes. Answers nothing."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from edgespec.errors import UsageError
+from edgespec.server.refusals import Refusal
+
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The rules of one server."""
+
+    host: str
+    """The address it binds."""
+    api_key: str | None = None
+    allowed_hosts: frozenset[str] = frozenset()
+    """Names by which it may be called besides its address."""
+    most_body_bytes: int = 4 << 20
+    _key: bytes = field(init=False, repr=False, default=b"")
+
+    def __post_init__(self) -> None:
+        if self.api_key is None and not is_local(self.host):
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines: set --api-key, so that "
+                "not everybody there may use the model"
+            )
+        if self.api_key is not None:
+            if not self.api_key.strip():
+                raise UsageError("--api-key is empty: leave it out, or give a key")
+            object.__setattr__(self, "_key", self.api_key.encode())
+
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """A page elsewhere may have its name resolve to this machine: names are checked.
+
+        A server for other machines is known by names that it cannot know; it has a key.
+        """
+        name = _host_name(headers.get("host", ""))
+        if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
+            raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
+
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """A browser says which page asks; only our own may."""
+        origin = headers.get("origin")
+        if origin is None:
+            return
+        if urlsplit(origin).netloc != headers.get("host", ""):
+            raise Refusal(403, f"pages of {origin} may not ask here", code="origin_not_allowed")
+
+    def check_key(self, headers: Mapping[str, str]) -> None:
+        """Compared in constant time, so that nobody learns a key letter by letter."""
+        if self.api_key is None:
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode(), self._key)
+        if kind.lower() != "bearer" or not right:
+            raise Refusal(
+                401,
+                "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+            )
+
+    def check_size(self, n_bytes: int) -> None:
+        """Of a request's body, as far as it came."""
+        if n_bytes > self.most_body_bytes:
+            raise Refusal(
+                413, f"the body has more than {self.most_body_bytes:,} bytes", code="too_large"
+            )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _host_name(header: str) -> str:
+    """Without the port, and without an IPv6 address's brackets."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return ""

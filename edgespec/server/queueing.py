@@ -1,0 +1,103 @@
+"""How many requests are under way, and the figures that monitoring asks for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from edgespec.server.refusals import Refusal
+from edgespec.values import GenerationResult, PagingStats
+
+RETRY_AFTER_S = 5
+
+
+class Queue:
+    """One request is answered, `most_waiting` wait; who comes then is told to come again."""
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most = 1 + most_waiting
+        self.n_inside = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one request. Raises Refusal when there is none."""
+        if self.n_inside >= self._most:
+            raise Refusal(
+                429,
+                f"{self.n_inside} requests are under way, which is as many as this server takes: "
+                f"try again in {RETRY_AFTER_S} s",
+                code="queue_full",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+        self.n_inside += 1
+        try:
+            yield
+        finally:
+            self.n_inside -= 1
+
+
+@dataclass
+class Figures:
+    """Totals since the server began."""
+
+    clock: Callable[[], float] = time.monotonic
+    answers: Counter[int] = field(default_factory=Counter)
+    """By HTTP status."""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    accepted_tokens: int = 0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    cancelled: int = 0
+    """Requests whose client went away."""
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
+
+    def count(self, result: GenerationResult) -> None:
+        """Add what one generation did."""
+        self.prompt_tokens += len(result.prompt_tokens)
+        self.reused_tokens += result.reused_tokens
+        self.generated_tokens += len(result.tokens)
+        self.accepted_tokens += result.speculation.accepted
+        self.prompt_s += result.timings.prompt_s
+        self.decode_s += result.timings.decode_s
+
+    def lines(self, n_inside: int, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
+        """Prometheus's text format."""
+        for name, kind, text, value in (
+            ("uptime_seconds", "gauge", "Since the server began", self.clock() - self._began_s),
+            ("requests_in_progress", "gauge", "Answered or waiting", n_inside),
+            ("prompt_tokens_total", "counter", "Tokens of prompts", self.prompt_tokens),
+            (
+                "reused_tokens_total",
+                "counter",
+                "Tokens of prompts that were in the models already",
+                self.reused_tokens,
+            ),
+            ("generated_tokens_total", "counter", "Tokens written", self.generated_tokens),
+            (
+                "accepted_tokens_total",
+                "counter",
+                "Tokens written that the draft had guessed",
+                self.accepted_tokens,
+            ),
+            ("prompt_seconds_total", "counter", "Reading prompts", self.prompt_s),
+            ("decode_seconds_total", "counter", "Writing tokens", self.decode_s),
+            ("clients_gone_total", "counter", "Requests given up by clients", self.cancelled),
+            ("passes_total", "counter", "Passes over paged weights", paging.passes),
+            ("bytes_read_total", "counter", "Weights read from storage", paging.bytes_read),
+            ("stall_seconds_total", "counter", "Compute waited for weights", paging.stall_s),
+            ("peak_memory_bytes", "gauge", "Peak resident memory", peak_bytes),
+        ):
+            yield f"# HELP edgespec_{name} {text}."
+            yield f"# TYPE edgespec_{name} {kind}"
+            yield f"edgespec_{name} {value}"
+        yield "# HELP edgespec_answers_total Answers by HTTP status."
+        yield "# TYPE edgespec_answers_total counter"
+        for status, count in sorted(self.answers.items()):
+            yield f'edgespec_answers_total{{status="{status}"}} {count}'

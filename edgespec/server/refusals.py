@@ -1,0 +1,62 @@
+"""Errors in OpenAI's shape. Which exception means which answer is decided here, for all doors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.completions.requests import RequestError
+from edgespec.errors import Cancelled, EdgespecError, GrammarError, SessionClosed, UsageError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class Refusal(Exception):
+    """An answer that is an error, with its status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body, as OpenAI has it."""
+        kind = KINDS.get(self.status, "server_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """How an exception is answered. What is no fault of the request is a server error."""
+    match error:
+        case Refusal():
+            return error
+        case SessionClosed() | Cancelled():
+            return Refusal(503, "the server is shutting down", code="shutting_down")
+        case RequestError():
+            return Refusal(400, str(error), param=error.param)
+        case GrammarError():
+            return Refusal(400, str(error), code="invalid_grammar", param="response_format")
+        case UsageError():
+            return Refusal(400, str(error))
+        case EdgespecError():
+            return Refusal(500, str(error))
+        case _:
+            return Refusal(500, f"unexpected {type(error).__name__}: {error}")

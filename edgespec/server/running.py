@@ -1,0 +1,65 @@
+"""Runs the application over a socket until it is told to stop. Knows uvicorn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from edgespec.completions.service import Completions
+from edgespec.server.application import Service
+from edgespec.server.guarding import Guard
+from edgespec.server.queueing import Queue
+from edgespec.session import Session
+
+PATIENCE_S = 5
+"""For clients that read their last words, when the server ends."""
+MOST_CONNECTIONS = 256
+"""Beside those that a request needs: a page, a health check."""
+
+
+class Server:
+    """One session at one address."""
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Guard,
+        model: str,
+        most_waiting: int,
+        most_prompt_tokens: int | None = None,
+    ) -> None:
+        self.model = model
+        self._session = session
+        most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
+        completions = Completions(session, model, most_prompt_tokens)
+        service = Service(session, completions, guard, Queue(most_waiting))
+        config = uvicorn.Config(
+            service.application(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            limit_concurrency=most_waiting + MOST_CONNECTIONS,
+            timeout_graceful_shutdown=PATIENCE_S,
+        )
+        self._server = _Uvicorn(config)
+
+    def run(self, listener: socket.socket) -> None:
+        """Answer until `stop`. The socket is the caller's."""
+        self._server.run(sockets=[listener])
+
+    def stop(self) -> None:
+        """From any thread: end what runs and what waits, then the server."""
+        self._server.should_exit = True
+        self._session.cancel()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the command line's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

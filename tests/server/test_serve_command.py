@@ -1,0 +1,83 @@
+"""`edgespec serve` as a process: what it says, what it refuses, and how it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from server_running import TEMPLATE
+
+ASK = {"messages": [{"role": "user", "content": "write gcd"}], "max_tokens": 6}
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgespec", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    for line in process.stderr:
+        if found := re.search(r"(http://[^/ ]+)/v1", line):
+            return found[1]
+    raise AssertionError("it ended without an address")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_answers_until_it_is_told_to_end(number):
+    with start("--chat-template", TEMPLATE, "--memory-budget", "256MiB") as process:
+        address = address_of(process)
+        answer = httpx.post(f"{address}/v1/chat/completions", json=ASK, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 6
+        process.send_signal(number)
+        rest = process.stderr.read()
+        assert process.wait(60) == 0
+    assert rest == "stopped\n"
+
+
+def test_a_stream_ends_with_the_server():
+    with start() as process:
+        address = address_of(process)
+        asked = {"prompt": "def f(", "max_tokens": 3000, "stream": True, "temperature": 1.3}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        process.stderr.read()
+        assert process.wait(60) == 0
+
+
+def test_a_key_may_come_from_the_environment():
+    with start(EDGESPEC_API_KEY="secret") as process:
+        address = address_of(process)
+        assert httpx.get(f"{address}/v1/models").status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{address}/v1/models", headers=right).status_code == 200
+        process.terminate()
+        process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "complaint"),
+    [
+        (("--host", "0.0.0.0"), 2, "set --api-key"),
+        (("--queue", "x"), 2, "--queue x: it must be a whole number"),
+        (("--host", "256.1.1.1", "--api-key", "a"), 1, "cannot listen at 256.1.1.1"),
+        (("--chat-template", "{% if %}"), 3, "chat template is wrong in line 1"),
+        (("--api-key", "a", "--api-key-file", "b"), 2, "contradict each other"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(arguments, exit_code, complaint):
+    with start(*arguments) as process:
+        said = process.stderr.read()
+        assert process.wait(60) == exit_code
+    assert complaint in said
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,266 @@
+"""The server over the embedded pair: answers, refusals, rubbish, and who may ask."""
+
+import concurrent.futures
+import json
+import threading
+
+import httpx
+import openai
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.server.guarding import Guard
+from server_running import pair, serving
+
+MESSAGES = [{"role": "user", "content": "write gcd"}]
+ASK = {"messages": MESSAGES, "max_tokens": 6}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def session():
+    with pair() as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def address(session):
+    with serving(session) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with httpx.Client(base_url=address, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def official(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a refusal in OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["message"]
+
+
+def test_the_official_client_gets_what_the_session_writes(official, session):
+    answer = official.chat.completions.create(model="pair", messages=MESSAGES, max_tokens=12)
+    with session.chat(MESSAGES, max_tokens=12) as generation:
+        text = "".join(event.text for event in generation)
+    assert answer.choices[0].message.content == text
+    assert answer.usage.completion_tokens == 12
+
+
+def test_the_official_client_streams(official):
+    whole = official.chat.completions.create(
+        model="pair", messages=MESSAGES, max_tokens=12, temperature=0.9, seed=5
+    )
+    chunks = list(
+        official.chat.completions.create(
+            model="pair",
+            messages=MESSAGES,
+            max_tokens=12,
+            temperature=0.9,
+            seed=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_the_official_client_completes_text(official, session):
+    answer = official.completions.create(model="pair", prompt="import ", max_tokens=5, logprobs=2)
+    assert answer.choices[0].text == session.generate("import ", max_tokens=5).text
+    assert len(answer.choices[0].logprobs.token_logprobs) == 5
+
+
+def test_the_official_client_gets_log_probabilities(official):
+    answer = official.chat.completions.create(
+        model="pair", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=2
+    )
+    assert [len(entry.top_logprobs) for entry in answer.choices[0].logprobs.content] == [2] * 3
+
+
+def test_the_official_client_gets_json_of_a_schema(official):
+    schema = {
+        "type": "object",
+        "properties": {"yes": {"type": "boolean"}},
+        "required": ["yes"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = official.chat.completions.create(
+        model="pair", messages=MESSAGES, response_format=wanted, max_tokens=30
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content)["yes"], bool)
+
+
+def test_the_official_client_knows_our_errors(official):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        official.chat.completions.create(model="pair", messages=MESSAGES, temperature=-1)
+    with pytest.raises(openai.NotFoundError, match="no model 'nothing'"):
+        official.models.retrieve("nothing")
+
+
+def test_the_model_is_listed(official):
+    assert [model.id for model in official.models.list()] == ["pair"]
+    assert official.models.retrieve("pair").id == "pair"
+
+
+def test_health_needs_nothing_and_metrics_are_prometheus_text(client):
+    assert client.get("/health").json()["status"] == "ok"
+    text = client.get("/metrics").text
+    assert "# TYPE edgespec_generated_tokens_total counter" in text
+    for line in text.splitlines():
+        assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
+
+
+def test_the_page_needs_no_other_server(client):
+    response = client.get("/")
+    assert "http" not in response.text.replace("httpd", "")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+def test_no_other_page_may_read_an_answer(client):
+    assert "access-control-allow-origin" not in client.post(CHAT, json=ASK).headers
+    assert "elsewhere" in refused(
+        client.post(CHAT, json=ASK, headers={"Origin": "http://elsewhere.example"}), 403
+    )
+
+
+def test_a_page_of_our_own_may_ask(client, address):
+    assert client.post(CHAT, json=ASK, headers={"Origin": address}).status_code == 200
+
+
+def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
+    message = refused(client.post(CHAT, json=ASK, headers={"Host": "evil.example"}), 403)
+    assert message == "this server is not called 'evil.example'"
+    assert client.get("/health", headers={"Host": "localhost:1"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[1]", "valid dictionary"),
+        (b"null", "valid dictionary"),
+        (b'"a"', "valid dictionary"),
+        (b"\xff\xfe", "not UTF-8 at byte 0"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"messages": [], "temperature": NaN}', "NaN is no number"),
+        (b'{"messages": []}', "messages must be a list"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -1}', "max_tokens"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "hm": 1}', "unknown field 'hm'"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}], "response_format": '
+            b'{"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}}}',
+            "schema",
+        ),
+    ],
+)
+def test_rubbish_gets_one_error_and_the_server_goes_on(client, body, complaint):
+    message = refused(client.post(CHAT, content=body), 400)
+    assert complaint in message
+    assert client.post(CHAT, json=ASK).status_code == 200
+
+
+def test_what_is_nowhere_is_not_found(client):
+    assert "there is nothing at GET /v2" in refused(client.get("/v2"), 404)
+    assert "GET" in refused(client.get(CHAT), 405)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(client):
+    messages = [{"role": "user", "content": "word " * 20_000}]
+    assert "at most" in refused(client.post(CHAT, json={"messages": messages}), 400)
+
+
+def test_a_stream_that_cannot_begin_has_a_status(client):
+    asked = ASK | {"stream": True, "logit_bias": {"0": -100}, "tools": [{"type": "function"}]}
+    assert "knows no tools" in refused(client.post(CHAT, json=asked), 400)
+
+
+def test_twenty_clients_at_once_get_their_own_answers(client, session):
+    def ask(n: int) -> str:
+        messages = [{"role": "user", "content": f"number {n}"}]
+        asked = {"messages": messages, "max_tokens": 8, "stream": n % 2 == 0}
+        response = client.post(CHAT, json=asked)
+        if n % 2:
+            return response.json()["choices"][0]["message"]["content"]
+        lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+        return "".join(delta.get("content", "") for delta in deltas)
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(ask, range(20)))
+    for n, answer in enumerate(answers):
+        with session.chat([{"role": "user", "content": f"number {n}"}], max_tokens=8) as alone:
+            assert answer == "".join(event.text for event in alone)
+
+
+def test_a_full_queue_says_when_to_come_again(session):
+    begun = threading.Event()
+    with serving(session, most_waiting=0) as address, httpx.Client(base_url=address) as http:
+        asked = {"prompt": "a", "max_tokens": 400, "stream": True}
+        with http.stream("POST", "/v1/completions", json=asked, timeout=60) as running:
+            for _ in running.iter_lines():
+                begun.set()
+                refusal = httpx.post(f"{address}/v1/completions", json={"prompt": "b"})
+                break
+        assert begun.is_set()
+        assert "as many as this server takes" in refused(refusal, 429)
+        assert refusal.headers["retry-after"] == "5"
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(session):
+    guard = Guard("127.0.0.1", most_body_bytes=1000)
+    with serving(session, guard) as address:
+        asked = {"messages": [{"role": "user", "content": "a" * 2000}]}
+        assert "more than 1,000 bytes" in refused(httpx.post(address + CHAT, json=asked), 413)
+
+        def parts():
+            for _ in range(100):
+                yield b" " * 100
+
+        assert "1,000" in refused(httpx.post(address + CHAT, content=parts()), 413)
+
+
+def test_a_key_is_asked_for_where_there_is_one(session):
+    with serving(session, Guard("127.0.0.1", api_key="secret")) as address:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            answer = httpx.post(address + CHAT, json=ASK, headers=headers)
+            assert "API key is missing or wrong" in refused(answer, 401)
+        right = {"Authorization": "Bearer secret"}
+        assert httpx.post(address + CHAT, json=ASK, headers=right, timeout=60).status_code == 200
+        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.get(f"{address}/metrics").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_other_machines_need_a_key(host):
+    with pytest.raises(UsageError, match="set --api-key"):
+        Guard(host)
+    assert Guard(host, api_key="secret")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_this_machine_needs_none(host):
+    assert Guard(host).api_key is None
+
+
+def test_an_empty_key_is_none():
+    with pytest.raises(UsageError, match="--api-key is empty"):
+        Guard("127.0.0.1", api_key=" ")

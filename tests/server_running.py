@@ -1,0 +1,43 @@
+"""A server over the embedded pair, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import edgespec
+from edgespec.config import LoadSettings
+from edgespec.models.embedded import embedded_pair
+from edgespec.server.guarding import Guard
+from edgespec.server.running import Server
+from edgespec.session import Session
+
+TEMPLATE = """\
+{%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
+{%- if add_generation_prompt %}def {% endif %}"""
+
+
+@contextmanager
+def pair(**settings: object) -> Iterator[Session]:
+    """The embedded pair, with a chat template."""
+    files = embedded_pair()
+    with edgespec.load(LoadSettings(model=files.target, draft=files.draft, **settings)) as session:
+        session.use_chat_template(TEMPLATE)
+        yield session
+
+
+@contextmanager
+def serving(session: Session, guard: Guard | None = None, **options: int) -> Iterator[str]:
+    """The address of a server over `session`."""
+    guard = guard or Guard("127.0.0.1")
+    server = Server(session, guard, "pair", options.pop("most_waiting", 32), **options)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server._server.should_exit = True  # the session goes on to the next test
+            thread.join()
