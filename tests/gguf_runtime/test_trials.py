@@ -276,6 +276,16 @@ def test_the_doctor_says_whether_weights_are_packed(
     assert finding.advice == packing.advice
 
 
+def test_the_doctor_says_that_a_build_is_for_another_processor(monkeypatch: pytest.MonkeyPatch):
+    def refuse() -> Packing:
+        trials.check(Trial(Outcome.ILLEGAL, "SIGILL"), "1.2.3")
+        raise AssertionError
+
+    monkeypatch.setattr(native, "packing", refuse)
+    (finding,) = GgufRuntime().diagnose()
+    assert finding.level == "problem" and "another processor" in finding.says
+
+
 def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "packing", lambda: BROKEN)
     planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))

@@ -8,11 +8,16 @@ from importlib.metadata import version
 
 import llama_cpp.llama_cpp as lib
 
+from edgespec.errors import EdgespecError
 from edgespec.findings import Finding
 from edgespec_runtimes.gguf.llama import native
 
 
 def diagnose() -> Sequence[Finding]:
+    try:
+        packing = native.packing()
+    except EdgespecError as error:
+        return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
     said = native.supports_gpu()
     built_with = ", ".join(_features(lib.llama_print_system_info().decode(errors="replace")))
     library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
@@ -26,7 +31,6 @@ def diagnose() -> Sequence[Finding]:
             "note",
             "where there is a GPU, install a build of llama-cpp-python that supports it",
         )
-    packing = native.packing()
     if packing.allowed:
         packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
     else:
