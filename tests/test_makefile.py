@@ -1,0 +1,52 @@
+"""With which flags `make` builds llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ACCEPTS, REFUSES = "cat > /dev/null", 'case "$*" in *-mno-amx*) exit 1;; esac; cat > /dev/null'
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+
+
+def install_command(folder: Path, machine: str, cc: str, cxx: str) -> str:
+    """What `make` would run on such a machine with such compilers; nothing is run."""
+    for name, script in (("uname", f"echo {machine}"), ("cc", cc), ("c++", cxx)):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    environ = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
+    printed = subprocess.run(
+        ["make", "-n", f"VENV={folder}/venv", "demo"],
+        cwd=ROOT,
+        env=environ | {"PATH": f"{folder}:{environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return next(line for line in printed.splitlines() if "pip install -e" in line)
+
+
+def test_llama_cpp_is_built_without_amx(tmp_path: Path):
+    command = install_command(tmp_path, "x86_64", ACCEPTS, ACCEPTS)
+    assert command.count("-mno-amx-int8") == 2  # for C and for C++
+
+
+@pytest.mark.parametrize(
+    ("machine", "cc", "cxx"),
+    [
+        ("aarch64", ACCEPTS, ACCEPTS),
+        ("arm64", ACCEPTS, ACCEPTS),
+        ("x86_64", REFUSES, ACCEPTS),
+        ("x86_64", ACCEPTS, REFUSES),
+    ],
+)
+def test_other_processors_and_compilers_are_given_no_flag_that_they_do_not_know(
+    machine: str, cc: str, cxx: str, tmp_path: Path
+):
+    assert "-mno-amx" not in install_command(tmp_path, machine, cc, cxx)
