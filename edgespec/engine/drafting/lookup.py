@@ -1,0 +1,258 @@
+"""Guesses from the text itself: what followed when its last words occurred before.
+
+After Saxena's prompt lookup and llama.cpp's n-gram modes, but a tree: several continuations, and
+from the end of any branch. It owns an index of the text; it knows no model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+from edgespec.engine.drafting.drafter import Guess
+from edgespec.tree import ROOT, TokenTree
+
+SHORTEST = 2
+"""Tokens that two places must share for one to say something of the other."""
+LONGEST = 24
+"""More in common says no more."""
+
+
+class Seen(NamedTuple):
+    """What followed the same words before."""
+
+    kind: str
+    """By how much was the same, and whether it always went on alike."""
+    tokens: list[int]
+    shares: list[float]
+    """Of each token: by how often, how recently and after how much in common it followed."""
+
+
+class TextIndex:
+    """Where each pair of neighbouring tokens occurred, in about nine bytes a token.
+
+    As in LZ77 with hash chains: a table leads to the last place of a pair, and each place to the
+    one before it. Places are compared backwards, as far as they agree.
+    """
+
+    n_heads = 1 << 15
+    most_places = 24
+    """That one search looks at, the last ones first."""
+
+    def __init__(self) -> None:
+        self.tokens: array[int] = array("i")
+        self._before: array[int] = array("i")
+        """By place, the last place before it whose pair has the same hash, or -1."""
+        self._heads: array[int] = array("i", [-1]) * self.n_heads
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(self, token: int) -> None:
+        place = len(self.tokens)
+        self.tokens.append(token)
+        if place == 0:
+            self._before.append(-1)
+            return
+        head = self._head(self.tokens[place - 1], token)
+        self._before.append(self._heads[head])
+        self._heads[head] = place
+
+    def truncate(self, n_tokens: int) -> None:
+        for place in range(len(self.tokens) - 1, n_tokens - 1, -1):
+            if place:
+                head = self._head(self.tokens[place - 1], self.tokens[place])
+                self._heads[head] = self._before[place]
+        del self.tokens[n_tokens:]
+        del self._before[n_tokens:]
+
+    def places(self, words: Sequence[int]) -> list[tuple[int, int]]:
+        """Places after which the text went on, last ones first, at which it ended like `words`,
+        and how many tokens of it did."""
+        if len(words) < SHORTEST:
+            return []
+        tokens, found = self.tokens, []
+        place = self._heads[self._head(words[-2], words[-1])]
+        for _ in range(self.most_places):
+            if place < 0:
+                break
+            alike = 0
+            for back, word in enumerate(reversed(words)):
+                if back > place or tokens[place - back] != word:
+                    break
+                alike += 1
+            if alike >= SHORTEST and place + 1 < len(tokens):
+                found.append((place, alike))
+            place = self._before[place]
+        return found
+
+    def _head(self, one: int, other: int) -> int:
+        return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HitRates:
+    """How often the target's token was among those that followed before, by kind of place.
+
+    Fading counts with a prior; a text in which nothing repeats is soon not searched for guesses.
+    """
+
+    fade: ClassVar[float] = 0.99
+    prior_places: ClassVar[float] = 3.0
+    most_recalled: ClassVar[float] = 6.0
+    """Places, of what another run learnt: one text repeats itself, the next does not."""
+    first: ClassVar[Mapping[str, float]] = {
+        "2": 0.3,
+        "3": 0.4,
+        "4": 0.5,
+        "6": 0.6,
+        "10": 0.7,
+        f"{LONGEST}": 0.8,
+    }
+    """By the most tokens that places of a kind have in common."""
+
+    seen: Mapping[str, tuple[float, float]]
+    """By kind, how often it was right, and of how many places."""
+
+    @classmethod
+    def kind(cls, alike: int, is_sole: bool) -> str:
+        length = next(kind for kind in cls.first if alike <= int(kind))
+        return f"{length}{'!' if is_sole else ''}"
+
+    def of(self, kind: str) -> float:
+        right, places = self._seen(kind)
+        return right / places
+
+    def observe(self, kind: str, was_right: bool) -> HitRates:
+        right, places = self._seen(kind)
+        after = self.fade * right + was_right, self.fade * places + 1.0
+        return HitRates({**self.seen, kind: after})
+
+    def numbers(self) -> dict[str, float]:
+        return {
+            name: value
+            for kind, (right, places) in self.seen.items()
+            for name, value in ((f"{kind} right", right / places), (f"{kind} places", places))
+        }
+
+    def recalled(self, numbers: Mapping[str, float]) -> HitRates:
+        seen = dict(self.seen)
+        for kind in (kind + end for kind in self.first for end in ("", "!")):
+            share = numbers.get(f"{kind} right", -1.0)
+            places = min(self.most_recalled, numbers.get(f"{kind} places", 0.0))
+            if 0 <= share <= 1 and places > 0:
+                right, known = self._seen(kind)
+                seen[kind] = right + share * places, known + places
+        return HitRates(seen)
+
+    def _seen(self, kind: str) -> tuple[float, float]:
+        prior = self.prior_places
+        return self.seen.get(kind) or (self.first[kind.rstrip("!")] * prior, prior)
+
+
+class LookupDrafter:
+    """Implements `Drafter` with the text so far, prompt included."""
+
+    source = "lookup"
+    is_free = True
+    n_candidates = 4
+
+    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
+        self.belief = HitRates({})
+        self._eog_tokens = eog_tokens
+        self._index = TextIndex()
+        self._words: dict[int, tuple[int, ...]] = {}
+        """By key, the end of the text down to a node that was looked up."""
+        self._seen: dict[int, Seen | None] = {}
+        """By key, what followed; None for a place like no other."""
+
+    def fresh_belief(self, temperature: float) -> HitRates:
+        return HitRates({})
+
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        n_nodes = len(tree)
+        keys, tokens = tree.key[:n_nodes].tolist(), tree.token[:n_nodes].tolist()
+        return [
+            node
+            for node in range(n_nodes)
+            if keys[node] not in self._seen and tokens[node] not in self._eog_tokens
+        ]
+
+    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        for node in nodes:
+            self._seen[int(tree.key[node])] = self._look_up(self._words_at(tree, node))
+        return list(nodes)
+
+    def guesses(self, key: int) -> Sequence[Guess] | None:
+        if key not in self._seen:
+            return None
+        seen = self._seen[key]
+        if seen is None:
+            return ()
+        rate = self.belief.of(seen.kind)
+        return [
+            Guess(token, rate * share, share, self.source)
+            for token, share in zip(seen.tokens, seen.shares, strict=True)
+        ]
+
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
+        for node, picked in pairwise([*path, root]):
+            seen = self._seen.get(int(tree.key[node]))
+            if seen is not None:
+                was_right = int(tree.token[picked]) in seen.tokens
+                self.belief = self.belief.observe(seen.kind, was_right)
+        for node in path:
+            self._index.append(int(tree.token[node]))
+        self.rest()
+
+    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
+        return None
+
+    def is_behind(self, committed: Sequence[int]) -> bool:
+        return len(self._index) < len(committed)
+
+    def catch_up(self, committed: Sequence[int]) -> None:
+        self.rest()
+        for token in committed[len(self._index) :]:
+            self._index.append(token)
+
+    def rest(self) -> None:
+        self._seen.clear()
+        self._words.clear()
+
+    def rewind(self, n_tokens: int) -> None:
+        self.rest()
+        self._index.truncate(min(n_tokens, len(self._index)))
+
+    def cancel(self) -> None:
+        """A search takes microseconds."""
+
+    def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
+        """The last words of the text down to `node`."""
+        key = int(tree.key[node])
+        words = self._words.get(key)
+        if words is None:
+            if node == ROOT:
+                above = tuple(self._index.tokens[-LONGEST + 1 :])
+            else:
+                above = self._words_at(tree, int(tree.parent[node]))[-LONGEST + 1 :]
+            words = self._words[key] = (*above, int(tree.token[node]))
+        return words
+
+    def _look_up(self, words: Sequence[int]) -> Seen | None:
+        places = self._index.places(words)
+        if not places:
+            return None
+        most = max(alike for _, alike in places)
+        votes: dict[int, float] = {}
+        for rank, (place, alike) in enumerate(places):
+            token = self._index.tokens[place + 1]
+            # Each token less in common counts half, and what is older a little less.
+            votes[token] = votes.get(token, 0.0) + 0.5 ** (most - alike) * 0.9**rank
+        best = sorted(votes, key=lambda token: -votes[token])[: self.n_candidates]
+        total = sum(votes.values())
+        is_sole = len(best) == 1
+        return Seen(HitRates.kind(most, is_sole), best, [votes[token] / total for token in best])
