@@ -219,6 +219,8 @@ class GenerateSettings(Sampling):
     """Most drafted nodes that one pass verifies."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
     """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
+    lookup: bool | None = None
+    """Guess from the text so far, too. None: beside a draft model, not without one."""
     no_overlap: bool = False
     """Never draft beside a pass."""
 
@@ -235,7 +237,7 @@ class GenerateSettings(Sampling):
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:
         names: Names = info.context or self.names
-        if self.no_draft:
+        if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
                 raise UsageError(f"{names.of(idle[0])} has no effect without a draft: leave it out")

@@ -167,6 +167,18 @@ class RoundCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStats:
+    """What one source of guesses brought."""
+
+    source: str
+    """`draft` for a draft model, `lookup` for the text itself."""
+    verified: int
+    """Its nodes that the target evaluated."""
+    accepted: int
+    """Of those, nodes that stood."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Totals of one generation."""
 
@@ -187,6 +199,8 @@ class SpeculationStats:
     draft_s: float = 0.0
     """Drafting that no target pass hid."""
     round_costs: tuple[RoundCost, ...] = ()
+    sources: tuple[SourceStats, ...] = ()
+    """By whoever guessed, the one with most nodes first."""
 
     @property
     def tokens_per_pass(self) -> float:

@@ -43,6 +43,7 @@ def _rules(
         fallback=fallback,
         overlap=overlap,
         keep_growth=keep_growth,
+        lookup=False,
         step_aside=False,
         remember=False,
     )

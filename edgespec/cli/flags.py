@@ -386,6 +386,15 @@ def _speculation_flags(parser: _Parser) -> None:
         help="most guesses in a row, down one branch (default: as many as --draft-max)",
     )
     group.add_argument(
+        "--lookup",
+        action="store_true",
+        help="guess from the text itself, too: what followed when its last words occurred before "
+        "(default: beside a draft model, not without one)",
+    )
+    group.add_argument(
+        "--no-lookup", action="store_false", dest="lookup", help="leave the guesses to the draft"
+    )
+    group.add_argument(
         "--no-overlap", action="store_true", help="do not draft while the target verifies"
     )
 

@@ -54,7 +54,7 @@ def settings_from(given: argparse.Namespace) -> Request:
     settings = config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
-    if settings.get("draft") is None:
+    if settings.get("draft") is None and not settings.get("lookup"):
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
     return Request(
@@ -159,8 +159,11 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
         if role in settings:
             settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
-        if "draft" not in settings and not settings.get("no_draft"):
-            notes.append("no draft: the target decodes alone; -md names a model that guesses")
+        if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
+            notes.append(
+                "no draft: the target decodes alone; -md names a model that guesses, and --lookup "
+                "guesses from the text itself"
+            )
         return
     if "draft" in settings:
         raise UsageError(f"{names.of('draft')} needs the model it drafts for: name it with --model")
@@ -231,5 +234,6 @@ def engine_settings(settings: GenerateSettings) -> EngineSettings:
         acceptance=settings.acceptance,
         draft_max=settings.draft_max,
         max_depth=settings.max_depth,
+        lookup=settings.lookup,
         overlap=not settings.no_overlap,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.experts import ExpertSizes
 from edgespec.units import format_rate, format_size
-from edgespec.values import ExpertStats, GenerationResult
+from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 
 def generation_report(
@@ -53,7 +53,8 @@ def generation_summary(
     ]
     if guesses.drafted:
         lines.append(
-            f"draft: {guesses.accepted} of {guesses.verified} verified guesses stood, "
+            f"draft: {guesses.accepted} of {guesses.verified} verified guesses stood"
+            f"{_by_source(guesses)}, "
             f"{guesses.tokens_per_pass:.2f} tokens per pass"
         )
     if plan.paged:
@@ -73,6 +74,14 @@ def _expert_line(experts: ExpertStats) -> str:
         f"experts: of {n_chosen:,} that layers chose {experts.hit_rate:.0%} were in memory; "
         f"{format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
     )
+
+
+def _by_source(guesses: SpeculationStats) -> str:
+    """` (draft 20 of 31, lookup 4 of 6)` where more than one source guessed."""
+    if len(guesses.sources) < 2:
+        return ""
+    counts = (f"{by.source} {by.accepted} of {by.verified}" for by in guesses.sources)
+    return f" ({', '.join(counts)})"
 
 
 def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:

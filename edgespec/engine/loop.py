@@ -18,6 +18,7 @@ from edgespec.engine.acceptance import Accepted
 from edgespec.engine.admission import check_prompt, obstacle
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.fallback import RoundSoFar
@@ -302,14 +303,20 @@ class Engine(Owner):
     ) -> TreeGrower | None:
         """Whatever guesses, the draft model first."""
         settings, info = self.settings, self._target.info
-        guessing = list(drafters) if info.verifies_guesses else []
-        if draft is not None and self._obstacle is None:
+        if not info.verifies_guesses:
+            return None
+        eog_tokens = self._target.vocabulary.eog_tokens
+        guessing = list(drafters)
+        can_draft = draft is not None and self._obstacle is None
+        if can_draft if settings.lookup is None else settings.lookup:
+            guessing.append(LookupDrafter(eog_tokens))
+        if draft is not None and can_draft:
             model = ModelDrafter(
                 draft,
                 settings.n_candidates,
                 settings.draft_temperature,
                 info.n_vocab,
-                self._target.vocabulary.eog_tokens,
+                eog_tokens,
             )
             guessing.insert(0, model)
         return TreeGrower(guessing) if guessing else None
@@ -322,7 +329,7 @@ class Engine(Owner):
         for source, reason in grower.prepare(self._committed, int(tree.token[ROOT])):
             tally.note(
                 f"the {source} could not follow after {len(self._committed)} tokens ({reason}): "
-                "the target went on alone"
+                "the target went on without it"
             )
         if grower.is_ready and self._way is not Strategy.NONE:
             return grower

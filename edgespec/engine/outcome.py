@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgespec.values import RoundCost, SpeculationStats, Timings
+from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class RoundOutcome:
     """The whole round."""
     missed: bool = False
     """Whether the draft's guesses after the last accepted token were all wrong."""
+    verified_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
+    """Nodes by source."""
 
     @property
     def cost(self) -> RoundCost:
@@ -78,6 +83,18 @@ class Tally:
             accepted_lengths=tuple(outcome.accepted for outcome in rounds),
             draft_s=sum(outcome.draft_s for outcome in rounds),
             round_costs=tuple(outcome.cost for outcome in rounds),
+            sources=self._sources(),
+        )
+
+    def _sources(self) -> tuple[SourceStats, ...]:
+        verified: Counter[str] = Counter()
+        accepted: Counter[str] = Counter()
+        for outcome in self.outcomes:
+            verified.update(outcome.verified_by)
+            accepted.update(outcome.accepted_by)
+        return tuple(
+            SourceStats(source, n_nodes, accepted[source])
+            for source, n_nodes in verified.most_common()
         )
 
     def timings(self) -> Timings:

@@ -5,6 +5,7 @@ It measures and judges nothing: the engine fills it in, the rules read its outco
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.strategy import Strategy
 from edgespec.tracing import Trace, Track
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 
 
@@ -66,6 +67,8 @@ class RoundInProgress:
             stall_s=report.stall_s,
             wall_s=now - self.begun,
             missed=accepted.path[-1] in parents,
+            verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
+            accepted_by=Counter(tree.source[node] for node in accepted.path[1 : 1 + n_tokens]),
         )
 
 

@@ -161,7 +161,7 @@ def test_a_draft_that_agrees_fills_every_pass() -> None:
 
 def test_a_draft_that_is_always_wrong_costs_no_token_of_a_pass() -> None:
     wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
-    result = generate(counting(), wrong, max_tokens=5, n_candidates=1)
+    result = generate(counting(), wrong, max_tokens=5, n_candidates=1, lookup=False)
     assert result.tokens == (0, 1, 2, 3, 4)
     assert result.speculation.accepted == 0
     assert result.speculation.rounds == 5
@@ -184,7 +184,8 @@ def test_events_say_whose_token_it_is() -> None:
 
 def test_the_draft_reads_the_end_of_the_path_and_the_new_root_in_one_step() -> None:
     draft = counting()
-    generate(counting(), draft, max_tokens=6, pacer="linear", fallback="fixed", draft_max=2)
+    rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+    generate(counting(), draft, max_tokens=6, **rules)
     assert draft.evaluations == [1, 1, 2, 1, 1][:4]
 
 

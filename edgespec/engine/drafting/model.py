@@ -153,10 +153,17 @@ class ModelDrafter:
         self._offers = {end: self._offers[end]}
 
     def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        """The first of `nodes` that the model's cache, batch and branches have room for."""
+        """The first of `nodes`, and of what others hung above them, that the model's cache, batch
+        and branches have room for."""
         info = self._model.info
         cells = info.n_ctx - self._model.n_committed - len(self._offers)
-        fitting = list(nodes[: max(0, min(cells, info.max_nodes))])
+        wanted: set[int] = set()
+        for node in nodes:
+            above = node
+            while above >= 0 and above not in wanted and int(tree.key[above]) not in self._offers:
+                wanted.add(above)
+                above = int(tree.parent[above])
+        fitting = sorted(wanted)[: max(0, min(cells, info.max_nodes))]
         done = self._within(tree, ROOT)
         while fitting and tree.branch_count([*done, *fitting]) > info.max_branches:
             fitting.pop()

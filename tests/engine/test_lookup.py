@@ -1,0 +1,187 @@
+"""Guesses from the text itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.drafting.lookup import LONGEST, HitRates, LookupDrafter, TextIndex
+from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.sampling import SamplingParams
+from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
+from edgespec.tree import ROOT, TokenTree
+from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
+
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def index_of(tokens: Sequence[int]) -> TextIndex:
+    index = TextIndex()
+    for token in tokens:
+        index.append(token)
+    return index
+
+
+def after(text: Sequence[int], *tail: int) -> tuple[LookupDrafter, TokenTree]:
+    """A drafter that has read `text`, and a tree of the line `tail` below it."""
+    drafter = LookupDrafter()
+    drafter.catch_up(text)
+    tree = TokenTree(tail[0], 16)
+    for parent, token in enumerate(tail[1:]):
+        tree.add(parent, token, 0.9)
+    drafter.step(tree, range(len(tree)))
+    return drafter, tree
+
+
+def guessed(drafter: LookupDrafter, tree: TokenTree, node: int) -> list[int] | None:
+    guesses = drafter.guesses(int(tree.key[node]))
+    return None if guesses is None else [guess.token for guess in guesses]
+
+
+# The index
+
+
+@given(TEXTS, st.lists(st.integers(0, 3), max_size=6))
+def test_places_are_where_the_text_ended_like_the_words(text: list[int], words: list[int]) -> None:
+    for place, alike in index_of(text).places(words):
+        assert 2 <= alike <= len(words)
+        assert text[place + 1 - alike : place + 1] == words[len(words) - alike :]
+        assert place + 1 < len(text)
+        is_longest = alike == len(words) or alike > place
+        assert is_longest or text[place - alike] != words[-alike - 1]
+
+
+@given(TEXTS, st.lists(st.integers(0, 3), min_size=2, max_size=2))
+def test_every_place_is_found_the_last_ones_first(text: list[int], words: list[int]) -> None:
+    expected = [n for n in range(1, len(text) - 1) if text[n - 1 : n + 1] == words][::-1]
+    found = [place for place, _ in index_of(text).places(words)]
+    # Other pairs may share a hash and take a few of the places that a search looks at.
+    assert found == expected[: len(found)]
+    assert len(found) >= min(len(expected), TextIndex.most_places // 2)
+
+
+@given(TEXTS, st.integers(0, 60), TEXTS)
+def test_a_text_cut_short_and_gone_on_is_the_text_that_it_is(
+    text: list[int], n_kept: int, rest: list[int]
+) -> None:
+    index = index_of(text)
+    index.truncate(min(n_kept, len(text)))
+    for token in rest:
+        index.append(token)
+    whole = text[:n_kept] + rest
+    assert index.tokens.tolist() == whole
+    for a in range(4):
+        for b in range(4):
+            assert index.places([a, b]) == index_of(whole).places([a, b])
+
+
+# The drafter
+
+
+def test_what_followed_the_same_words_is_guessed() -> None:
+    drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
+    assert guessed(drafter, tree, ROOT) == [9]
+
+
+def test_a_branch_is_looked_up_from_its_own_end() -> None:
+    drafter, tree = after([1, 2, 3, 4, 5, 6, 0, 1], 2, 3, 4)
+    assert [guessed(drafter, tree, node) for node in range(3)] == [[3], [4], [5]]
+
+
+def test_several_continuations_come_the_most_frequent_first() -> None:
+    drafter, tree = after([1, 2, 7, 1, 2, 8, 1, 2, 8, 1], 2)
+    assert guessed(drafter, tree, ROOT) == [8, 7]
+
+
+def test_of_equals_the_last_one_comes_first() -> None:
+    drafter, tree = after([1, 2, 7, 1, 2, 8, 1], 2)
+    assert guessed(drafter, tree, ROOT) == [8, 7]
+
+
+def test_more_in_common_counts_more_than_frequency() -> None:
+    drafter, tree = after([5, 6, 1, 2, 7, 0, 1, 2, 8, 0, 1, 2, 8, 5, 6, 1], 2)
+    assert guessed(drafter, tree, ROOT) == [7, 8]
+
+
+def test_words_that_are_new_give_no_guess() -> None:
+    drafter, tree = after([1, 2, 3], 9)
+    assert guessed(drafter, tree, ROOT) == []
+
+
+def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
+    drafter = LookupDrafter(frozenset([3]))
+    tree = TokenTree(2, 8)
+    end = tree.add(ROOT, 3, 0.9)
+    assert end not in drafter.open_nodes(tree)
+
+
+def test_a_source_that_is_wrong_fades() -> None:
+    drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
+    guesses = drafter.guesses(int(tree.key[ROOT]))
+    assert guesses is not None
+    kind = HitRates.kind(3, is_sole=True)
+    for _ in range(30):
+        drafter.belief = drafter.belief.observe(kind, was_right=False)
+    faded = drafter.guesses(int(tree.key[ROOT]))
+    assert faded is not None
+    assert faded[0].confidence < 0.25 * guesses[0].confidence
+
+
+def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
+    assert {HitRates.kind(alike, True)[:-1] for alike in range(2, LONGEST + 1)} == set(
+        HitRates.first
+    )
+
+
+def test_rates_are_recalled_and_soon_overruled() -> None:
+    kind = HitRates.kind(5, is_sole=False)
+    taught = HitRates({})
+    for _ in range(200):
+        taught = taught.observe(kind, was_right=True)
+    recalled = HitRates({}).recalled(taught.numbers())
+    assert 0.7 < recalled.of(kind) <= taught.of(kind)
+    for _ in range(20):
+        recalled = recalled.observe(kind, was_right=False)
+    assert recalled.of(kind) < 0.4
+
+
+# In the loop
+
+
+def test_a_text_that_repeats_itself_needs_few_passes_without_any_draft() -> None:
+    text = list(range(10)) * 3
+    target = FakeModel(fixed_text(text, N_VOCAB, 4), N_VOCAB)
+    with Engine(target, settings=EngineSettings(lookup=True, step_aside=False)) as engine:
+        result = finish(engine.generate([1, 2, 3, 4], GREEDY, 120))
+    assert result.tokens == tuple(text * 4)
+    assert result.speculation.rounds < 40
+    (by_lookup,) = result.speculation.sources
+    assert by_lookup.source == "lookup"
+    assert by_lookup.accepted == result.speculation.accepted > 80
+    assert by_lookup.verified == result.speculation.verified
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", range(5))
+def test_lookup_changes_no_token(seed: int, sampling: SamplingParams) -> None:
+    language = random_language(seed, 6, order=2)
+    target = FakeModel(language, 6, eog_tokens=[5], n_ctx=80)
+    prompt = [random.Random(seed).randrange(5) for _ in range(30)]
+    texts = []
+    for lookup in (False, True):
+        settings = EngineSettings(lookup=lookup, step_aside=False)
+        with Engine(target, settings=settings) as engine:
+            texts.append(finish(engine.generate(prompt, sampling, 50)).tokens)
+        assert_nothing_provisional(target)
+    assert texts[0] == texts[1]
+
+
+def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
+    target = FakeModel(random_language(1, N_VOCAB), N_VOCAB, tree_capable=False)
+    with Engine(target, settings=EngineSettings(lookup=True)) as engine:
+        result = finish(engine.generate([1, 2, 1, 2], GREEDY, 10))
+    assert result.speculation.drafted == 0
