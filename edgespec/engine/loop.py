@@ -44,8 +44,9 @@ __all__ = ["Engine", "EngineSettings"]
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
 SHORT_PASS_S = 0.01
-"""A pass that is shorter, to go by the last one, runs in the caller's thread: it keeps nobody's
-Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond."""
+"""A resident target's pass that is shorter, to go by the last one, runs in the caller's thread: it
+keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond. A paged
+one calls back, and an exception of a signal handler that breaks into a callback is lost there."""
 
 
 class Engine(Owner):
@@ -67,6 +68,7 @@ class Engine(Owner):
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
+        self._is_paged = target.paging().segments > 0
         self._pacers: dict[Strategy, Pacer] = {
             Strategy.TREE: self.settings.new_pacer() if target.info.tree_capable else LinearPacer(),
             Strategy.LINE: LinearPacer(),
@@ -294,7 +296,7 @@ class Engine(Owner):
             if line_is_the_tree
             else [Strategy.TREE, Strategy.NONE, Strategy.LINE]
         )
-        if target.paging().segments:
+        if self._is_paged:
             return Controller.for_paged_target(*ways)
         return Controller.for_resident_target(*ways)
 
@@ -388,7 +390,8 @@ class Engine(Owner):
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
         grower = round_.grower if self.settings.overlap and self._gate.is_open else None
         with self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
-            if grower is None and 0 < self._target.last_report.wall_s < SHORT_PASS_S:
+            is_short = 0 < self._target.last_report.wall_s < SHORT_PASS_S
+            if grower is None and is_short and not self._is_paged:
                 return self._target.evaluate(tree, nodes)
             evaluate = partial(self._target.evaluate, tree, nodes)
             with self._worker.running(evaluate, self._target.cancel) as target_pass:

@@ -12,7 +12,9 @@ from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.testing.fake_model import FakeModel, random_language
+from edgespec.values import PagingStats, PassReport
 from engine_cases import (
+    COUNTING,
     GREEDY,
     N_VOCAB,
     PROMPT,
@@ -153,6 +155,58 @@ def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
         events, result = follow(engine.generate(PROMPT, GREEDY, 30))
     assert tuple(event.token for event in events) == result.tokens == (0, 1, 2)
     assert result.finish_reason == "cancelled"
+
+
+class Quick(FakeModel):
+    """Passes of a millisecond; a paged model calls back within them."""
+
+    segments = 0
+
+    def paging(self) -> PagingStats:
+        return PagingStats(segments=self.segments)
+
+    def _report(self, n_tokens: int) -> PassReport:
+        return PassReport(wall_s=0.001, n_tokens=n_tokens)
+
+
+@pytest.mark.parametrize(("segments", "is_here"), [(0, True), (3, False)])
+def test_ctrl_c_cannot_break_into_a_paged_pass(segments: int, is_here: bool) -> None:
+    """Python hears it in the main thread, and an exception that leaves a callback is lost."""
+    threads = []
+    target = Quick(COUNTING, N_VOCAB)
+    target.segments = segments
+    with Engine(target) as engine:
+        finish(engine.generate(PROMPT, GREEDY, 3))
+        target.hook = lambda model: threads.append(threading.current_thread())
+        finish(engine.generate(PROMPT, GREEDY, 3))
+    assert (threads[-1] is threading.current_thread()) == is_here
+
+
+def test_cancelling_is_heard_although_the_model_missed_it() -> None:
+    """The call that `cancel` is meant for may be about to begin."""
+
+    class Deaf(FakeModel):
+        n_missed = 0
+
+        def cancel(self) -> None:
+            self.n_missed += 1
+            if self.n_missed > 1:
+                super().cancel()
+
+    target = Deaf(COUNTING, N_VOCAB)
+    with Engine(target) as engine:
+        begun = threading.Event()
+
+        def reading(model: FakeModel) -> None:
+            begun.set()
+            model.wait_until(lambda: False)
+
+        target.hook = reading
+        canceller = threading.Thread(target=lambda: (begun.wait(), engine.cancel()))
+        canceller.start()
+        result = finish(engine.generate(PROMPT, GREEDY, 30))
+        canceller.join()
+    assert (result.finish_reason, result.tokens) == ("cancelled", ())
 
 
 def test_closing_the_engine_ends_its_thread() -> None:

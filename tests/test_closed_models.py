@@ -1,0 +1,85 @@
+"""A closed model refuses what would touch its memory, and closing waits for who is in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec.errors import Cancelled, UsageError
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest, find
+from edgespec.testing.paging_contract import load_paged
+from edgespec.tree import ROOT, TokenTree
+from gguf_files import tiny_llama
+from onnx_files import write_llama
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+USES: dict[str, Callable[[LanguageModel], object]] = {
+    "prefill": lambda model: model.prefill([1, 2]),
+    "evaluate": lambda model: model.evaluate(TokenTree(1), [ROOT]),
+    "commit": lambda model: model.commit(TokenTree(1), [ROOT]),
+    "truncate": lambda model: model.truncate(0),
+}
+
+
+def write(kind: str, folder: Path) -> Path:
+    if kind == "gguf":
+        return tiny_llama().write(folder / "tiny.gguf")
+    return write_llama(folder / "onnx", context=128).parent
+
+
+@pytest.fixture(params=["gguf", "onnx"])
+def paged(request: pytest.FixtureRequest, tmp_path: Path) -> LanguageModel:
+    path = write(request.param, tmp_path)
+    wanted = ModelRequest(
+        path=path, owner="target", n_threads=1, ctx_size=128, max_nodes=8, max_branches=4
+    )
+    return load_paged(find(path).prepare(wanted), 0.5)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_closed_model_refuses_to_be_used(paged: LanguageModel, use: str) -> None:
+    paged.prefill([1, 2, 3])
+    paged.close()
+    with pytest.raises(UsageError, match="the model is closed"):
+        USES[use](paged)
+
+
+def test_totals_of_paging_outlive_the_model(paged: LanguageModel) -> None:
+    paged.prefill([1, 2, 3])
+    paged.close()
+    assert paged.paging().passes == 1
+    assert paged.paging().bytes_read > 0
+
+
+def test_closing_waits_for_who_is_inside(paged: LanguageModel) -> None:
+    begun = threading.Event()
+    ended: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while True:
+                paged.prefill([1, 2, 3], lambda what, share: begun.set())
+                paged.truncate(0)
+        except (Cancelled, UsageError) as error:
+            ended.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    begun.wait()
+    paged.close()
+    reader.join()
+    assert len(ended) == 1
+
+
+def test_a_callback_of_the_model_cannot_close_it(paged: LanguageModel) -> None:
+    with pytest.raises(UsageError, match="cannot be closed from within"):
+        paged.prefill([1, 2, 3], lambda what, share: paged.close())
+    paged.close()
