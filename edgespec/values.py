@@ -67,6 +67,8 @@ class PassReport:
     wall_s: float = 0.0
     stall_s: float = 0.0
     """Time in which compute waited for weights."""
+    choice_stall_s: float = 0.0
+    """Of it, for experts that the tokens had chosen: the more tokens, the longer."""
     bytes_read: int = 0
     passes: int = 1
     n_tokens: int = 0

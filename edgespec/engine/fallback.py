@@ -110,7 +110,8 @@ class PassCost:
     """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
 
     Computing several nodes is a line over their number: least squares, old passes fading. A single
-    node lies far below that line where kernels for one row are faster than those for several.
+    node lies far below that line where kernels for one row are faster than those for several. What
+    nodes have read for themselves, a mixture's experts, counts as their computing.
     """
 
     stalled_share: ClassVar[float] = 0.05
@@ -228,7 +229,7 @@ class MarginalRate(Fallback):
         return replace(
             self,
             step_s=step_s,
-            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s, outcome.stall_s),
+            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s, outcome.idle_s),
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,
         )

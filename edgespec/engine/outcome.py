@@ -40,6 +40,13 @@ class RoundOutcome:
     verified_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     """Nodes by source."""
+    choice_stall_s: float = 0.0
+    """Of the stall, for experts that the pass's nodes chose."""
+
+    @property
+    def idle_s(self) -> float:
+        """Time of the pass in which more nodes could have been computed for nothing."""
+        return self.stall_s - self.choice_stall_s
 
     @property
     def cost(self) -> RoundCost:

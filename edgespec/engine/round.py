@@ -65,6 +65,7 @@ class RoundInProgress:
             passes=report.passes,
             pass_s=report.wall_s,
             stall_s=report.stall_s,
+            choice_stall_s=report.choice_stall_s,
             wall_s=now - self.begun,
             missed=accepted.path[-1] in parents,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),

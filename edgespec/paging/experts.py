@@ -199,6 +199,10 @@ class ExpertCache(Owner):
         )
 
     @property
+    def choice_stall_s(self) -> float:
+        return self.stall_s
+
+    @property
     def tokens_at_once(self) -> int | None:
         """Tokens whose choices fit at once in every layer, whatever they are; None: any number."""
         return tokens_at_once(self.layers, self._capacity)

@@ -24,6 +24,8 @@ class Store(Protocol):
     """By passes, so far."""
     stall_s: float
     """In which passes waited for reads, so far."""
+    choice_stall_s: float
+    """Of it, for what the tokens of a pass had chosen: the more tokens, the longer."""
 
     def cancel(self) -> None:
         """Wake whoever waits for weights, and let nobody wait; lasts until `resume`."""
@@ -39,14 +41,23 @@ class Reads:
 
     nbytes: int = 0
     stall_s: float = 0.0
+    choice_stall_s: float = 0.0
 
     def __sub__(self, earlier: Reads) -> Reads:
-        return Reads(self.nbytes - earlier.nbytes, self.stall_s - earlier.stall_s)
+        return Reads(
+            self.nbytes - earlier.nbytes,
+            self.stall_s - earlier.stall_s,
+            self.choice_stall_s - earlier.choice_stall_s,
+        )
 
 
 def reads_of(stores: Sequence[Store]) -> Reads:
     """Since the model was loaded."""
-    return Reads(sum(store.bytes_read for store in stores), sum(store.stall_s for store in stores))
+    return Reads(
+        sum(store.bytes_read for store in stores),
+        sum(store.stall_s for store in stores),
+        sum(store.choice_stall_s for store in stores),
+    )
 
 
 def paging_stats(

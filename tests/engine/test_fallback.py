@@ -132,6 +132,17 @@ def test_the_marginal_rule_fills_the_tree_while_passes_wait_for_storage() -> Non
     assert not marginal(stall_s=1.0).fires(growing(0.9, 0.05))
 
 
+def test_the_marginal_rule_keeps_trees_small_while_nodes_have_experts_read_for_them() -> None:
+    """A pass waits for storage then as long as its nodes are many: no node hides in that."""
+    rule = MarginalRate()
+    for verified in (3, 7, 11, 5):
+        stall_s = 0.07 + 0.03 * (1 + verified)
+        passed = replace(MARGINAL, verified=verified, pass_s=stall_s, stall_s=stall_s)
+        rule = rule.observe(replace(passed, choice_stall_s=stall_s))
+    assert rule.fires(growing(0.9, 0.05)) is False
+    assert rule.fires(growing(0.3, 0.3, 0.2)) is True
+
+
 def test_the_marginal_rule_keeps_trees_small_while_the_target_computes() -> None:
     assert marginal(stall_s=0.0).fires(growing(0.9, 0.05)) is False
     assert marginal(stall_s=0.0).fires(growing(0.3, 0.3, 0.2)) is True

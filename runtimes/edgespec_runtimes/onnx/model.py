@@ -166,6 +166,7 @@ class OnnxModel:
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
+            choice_stall_s=reads.choice_stall_s,
             bytes_read=reads.nbytes,
             passes=self._n_passes,
             n_tokens=n_tokens,
