@@ -91,8 +91,8 @@ class ExpertLayer:
 class _Expert:
     """One that is in memory, or on its way."""
 
-    unread: int
-    """Slices that have not arrived."""
+    unread: set[int]
+    """Matrices whose slices have not arrived."""
     ahead: bool
     """Read before it was chosen, and not chosen since."""
     failure: BaseException | None = None
@@ -212,10 +212,11 @@ class ExpertCache(Owner):
         return n_experts * self._room[layer] <= self._capacity
 
     def acquire(self, layer: int, choices: np.ndarray) -> bool:
-        """Have the experts of a layer in their places, int [n_tokens, n_used]; waits for them.
-        False once cancelled.
+        """Have the experts of a layer in their places, int [n_tokens, n_used]; False once
+        cancelled.
 
-        Raises EdgespecError when they do not fit together.
+        Waits for their slices of all matrices but the last one, for which `complete` waits: it is
+        read while those before it are computed. Raises EdgespecError when they do not fit together.
         """
         chosen = np.unique(choices).tolist()
         if not self.holds(layer, len(chosen)):
@@ -229,13 +230,14 @@ class ExpertCache(Owner):
             self._count(layer, chosen, missing)
             self._held.update((layer, expert) for expert in chosen)
             self._eviction.use(layer, choices)
-            arrived = self._all_arrived(layer, chosen) or self._wait(layer, chosen)
-            if arrived:
-                for expert in chosen:
-                    present[expert].ahead = False
-            else:
-                self._let_go(layer)
-            return arrived
+            last = len(self.layers[layer].matrices) - 1
+            return self._wait(layer, chosen, {last} if last else set())
+
+    def complete(self, layer: int) -> bool:
+        """Wait for all that `acquire` asked for; False once cancelled."""
+        with self._lock:
+            chosen = [expert for there, expert in self._held if there == layer]
+            return self._wait(layer, chosen, set())
 
     def release(self, layer: int) -> None:
         """The experts of a layer may make room for others."""
@@ -249,9 +251,9 @@ class ExpertCache(Owner):
             for expert in experts:
                 if expert in self._present[layer]:
                     continue
-                if not self._make_room(layer, (layer, expert)):
+                if not self._begin(layer, expert, ahead=True):
                     return
-                self._begin(layer, expert, self._ahead, ahead=True)
+                self._enqueue(layer, [expert], self._ahead)
                 self._n_ahead += 1
 
     def cancel(self) -> None:
@@ -288,7 +290,11 @@ class ExpertCache(Owner):
     def _let_go(self, layer: int) -> None:
         self._held = {unit for unit in self._held if unit[0] != layer}
 
-    def _wait(self, layer: int, chosen: Sequence[int]) -> bool:
+    def _wait(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
+        """For the slices of the chosen experts, but for those of the matrices in `spared`."""
+        self._request(layer, chosen)
+        if self._all_arrived(layer, chosen, spared):
+            return self._has_arrived(layer, chosen)
         begin = self._clock()
         try:
             while not self._cancelled and not self._closing:
@@ -297,9 +303,10 @@ class ExpertCache(Owner):
                     self._let_go(layer)
                     raise failure
                 self._request(layer, chosen)
-                if self._all_arrived(layer, chosen):
-                    return True
+                if self._all_arrived(layer, chosen, spared):
+                    return self._has_arrived(layer, chosen)
                 self._arrival.wait()
+            self._let_go(layer)
             return False
         finally:
             end = self._clock()
@@ -309,11 +316,10 @@ class ExpertCache(Owner):
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
         """Ask for those that are not there, as far as there is room: what is on its way cannot
         make any before it arrives."""
-        for expert in chosen:
-            if expert not in self._present[layer]:
-                if not self._make_room(layer):
-                    break
-                self._begin(layer, expert, self._wanted, ahead=False)
+        missing = [expert for expert in chosen if expert not in self._present[layer]]
+        if missing:
+            begun = [expert for expert in missing if self._begin(layer, expert, ahead=False)]
+            self._enqueue(layer, begun, self._wanted)
         self._hasten()
 
     def _hasten(self) -> None:
@@ -325,21 +331,34 @@ class ExpertCache(Owner):
             self._ahead = deque(t for t in self._ahead if (t.layer, t.expert) not in self._held)
             self._wanted.extend(urgent)
 
-    def _begin(self, layer: int, expert: int, queue: deque[_Task], ahead: bool) -> None:
-        n_matrices = len(self.layers[layer].matrices)
-        self._present[layer][expert] = _Expert(n_matrices, ahead)
+    def _begin(self, layer: int, expert: int, ahead: bool) -> bool:
+        """Make room for an expert that is to be read; False if there is none."""
+        if not self._make_room(layer, (layer, expert) if ahead else None):
+            return False
+        self._present[layer][expert] = _Expert(set(range(len(self.layers[layer].matrices))), ahead)
         self._used_bytes += self._room[layer]
         self._eviction.add(layer, expert)
-        for matrix in range(n_matrices):
-            queue.append(_Task(layer, expert, matrix))
-        self._work.notify(n_matrices)
+        return True
 
-    def _all_arrived(self, layer: int, chosen: Sequence[int]) -> bool:
+    def _enqueue(self, layer: int, experts: Sequence[int], queue: deque[_Task]) -> None:
+        """Matrix by matrix, as they are computed."""
+        for matrix in range(len(self.layers[layer].matrices)):
+            queue.extend(_Task(layer, expert, matrix) for expert in experts)
+        self._work.notify(len(queue))
+
+    def _all_arrived(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
         present = self._present[layer]
         return all(
-            expert in present and not present[expert].unread and present[expert].failure is None
+            expert in present
+            and present[expert].unread <= spared
+            and present[expert].failure is None
             for expert in chosen
         )
+
+    def _has_arrived(self, layer: int, chosen: Sequence[int]) -> bool:
+        for expert in chosen:
+            self._present[layer][expert].ahead = False
+        return True
 
     def _failure(self, layer: int, chosen: Sequence[int]) -> BaseException | None:
         """The failure of one of the chosen, which is forgotten once nothing of it is in flight."""
@@ -422,12 +441,11 @@ class ExpertCache(Owner):
             self.bytes_read += n
             self._end_reading(n)
             expert = self._present[task.layer][task.expert]
-            expert.unread -= 1
+            expert.unread.discard(task.matrix)
             expert.failure = expert.failure or failure
             if expert.failure is not None and not expert.unread and expert.ahead:
                 self._drop(task.layer, task.expert)
-            if not expert.unread:
-                self._arrival.notify_all()
+            self._arrival.notify_all()
 
 
 def tokens_at_once(layers: Sequence[ExpertLayer], capacity_bytes: int) -> int | None:

@@ -126,6 +126,7 @@ def test_what_was_chosen_is_there_whatever_was_chosen_before(
                 ahead = data.draw(st.lists(st.integers(0, 5), max_size=3))
                 cache.read_ahead((number + 1) % 3, ahead)
                 assert cache.acquire(number, choice(chosen))
+                assert cache.complete(number)
                 assert cache.used_bytes <= capacity
                 for expert in chosen:
                     assert slices(cache, number, expert) == slices_in(content, layer, expert)
@@ -136,7 +137,7 @@ def test_what_is_there_is_not_read_again(opened: Callable[..., tuple]) -> None:
     cache, _, _ = opened(make_layers(2, 4), n_fitting=8)
     for _ in range(3):
         for layer in (0, 1):
-            assert cache.acquire(layer, choice([0, 2]))
+            assert cache.acquire(layer, choice([0, 2])) and cache.complete(layer)
             cache.release(layer)
     assert (cache.stats.misses, cache.stats.hits) == (4, 8)
     assert cache.stats.bytes_read == sum(
@@ -181,9 +182,9 @@ def test_a_failed_read_is_told_and_tried_again(opened: Callable[..., tuple]) -> 
     cache, gate, content = opened(make_layers(1, 4), n_fitting=2)
     gate.failing = True
     with pytest.raises(WeightReadError, match="fire"):
-        cache.acquire(0, choice([1, 2]))
+        assert cache.acquire(0, choice([1, 2])) and cache.complete(0)
     gate.failing = False
-    assert cache.acquire(0, choice([1, 2]))
+    assert cache.acquire(0, choice([1, 2])) and cache.complete(0)
     assert slices(cache, 0, 2) == slices_in(content, cache.layers[0], 2)
 
 
@@ -196,7 +197,7 @@ def test_what_failed_to_be_read_ahead_is_read_when_it_is_chosen(
     with suppress(WeightReadError):
         cache.acquire(0, choice([0]))
     gate.failing = False
-    assert cache.acquire(0, choice([1, 2]))
+    assert cache.acquire(0, choice([1, 2])) and cache.complete(0)
     assert slices(cache, 0, 1) == slices_in(content, cache.layers[0], 1)
 
 
@@ -208,7 +209,7 @@ def test_cancelling_wakes_who_waits(opened: Callable[..., tuple]) -> None:
     assert not cache.acquire(0, choice([0, 1]))
     gate.open.set()
     cache.resume()
-    assert cache.acquire(0, choice([2, 3]))
+    assert cache.acquire(0, choice([2, 3])) and cache.complete(0)
     assert slices(cache, 0, 3) == slices_in(content, cache.layers[0], 3)
 
 
@@ -220,7 +221,7 @@ def test_what_is_being_read_ahead_makes_room_once_it_has_arrived(
     cache.read_ahead(1, [0, 1])
     timer = threading.Timer(0.05, gate.open.set)
     timer.start()
-    assert cache.acquire(0, choice([2, 3]))
+    assert cache.acquire(0, choice([2, 3])) and cache.complete(0)
     assert slices(cache, 0, 2) == slices_in(content, cache.layers[0], 2)
 
 
@@ -230,7 +231,7 @@ def test_a_trace_shows_when_experts_are_read(tmp_path: Path) -> None:
     trace, file = trace_in_memory()
     with trace, ExpertCache(layers, reader, 8 * room_of(layers), trace=trace) as cache:
         for layer in (0, 1):
-            assert cache.acquire(layer, choice([0, 2]))
+            assert cache.acquire(layer, choice([0, 2])) and cache.complete(layer)
             cache.release(layer)
         nbytes = cache.bytes_read
     reads = spans(read(file.content), "read experts", Track.EXPERTS)

@@ -97,6 +97,7 @@ class PagedExperts:
         ]
         self._mapped = {weight.address: weight.pointer.value for m in found for weight in m.weights}
         self._last = {m.weights[-1].address: i for i, m in enumerate(found)}
+        self._before_last = {m.weights[-2].address: i for i, m in enumerate(found) if m.weights[1:]}
         self._pointed: set[int] = set()
         self._computed: set[int] = set()
         """Layers whose last product llama.cpp was told to compute before it stops again."""
@@ -105,11 +106,18 @@ class PagedExperts:
         """Whether llama.cpp must stop after this node, whose op is one of `ops`."""
         return native.name_of(node) in self._layer_of
 
-    def use(self, weight: int) -> None:
-        """A node that reads this tensor is about to be computed."""
+    def use(self, weight: int) -> bool:
+        """A node that reads this tensor is about to be computed; whether llama.cpp must stop after
+        it, because its layer's last matrix may not have arrived.
+
+        Raises WeightReadError.
+        """
         layer = self._last.get(weight)
-        if layer is not None:
+        if layer in self._pointed:
             self._computed.add(layer)
+            if not self.cache.complete(layer):
+                self._stop.set()
+        return self._before_last.get(weight) in self._pointed
 
     def bring(self, node: int) -> None:
         """Have the experts that this node chose in their places, or stop the pass.

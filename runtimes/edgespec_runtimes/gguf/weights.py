@@ -237,8 +237,8 @@ class PagedWeights:
             return False
         if op in self._choice_ops:
             return self.experts is not None and self.experts.is_choice(node)
-        if self.experts:
-            self.experts.use(address)
+        if self.experts and self.experts.use(address):
+            return True
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
             self._point(index)
