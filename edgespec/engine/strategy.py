@@ -175,7 +175,8 @@ def drafting_is_free(outcome: RoundOutcome) -> bool:
     """Whether a round shows by itself that it was not slower for its draft.
 
     Its pass waited for storage, and not for what its nodes chose, so they were computed while reads
-    went on, and the drafting that no pass hid was a small part of it. Every pass yields a token at least, as without a draft.
+    went on, and the drafting that no pass hid was a small part of it. Every pass yields a token at
+    least, as without a draft.
     """
     return (
         outcome.idle_s > FREE_SHARE * outcome.pass_s

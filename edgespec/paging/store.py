@@ -20,12 +20,17 @@ class Store(Protocol):
     needs in one order, a cache of experts what a layer chose a moment ago.
     """
 
-    bytes_read: int
-    """By passes, so far."""
-    stall_s: float
-    """In which passes waited for reads, so far."""
-    choice_stall_s: float
-    """Of it, for what the tokens of a pass had chosen: the more tokens, the longer."""
+    @property
+    def bytes_read(self) -> int:
+        """By passes, so far."""
+
+    @property
+    def stall_s(self) -> float:
+        """In which passes waited for reads, so far."""
+
+    @property
+    def choice_stall_s(self) -> float:
+        """Of it, for what the tokens of a pass had chosen: the more tokens, the longer."""
 
     def cancel(self) -> None:
         """Wake whoever waits for weights, and let nobody wait; lasts until `resume`."""
