@@ -1,0 +1,191 @@
+"""The groups of flags that several commands have in common. Like `flags`, which puts them together,
+it runs nothing.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, _ArgumentGroup
+from collections.abc import Iterable
+from typing import get_args
+
+from edgespec.cli import fetching
+from edgespec.config import (
+    DEFAULT_CTX_SIZE,
+    LOSSLESS,
+    AcceptanceName,
+    CacheType,
+    FallbackName,
+    GenerateSettings,
+    PacerName,
+    Provider,
+)
+
+
+def add_models(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "-m",
+        "--model",
+        metavar="FILE",
+        help="target: a GGUF file, an ONNX model's folder, or a name that `edgespec models list` "
+        "shows (default: the embedded pair)",
+    )
+    group.add_argument(
+        "-md",
+        "--model-draft",
+        metavar="FILE",
+        dest="draft",
+        help="small model of the same family that guesses (default: none with -m)",
+    )
+    fetching.add_flags(group)
+    group.add_argument("--no-draft", action="store_true", help="let the target decode alone")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file of settings, named like the long flags, or a preset's name; flags win",
+    )
+
+
+def add_memory(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("memory and speed")
+    group.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="peak resident memory of the whole process: 6GiB, 512M, 75%% or auto "
+        "(default: auto, what is free now less a margin)",
+    )
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        metavar="N",
+        help=f"context in tokens (default: 0, the model's own up to {DEFAULT_CTX_SIZE})",
+    )
+    group.add_argument(
+        "-b", "--batch-size", metavar="N", help="prompt tokens per pass (default: planned)"
+    )
+    group.add_argument(
+        "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
+    )
+    cache_types = ", ".join(get_args(CacheType))
+    for which in ("k", "v"):
+        group.add_argument(
+            f"-ct{which}",
+            f"--cache-type-{which}",
+            metavar="TYPE",
+            help=f"of the {which.upper()} cache: {cache_types} (default: f16)",
+        )
+    group.add_argument(
+        "-fa", "--flash-attn", metavar="{auto,on,off}", help="flash attention (default: auto)"
+    )
+    group.add_argument(
+        "--provider",
+        metavar=_choices(get_args(Provider)),
+        help="what computes ONNX models; CUDA and CoreML were never run on a real device yet "
+        "(default: auto, which is cuda where it can be used, else cpu)",
+    )
+    group.add_argument(
+        "--gpu-memory-budget",
+        metavar="SIZE",
+        help="memory of the GPU for ONNX models, the draft's first: 6GiB, 512M, 75%% or auto "
+        "(default: auto, what is free there now less a margin)",
+    )
+    for short, name, owner in (("-ngl", "", "target"), ("-ngld", "-draft", "draft")):
+        group.add_argument(
+            short,
+            f"--n-gpu-layers{name}",
+            metavar="N",
+            help=f"layers of the {owner} on the GPU, with a GPU build of llama.cpp (default: 0)",
+        )
+
+
+def add_sampling(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for flags, metavar, setting, text in (
+        (("-n", "--n-predict"), "N", "max_tokens", "most tokens, -1 for no limit"),
+        (("--temp",), "T", "temperature", "temperature, 0 for greedy"),
+        (("--top-k",), "K", "top_k", "keep the K best tokens, 0 for all"),
+        (("--top-p",), "P", "top_p", "keep the best tokens that reach P together, 1 for all"),
+        (("--min-p",), "P", "min_p", "keep tokens at least P times as probable as the best"),
+        (("--repeat-penalty",), "X", "repeat_penalty", "on repeated tokens, 1 for none"),
+        (
+            ("--frequency-penalty",),
+            "X",
+            "frequency_penalty",
+            "per use so far, 0 for none",
+        ),
+        (("--presence-penalty",), "X", "presence_penalty", "on what was used at all, 0 for none"),
+        (("--repeat-last-n",), "N", "repeat_last_n", "tokens the three look back, -1 for all"),
+    ):
+        default = GenerateSettings.model_fields[setting].default
+        group.add_argument(
+            *flags, metavar=metavar, dest=setting, help=f"{text} (default: {default})"
+        )
+    group.add_argument(
+        "-l",
+        "--logit-bias",
+        metavar="TOKEN_ID(+/-)BIAS",
+        action="append",
+        help="make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf); may be "
+        "repeated",
+    )
+    group.add_argument(
+        "-s", "--seed", metavar="N", help="-1 draws one, which is reported (default: -1)"
+    )
+    group.add_argument(
+        "--stop", metavar="TEXT", action="append", help="end before this text; may be repeated"
+    )
+
+
+def add_speculation(parser: ArgumentParser) -> None:
+    defaults = {name: field.default for name, field in GenerateSettings.model_fields.items()}
+    group = parser.add_argument_group("speculation (never changes the text)")
+    group.add_argument(
+        "--pacer",
+        metavar=_choices(PacerName),
+        help=f"which branch of the token tree grows next (default: {defaults['pacer']})",
+    )
+    group.add_argument(
+        "--fallback",
+        metavar=_choices(FallbackName),
+        help=f"when the target verifies (default: {defaults['fallback']})",
+    )
+    group.add_argument(
+        "--acceptance",
+        metavar=_choices(AcceptanceName),
+        help=f"which guesses stand; none changes the text with {', '.join(sorted(LOSSLESS))} "
+        f"(default: {defaults['acceptance']})",
+    )
+    group.add_argument(
+        "--draft-max",
+        metavar="N",
+        help="most guesses that one pass verifies, 0 for no draft "
+        f"(default: {defaults['draft_max']})",
+    )
+    group.add_argument(
+        "--draft-depth",
+        metavar="N",
+        dest="max_depth",
+        help="most guesses in a row, down one branch (default: as many as --draft-max)",
+    )
+    group.add_argument(
+        "--lookup",
+        action="store_true",
+        help="guess from the text itself, too: what followed when its last words occurred before "
+        "(default: beside a draft model, not without one)",
+    )
+    group.add_argument(
+        "--no-lookup", action="store_false", dest="lookup", help="leave the guesses to the draft"
+    )
+    group.add_argument(
+        "--no-overlap", action="store_true", help="do not draft while the target verifies"
+    )
+
+
+def add_output(parser: ArgumentParser) -> _ArgumentGroup:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return group
+
+
+def _choices(names: Iterable[str]) -> str:
+    return f"{{{','.join(names)}}}"
