@@ -16,17 +16,14 @@ from typing import Protocol, runtime_checkable
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.findings import Finding
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import special_kind
 from edgespec.tracing import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
 
 ENTRY_POINTS = "edgespec.runtimes"
-
-LEAST_BUDGET_BYTES = 1
-"""Of a request for the smallest batches that there are."""
 
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
@@ -53,7 +50,7 @@ class ModelRequest:
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
     budget_bytes: int | None = None
-    """Of the process; a small one asks for small batches."""
+    """Of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF
     """Where loading is recorded and, of a target, its passes and reads."""
 
@@ -88,21 +85,13 @@ class PreparedModel(Protocol):
     def tokens(self) -> Sequence[bytes]:
         """What identifies each token, in the order of ids; the ids that are padding left out."""
 
-    def fixed_rows(self) -> Sequence[MemoryRow]:
-        """KV cache and buffers: needed whether weights are resident or paged."""
-
-    def resident_rows(self) -> Sequence[MemoryRow] | None:
-        """Weights that stay in memory, and as LOADING what only loading takes; None if this model
-        must be paged."""
-
-    def paged_rows(self) -> Sequence[MemoryRow]:
-        """What paging needs besides pinned segments and the ring."""
-
-    def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
-        """Ways to cut the weights, coarse first; empty if this model cannot be paged."""
+    def needs(self) -> ModelNeeds:
+        """What it takes of the process's memory, however it will be loaded: the same answer every
+        time."""
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        """Read the weights: resident without a plan, else as the plan says."""
+        """Read the weights: as the plan says, which pages the target only, or resident and in the
+        largest batches without one."""
 
     def cancel(self) -> None:
         """From any thread: make a running `load` raise `Cancelled` soon."""
@@ -121,29 +110,9 @@ class UsesGpu(Protocol):
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Put what fits into `gpu_bytes` on the GPU, and say what takes them.
 
-        Comes before all other rows, which are about the process's memory then. Without this, the
+        Comes before `needs`, which are about the process's memory then. Without this, the
         CPU computes the model.
         """
-
-
-@runtime_checkable
-class MixesExperts(Protocol):
-    """What a prepared model may offer besides: a mixture's experts are read one by one."""
-
-    def experts(self) -> ExpertSizes | None:
-        """What no segment holds; None for a model without experts, or if they are in segments."""
-
-
-def experts_of(prepared: PreparedModel) -> ExpertSizes | None:
-    return prepared.experts() if isinstance(prepared, MixesExperts) else None
-
-
-@runtime_checkable
-class Shrinks(Protocol):
-    """What a prepared model may offer besides: its needs follow from the budget of its request."""
-
-    def shrink(self) -> None:
-        """Need as little as for LEAST_BUDGET_BYTES from now on; rows are asked for again."""
 
 
 class Runtime(Protocol):
@@ -180,6 +149,15 @@ def without_padding(tokens: Sequence[bytes]) -> list[bytes]:
     while used and _PADDING_TOKEN.fullmatch(used[-1]):
         used.pop()
     return used
+
+
+def even_parts(n_tokens: int, most: int) -> list[int]:
+    """Sizes of as few batches of at most `most` tokens as there can be; they differ by one at most.
+
+    A prompt cut that way has no small rest, for which libraries have kernels that round otherwise.
+    """
+    n_parts = -(-n_tokens // most)
+    return [n_tokens // n_parts + (i < n_tokens % n_parts) for i in range(n_parts)]
 
 
 def installed() -> Iterator[Runtime | str]:

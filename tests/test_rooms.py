@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": SESSION | {"asynchronous", "completions"},
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
-    "loading": LOADING,
+    "loading": LOADING | {"grammar"},
     "generation": LOADING,
     "session": LOADING | {"chat", "completions", "generation", "grammar"},
     "testing": RESOURCES | {"engine", "runtimes"},

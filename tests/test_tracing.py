@@ -229,10 +229,11 @@ def paged() -> tuple[list[Event], PagingStats]:
         embedded_pair().target, "target", 256, max_nodes=4, max_branches=4, n_threads=1, trace=trace
     )
     with trace, closing(runtime.prepare(request)) as prepared:
-        rows, paged, cuts = prepared.fixed_rows(), prepared.paged_rows(), prepared.segmentations()
-        weights_bytes = sum(segment.slot_bytes for segment in cuts[0])
+        needs = prepared.needs()
+        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+        weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
         budget = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
-        with closing(prepared.load(plan_memory(budget, rows, cuts, None, paged))) as model:
+        with closing(prepared.load(plan_memory(budget, rows, needs.cuts, None, paged))) as model:
             model.prefill([1, 2, 3])
             for token in (4, 5, 6):
                 tree = TokenTree(token)

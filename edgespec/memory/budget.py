@@ -5,7 +5,7 @@ Pure arithmetic on sizes. It knows no model library and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,6 +67,12 @@ class MemoryPlan:
     """Of a mixture whose experts are read one by one; they are not in `segments`."""
     expert_bytes: int = 0
     """Room for experts that stay in memory until others need it."""
+    cut: int = 0
+    """Which of the ways to cut the weights `segments` are."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """By owner, which of the sizes of batches that its needs offer."""
+    batch_size: int = 0
+    """Tokens of a prompt that the target computes at once, at most."""
 
     @property
     def planned_bytes(self) -> int:
@@ -138,6 +144,7 @@ class MemoryPlan:
             "pinned_bytes": self.pinned_bytes,
             "streamed_bytes": self.streamed_bytes,
             "ring_bytes": self.ring_bytes,
+            "batch_size": self.batch_size,
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,
@@ -169,7 +176,7 @@ def plan_memory(
     resident: Sequence[MemoryRow] | None = None,
     paged: Sequence[MemoryRow] = (),
     enforced: bool = True,
-    spread_bytes: int = 0,
+    margin_bytes: int = 0,
     experts: ExpertSizes | None = None,
 ) -> MemoryPlan:
     """Plan the budget of one process.
@@ -179,11 +186,11 @@ def plan_memory(
     `segmentations` are ways to cut the target's weights, coarse first: the coarsest whose ring
     stays within RING_SHARE of the room wins, because fewer, larger reads and fewer stops of the
     computation cost less. `experts` are a mixture's, which no segment holds. Raises BudgetError
-    with the smallest budget that works, by whose name a process may take `spread_bytes` more than
-    this one before it loads anything.
+    with the smallest budget that works; `margin_bytes` are added to it, for a process that takes so
+    much more before it loads anything.
     """
     smallest = least_bytes(fixed, segmentations, resident, paged, experts)
-    named = smallest + spread_bytes
+    named = smallest + margin_bytes
     if budget_bytes < smallest:
         # what cannot be paged has no ring
         needed = [*fixed, *paged] if segmentations else [*fixed, *(resident or ())]
@@ -200,7 +207,8 @@ def plan_memory(
     if experts is not None:
         dense_bytes = sum(segment.slot_bytes for segment in segmentations[0])
         expert_bytes = room_for_experts(experts, dense_bytes, _least_ring(segmentations), room)
-    segments = _choose_segmentation(segmentations, room - expert_bytes)
+    cut = _choose_cut(segmentations, room - expert_bytes)
+    segments = segmentations[cut]
     pinned, ring_bytes = _pin(segments, room - expert_bytes)
     pinned_bytes = sum(segments[i].slot_bytes for i in pinned)
     if experts is not None:
@@ -223,6 +231,7 @@ def plan_memory(
         enforced=enforced,
         experts=experts,
         expert_bytes=expert_bytes,
+        cut=cut,
     )
 
 
@@ -268,13 +277,12 @@ def _least_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
     return min(_ring(segments, LEAST_RING_SLOTS) for segments in segmentations)
 
 
-def _choose_segmentation(
-    segmentations: Sequence[Sequence[SegmentSize]], room: int
-) -> Sequence[SegmentSize]:
-    for segments in segmentations:
+def _choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int:
+    for index, segments in enumerate(segmentations):
         if _ring(segments, RING_SLOTS) <= RING_SHARE * room:
-            return segments
-    return min(segmentations, key=lambda segments: _ring(segments, LEAST_RING_SLOTS))
+            return index
+    rings = [_ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
+    return rings.index(min(rings))
 
 
 def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], int]:

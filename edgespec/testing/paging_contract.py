@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import plan_memory
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import PreparedModel, experts_of
+from edgespec.runtimes import PreparedModel
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 
@@ -27,14 +27,15 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
     `prepared` is closed.
     """
     try:
-        rows, paged, cuts = prepared.fixed_rows(), prepared.paged_rows(), prepared.segmentations()
+        needs = prepared.needs()
+        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
         taken = sum(row.nbytes for row in (*rows, *paged))
-        least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in cuts)
-        room = max(least, int(share * sum(s.slot_bytes for s in cuts[0])))
-        experts = experts_of(prepared)
+        least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in needs.cuts)
+        room = max(least, int(share * sum(s.slot_bytes for s in needs.cuts[0])))
+        experts = needs.experts
         if experts:
             room += max(experts.least_bytes, int(share * experts.room_bytes))
-        plan = plan_memory(taken + room, rows, cuts, None, paged, experts=experts)
+        plan = plan_memory(taken + room, rows, needs.cuts, None, paged, experts=experts)
         return prepared.load(plan)
     finally:
         prepared.close()

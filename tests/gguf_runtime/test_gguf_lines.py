@@ -96,7 +96,7 @@ def test_the_state_before_each_guess_is_planned_for(hybrid: Path) -> None:
     def cache_bytes(n_guesses: int) -> int:
         prepared = runtime.prepare(request_for(hybrid, n_guesses))
         try:
-            return sum(row.nbytes for row in prepared.fixed_rows() if "KV" in row.what)
+            return sum(row.nbytes for row in prepared.needs().fixed if "KV" in row.what)
         finally:
             prepared.close()
 

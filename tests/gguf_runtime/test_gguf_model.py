@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
@@ -17,6 +18,7 @@ import pytest
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError, WeightReadError
 from edgespec.memory.budget import MIB, MemoryPlan, plan_memory
+from edgespec.memory.needs import ModelNeeds
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
@@ -29,6 +31,8 @@ from edgespec_runtimes.gguf.model import GgufModel
 
 PAIR = embedded_pair()
 N_CTX = 256
+KV_BYTES_PER_CELL = 3072
+"""Of the embedded target, keys and values of all layers in half precision."""
 
 
 def request(path: Path) -> ModelRequest:
@@ -241,29 +245,49 @@ def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:
 
 def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
     prepared = runtime.prepare(request(PAIR.target))
-    rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
+    needs = prepared.needs()
+    rows = [*needs.rows_in_any_case(), *needs.rows_when_paged()]
     assert all(row.nbytes > 0 for row in rows)
     assert {row.owner for row in rows} == {"target"}
-    plan: MemoryPlan = plan_memory(
-        100 * MIB, rows, prepared.segmentations(), prepared.resident_rows(), ()
-    )
+    plan: MemoryPlan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident, ())
     assert not plan.paged
     prepared.close()
 
 
-def test_shrunk_it_needs_what_it_needs_for_a_small_budget() -> None:
-    roomy = dataclasses.replace(request(PAIR.target), batch_size=None, budget_bytes=1 << 40)
+def test_it_needs_the_same_whatever_the_budget_and_offers_smaller_batches() -> None:
+    def needed(budget_bytes: int) -> ModelNeeds:
+        wanted = dataclasses.replace(
+            request(PAIR.target), ctx_size=1024, batch_size=None, budget_bytes=budget_bytes
+        )
+        with closing(runtime.prepare(wanted)) as prepared:
+            return prepared.needs()
 
-    def needed(wanted: ModelRequest, shrinks: bool) -> int:
-        prepared = runtime.prepare(wanted)
-        if shrinks:
-            prepared.shrink()
-        rows = [*prepared.fixed_rows(), *prepared.paged_rows()]
-        prepared.close()
-        return sum(row.nbytes for row in rows)
+    needs = needed(MIB)
+    assert needs == needed(1 << 40)
+    assert [batch.batch_size for batch in needs.batches] == [512, 128]
+    assert needs.batches[0].nbytes > needs.batches[1].nbytes
 
-    small = needed(dataclasses.replace(roomy, budget_bytes=MIB), False)
-    assert needed(roomy, True) == small < needed(roomy, False)
+
+def test_no_cells_are_reserved_beyond_the_context() -> None:
+    """A tree does not grow past the context, and more cells change the text of some models."""
+    with closing(runtime.prepare(request(PAIR.target))) as prepared:
+        (kv_row,) = prepared.needs().fixed
+        model = prepared.load(None)
+    cells = lib.llama_n_ctx(model._context)
+    model.close()
+    assert cells == N_CTX
+    assert kv_row.nbytes == N_CTX * KV_BYTES_PER_CELL
+
+
+def test_a_tree_may_fill_the_context_to_its_last_cell() -> None:
+    model = open_resident(PAIR.target)
+    tokens = model.vocabulary.encode(40 * TEXT)[:N_CTX]
+    model.prefill(tokens[:-8])
+    tree = TokenTree(tokens[-8])
+    nodes = [ROOT, *(tree.add(ROOT, token, 0.1) for token in range(20, 27))]
+    assert np.isfinite(model.evaluate(tree, nodes)).all()
+    model.commit(tree, [ROOT])
+    model.close()
 
 
 def test_closing_gives_the_memory_back() -> None:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
+from edgespec.runtimes import ModelRequest, even_parts
 from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import native
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, even_parts
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
 
 N_CTX = 1024
 REQUEST = ModelRequest(

@@ -181,3 +181,52 @@ def test_memory_of_this_process_is_measured():
     del block
     assert process.peak_rss_bytes() >= with_block - MIB
     assert with_block > 64 * MIB
+
+
+SMAPS = """\
+55d0c0000000-55d0c0100000 r--p 00000000 fe:00 1001 {python}
+Size:               1024 kB
+Rss:                {python_rss} kB
+Anonymous:             0 kB
+55d0c0100000-55d0c0500000 r-xp 00100000 fe:00 1001 {python}
+Size:               4096 kB
+Rss:                1024 kB
+Anonymous:            64 kB
+VmFlags: rd ex mr mw me
+7f0000000000-7f0010000000 r--s 00000000 fe:00 1002 /models/a model.gguf
+Size:             262144 kB
+Rss:                 512 kB
+Anonymous:             0 kB
+7f0010000000-7f0010400000 rw-p 00000000 00:00 0
+Size:               4096 kB
+Rss:                4096 kB
+Anonymous:          4096 kB
+"""
+
+
+def taken(machine: Machine, python_rss: int) -> int:
+    """Of a process with 4 MiB of its own and some pages of an interpreter and a model's file."""
+    text = SMAPS.format(python="/usr/bin/python 3", python_rss=python_rss)
+    machine.write("proc/self/smaps", text)
+    rss_kb = 4096 + 512 + python_rss + 1024
+    machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\nRssFile: {rss_kb - 4160} kB\n")
+    return process.taken_bytes(machine.root)
+
+
+def test_pages_of_libraries_that_happen_to_be_cached_do_not_count(machine: Machine):
+    assert taken(machine, 100) == taken(machine, 1000)
+
+
+def test_libraries_count_by_what_runs_touch_of_them(machine: Machine):
+    own = (4096 + 512 + 64) << 10
+    assert taken(machine, 100) == own + int(process.LIBRARY_SHARE * (5 << 20))
+
+
+def test_libraries_of_which_more_is_resident_than_usual_count_whole(machine: Machine):
+    machine_of_large_pages = taken(machine, 2048)
+    assert machine_of_large_pages == ((4096 + 512 + 64) << 10) + (5 << 20)
+
+
+def test_a_plan_counts_the_process_in_whole_steps():
+    step = process.STEP_BYTES
+    assert [process.in_steps(n) for n in (1, step, step + 1)] == [step, step, 2 * step]

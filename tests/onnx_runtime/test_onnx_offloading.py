@@ -193,16 +193,16 @@ def test_what_stays_on_the_device_takes_no_memory_of_the_process(
     models: Callable[..., Path],
 ) -> None:
     prepared = prepare(models())
-    on_cpu = sum(row.nbytes for row in prepared.resident_rows() or ())
+    on_cpu = sum(row.nbytes for row in prepared.needs().resident or ())
     prepared.place(GIB)
-    assert prepared.segmentations() == []
-    assert sum(row.nbytes for row in prepared.resident_rows() or ()) < on_cpu / 2
+    assert prepared.needs().cuts == ()
+    assert sum(row.nbytes for row in prepared.needs().resident or ()) < on_cpu / 2
     prepared.close()
 
 
 def test_half_precision_is_not_converted_there(models: Callable[..., Path]) -> None:
     def paged_bytes() -> int:
-        return sum(row.nbytes for row in prepared.paged_rows() if "single" in row.what)
+        return sum(row.nbytes for row in prepared.needs().paged if "single" in row.what)
 
     prepared = prepare(models(dtype="float16"))
     place_share(prepared, 0.0)
@@ -249,8 +249,9 @@ def test_everything_on_the_device_part_by_part_needs_no_pager(
     prepared._gpu_needs = lambda: (sizes, needs)
     prepared.place(all_parts)
     assert len(prepared._deployed.placement.kept) == len(needs.pieces)
-    rows, cuts = prepared.fixed_rows(), prepared.segmentations()
-    model = prepared.load(plan_memory(GIB, rows, cuts, None, prepared.paged_rows()))
+    needs = prepared.needs()
+    rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+    model = prepared.load(plan_memory(GIB, rows, needs.cuts, None, paged))
     tokens = model.vocabulary.encode(TEXT)[:4]
     assert np.isfinite(one_by_one(model, tokens)).all()
     assert model.paging().bytes_read == 0
@@ -304,7 +305,7 @@ def test_what_fails_in_the_processs_memory_is_computed_by_the_cpu(
 
     monkeypatch.setattr(OnnxModel, "prefill", prefill)
     prepared = prepare(models())
-    assert any(row.what == "copies of CoreML" for row in prepared.resident_rows() or ())
+    assert any(row.what == "copies of CoreML" for row in prepared.needs().resident or ())
     model = prepared.load(None)
     assert any("CoreML failed (zero elements): the CPU computes" in note for note in prepared.notes)
     tokens = model.vocabulary.encode(TEXT)[:3]

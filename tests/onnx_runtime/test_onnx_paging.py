@@ -22,7 +22,6 @@ from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.source import read_source
-from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
 from onnx_files import DATA_FILE, write_llama
@@ -134,9 +133,10 @@ def test_a_closed_model_says_so(folder: Path) -> None:
 
 def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
     prepared = runtime.prepare(request(folder))
-    rows = [*prepared.fixed_rows(), *(prepared.resident_rows() or ())]
+    needs = prepared.needs()
+    rows = [*needs.rows_in_any_case(), *(needs.resident or ())]
     assert all(row.nbytes > 0 for row in rows)
-    plan = plan_memory(100 * MIB, rows, prepared.segmentations(), prepared.resident_rows())
+    plan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident)
     assert not plan.paged
     prepared.close()
 
@@ -144,7 +144,7 @@ def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
 def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needs, "BUFFER_SHARE", 0.5)
+    monkeypatch.setattr("edgespec.memory.needs.BATCH_SHARE", 0.5)
     path = write_llama(tmp_path, layers=2, ffn=16384)
     settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
     with pytest.raises(BudgetError) as refusal:

@@ -93,7 +93,7 @@ def test_a_device_takes_all_of_it_or_nothing(path: Path, monkeypatch: pytest.Mon
     prepared.close()
     prepared = runtime.prepare(request(path))
     assert prepared.place(whole_bytes - 1) == ()
-    assert prepared.resident_rows() is not None
+    assert prepared.needs().resident is not None
     prepared.close()
 
 

@@ -18,11 +18,12 @@ import numpy as np
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.runtimes import even_parts
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf.llama import native
-from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend, even_parts
+from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
 from edgespec_runtimes.gguf.weights import PagedWeights

@@ -18,10 +18,10 @@ from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.findings import Finding
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.regular_files import open_regular
-from edgespec.runtimes import LEAST_BUDGET_BYTES, ModelRequest, without_padding
+from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf import baselines, diagnosis, row_tables, segments, weights
@@ -32,14 +32,14 @@ from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.resident import resident_weights
 
-BATCH_SIZES = (512, 256, 128, 64, 32)
+BATCH_SIZES = (512, EVEN_BATCH)
+"""Tokens of a prompt in one batch; smaller ones would change the text."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
-BUFFER_SHARE = 0.05
-"""Of the budget; larger compute buffers read a prompt in fewer passes and pin fewer weights."""
 
 
 class GgufRuntime:
@@ -92,7 +92,7 @@ class GgufRuntime:
 
 
 class PreparedGguf:
-    """Implements `PreparedModel` and `Shrinks` of `edgespec.runtimes`."""
+    """Implements `PreparedModel` of `edgespec.runtimes`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
@@ -104,7 +104,7 @@ class PreparedGguf:
             if not sizes_only.autoregressive:
                 raise unfit(header, WHOLE_TEXT)
             self.info = self._describe(sizes_only)
-            self._shape, self._sizes = self._choose_shape(sizes_only)
+            self._contexts = self._measure_contexts(sizes_only)
         finally:
             sizes_only.close()
         self._mapped: native.Model | None = None
@@ -124,52 +124,57 @@ class PreparedGguf:
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
 
-    def fixed_rows(self) -> Sequence[MemoryRow]:
-        owner, sizes = self._request.owner, self._sizes
-        return (
-            MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", sizes.kv_bytes),
+    def needs(self) -> ModelNeeds:
+        return self._needs
+
+    @cached_property
+    def _needs(self) -> ModelNeeds:
+        owner, resident = self._request.owner, resident_weights(self._header)
+        kv_bytes = max(sizes.kv_bytes for _, sizes in self._contexts)
+        needs = ModelNeeds(
+            fixed=(MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", kv_bytes),),
+            batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self._contexts),
+            resident=(
+                MemoryRow(owner, "weights", resident.weights),
+                MemoryRow(owner, LOADING, resident.loading),
+            ),
+        )
+        if owner == "draft":
+            return needs
+        return replace(
+            needs,
+            paged=(MemoryRow(owner, "norms and other small tensors", self._unpaged_bytes),),
+            cuts=tuple(
+                tuple(
+                    SegmentSize(g.segment.name, g.segment.nbytes, g.segment.slot_bytes)
+                    for g in groups
+                )
+                for groups in self._cuts
+            ),
+            experts=expert_sizes(self._mixtures),
+        )
+
+    def _batch_needs(self, shape: native.ContextShape, sizes: native.ContextSizes) -> BatchNeeds:
+        owner = self._request.owner
+        rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             # llama.cpp's output buffer, and the copy that the engine works on
             MemoryRow(owner, f"logits ({self.info.max_nodes} nodes)", 2 * sizes.output_bytes),
         )
-
-    def resident_rows(self) -> Sequence[MemoryRow] | None:
-        owner, resident = self._request.owner, resident_weights(self._header)
-        return MemoryRow(owner, "weights", resident.weights), MemoryRow(
-            owner, LOADING, resident.loading
-        )
-
-    def paged_rows(self) -> Sequence[MemoryRow]:
-        resident = sum(weight.entry.nbytes for weight in self._unpaged)
-        return (
-            MemoryRow("target", "norms and other small tensors", resident),
-            MemoryRow("target", "embedding rows", self._embedding_bytes),
-        )
-
-    def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
-        return [
-            [SegmentSize(g.segment.name, g.segment.nbytes, g.segment.slot_bytes) for g in groups]
-            for groups in self._cuts
-        ]
-
-    def experts(self) -> ExpertSizes | None:
-        return expert_sizes(self._mixtures)
+        if owner == "draft":
+            return BatchNeeds(shape.n_batch, rows)
+        paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
+        return BatchNeeds(shape.n_batch, rows, (paged,))
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        if plan is None or not plan.paged:
-            return self._load_resident(progress)
+        owner = self._request.owner
+        shape, _ = self._contexts[plan.batches.get(owner, 0) if plan else 0]
+        if plan is None or not plan.paged or owner == "draft":
+            return self._load_resident(shape, progress)
         if not self.enforced:
-            return self._load_mapped()
-        return self._load_paged(plan, progress)
-
-    def shrink(self) -> None:
-        self._request = replace(self._request, budget_bytes=LEAST_BUDGET_BYTES)
-        sizes_only = native.load_sizes_only(self._header.path)
-        try:
-            self._shape, self._sizes = self._choose_shape(sizes_only)
-        finally:
-            sizes_only.close()
+            return self._load_mapped(shape)
+        return self._load_paged(shape, plan, progress)
 
     def cancel(self) -> None:
         self._stop.set()
@@ -209,19 +214,20 @@ class PreparedGguf:
             return 0
         return native.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
 
-    def _choose_shape(self, model: native.Model) -> tuple[native.ContextShape, native.ContextSizes]:
-        """The largest batch whose compute buffers stay within their share of the budget."""
+    def _measure_contexts(
+        self, model: native.Model
+    ) -> list[tuple[native.ContextShape, native.ContextSizes]]:
+        """The contexts to choose from, the larger first; they differ in the prompt's batch.
+
+        All have the cells that were asked for and no more: of some models the number of cells
+        decides about the text, and no tree grows past the context.
+        """
         request, info = self._request, self.info
-        batches = [request.batch_size] if request.batch_size else list(BATCH_SIZES)
-        most = BUFFER_SHARE * (request.budget_bytes or 1 << 62)
-        shape, sizes = None, None
-        for batch in batches:
-            if shape is not None and batch < info.max_nodes:
-                break
-            shape = native.ContextShape(
-                # room for the tree beside the prefix, and for what the draft grows meanwhile
-                n_ctx=info.n_ctx + 4 * info.max_nodes,
-                n_batch=min(batch, info.n_ctx),
+        batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
+        shapes = [
+            native.ContextShape(
+                n_ctx=info.n_ctx,
+                n_batch=n_batch,
                 n_outputs=info.max_nodes,
                 n_branches=info.max_branches,
                 n_threads=self._n_threads(),
@@ -230,12 +236,9 @@ class PreparedGguf:
                 flash_attn=request.flash_attn,
                 n_rollback=info.max_rollback,
             )
-            sizes = native.context_sizes(model, shape)
-            if sizes.compute_bytes <= most:
-                break
-        assert shape is not None
-        assert sizes is not None
-        return shape, sizes
+            for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
+        ]
+        return [(shape, native.context_sizes(model, shape)) for shape in shapes]
 
     def _n_threads(self) -> int:
         return native.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -275,32 +278,36 @@ class PreparedGguf:
         return cuts
 
     @property
-    def _unpaged(self) -> list[segments.Weight]:
-        return [w for w in self._traced if not w.swappable and not w.looked_up]
+    def _unpaged_bytes(self) -> int:
+        unpaged = (w for w in self._traced if not w.swappable and not w.looked_up)
+        return sum(weight.entry.nbytes for weight in unpaged)
 
-    @property
-    def _embedding_bytes(self) -> int:
-        n_batch = self._shape.params().n_batch
+    def _embedding_bytes(self, shape: native.ContextShape) -> int:
         tables = [weight for weight in self._traced if weight.looked_up]
+        n_batch = shape.largest_batch
         return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
 
-    def _load_resident(self, progress: Progress | None) -> LanguageModel:
+    def _load_resident(
+        self, shape: native.ContextShape, progress: Progress | None
+    ) -> LanguageModel:
         self.close()
         with self._phase("weights"):
             model = native.load_resident(
                 self._header.path, self._request.n_gpu_layers, self._stop, progress
             )
-        return self._open(model, None)
+        return self._open(model, shape, None)
 
-    def _load_mapped(self) -> LanguageModel:
+    def _load_mapped(self, shape: native.ContextShape) -> LanguageModel:
         """Where the budget cannot be held: llama.cpp's own mapping."""
         model, self._mapped = self._mapped, None
         assert model is not None
-        return self._open(model, None)
+        return self._open(model, shape, None)
 
-    def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
+    def _load_paged(
+        self, shape: native.ContextShape, plan: MemoryPlan, progress: Progress | None
+    ) -> LanguageModel:
         traced = self._traced
-        groups = next(cut for cut in self._cuts if len(cut) == len(plan.segments))
+        groups = self._cuts[plan.cut]
         model, self._mapped = self._mapped, None
         assert model is not None
         paged = weights.PagedWeights(
@@ -309,7 +316,7 @@ class PreparedGguf:
             groups,
             plan.pinned,
             plan.ring_bytes,
-            self._shape.params().n_batch,
+            shape.largest_batch,
             self._stop,
             self._request.trace,
             self._mixtures,
@@ -324,9 +331,11 @@ class PreparedGguf:
             paged.close()
             model.close()
             raise
-        return self._open(model, paged)
+        return self._open(model, shape, paged)
 
-    def _open(self, model: native.Model, paged: weights.PagedWeights | None) -> LanguageModel:
+    def _open(
+        self, model: native.Model, shape: native.ContextShape, paged: weights.PagedWeights | None
+    ) -> LanguageModel:
         """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
         request = self._request
         trace = request.trace if request.owner == "target" else OFF
@@ -335,7 +344,7 @@ class PreparedGguf:
                 told = chat_format(self._header, self._token_table)
                 vocabulary = native.GgufVocabulary(model, self._token_table, told)
                 return GgufModel(
-                    model, self._shape, self.info, vocabulary, self._stop, paged, trace=trace
+                    model, shape, self.info, vocabulary, self._stop, paged, trace=trace
                 )
         except BaseException:
             model.close()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from edgespec.runtimes import even_parts
 from edgespec_runtimes.onnx.files.roles import MASK, POSITIONS
 from edgespec_runtimes.onnx.graph.rewriting import PAST_LENGTH, PAST_ROWS, MaskForm
 from edgespec_runtimes.onnx.prepare.masks import causal
@@ -56,10 +57,11 @@ class Batcher:
 
     def prompt(self, tokens: Sequence[int], begin: int) -> Iterator[Batch]:
         """Batches of a prompt whose first token stands at position `begin`."""
-        step = 1 if self.alone else self.chunk
-        for at in range(0, len(tokens), step):
-            ids = np.array([tokens[at : at + step]], np.int64)
-            n, first = ids.shape[1], begin + at
+        at = 0
+        for n in even_parts(len(tokens), 1 if self.alone else self.chunk):
+            ids = np.array([tokens[at : at + n]], np.int64)
+            first = begin + at
+            at += n
             slots = np.arange(first, first + n)
             feeds = self._feeds(causal(first, n), first, slots[None])
             yield Batch(ids, feeds, first, np.arange(n), slots)

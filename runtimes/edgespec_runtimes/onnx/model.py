@@ -16,6 +16,7 @@ from edgespec.errors import UsageError
 from edgespec.owning import Users
 from edgespec.paging.store import paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.runtimes import even_parts
 from edgespec.tracing import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
@@ -67,17 +68,19 @@ class OnnxModel:
             )
         with self._running(len(tokens), start) as decoder:
             self._cache.truncate(start)
-            for begin in range(0, len(tokens), self._tokens_per_pass):
-                chunk = [int(token) for token in tokens[begin : begin + self._tokens_per_pass]]
+            begin = 0
+            for size in even_parts(len(tokens), self._tokens_per_pass):
+                chunk = [int(token) for token in tokens[begin : begin + size]]
 
-                def report(share: float, begin: int = begin, size: int = len(chunk)) -> None:
+                def report(share: float, begin: int = begin, size: int = size) -> None:
                     if progress:
                         progress("reading the prompt", (begin + share * size) / len(tokens))
 
                 batches = list(self._batcher.prompt(chunk, self.n_committed))
                 self._pass(decoder, batches, 0, report)
-                self._cache.extend(len(chunk))
+                self._cache.extend(size)
                 report(1.0)
+                begin += size
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.

@@ -19,10 +19,11 @@ import onnx
 from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.findings import Finding
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import LEAST_BUDGET_BYTES, GpuMemory, ModelRequest, without_padding
+from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.onnx import baselines, diagnosis
@@ -54,7 +55,7 @@ from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, PagedWeights, o
 SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
 TREES_OF_ROOM = 4
-"""Trees that the cache has room for beside the context: nodes stay while others are evaluated."""
+"""Trees that have slots beside a full context; what is not written to takes no memory."""
 
 
 class OnnxRuntime:
@@ -110,9 +111,9 @@ def _refuse_what_cannot_apply(request: ModelRequest) -> None:
 
 
 class PreparedOnnx:
-    """Implements `PreparedModel`, `UsesGpu` and `Shrinks` of `edgespec.runtimes`.
+    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`.
 
-    `read` comes before everything else, `place` before anything is asked for rows.
+    `read` comes before everything else, `place` before `needs`.
     """
 
     info: ModelInfo
@@ -182,7 +183,7 @@ class PreparedOnnx:
 
     @property
     def _cache_bytes(self) -> int:
-        return self._capacity * self._roles.kv_token_bytes
+        return self.info.n_ctx * self._roles.kv_token_bytes
 
     @property
     def enforced(self) -> bool:
@@ -191,32 +192,27 @@ class PreparedOnnx:
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._vocabulary.table)
 
-    def fixed_rows(self) -> Sequence[MemoryRow]:
-        return rows.fixed_rows(self._request.owner, self._deployed, self.info, self._cache_bytes)
-
-    def resident_rows(self) -> Sequence[MemoryRow] | None:
-        return rows.resident_rows(self._request.owner, self._deployed, self._source)
-
-    def paged_rows(self) -> Sequence[MemoryRow]:
-        return rows.paged_rows(self._deployed, self._source)
-
-    def segmentations(self) -> Sequence[Sequence[SegmentSize]]:
-        return rows.segmentations(self._deployed, self._source)
+    def needs(self) -> ModelNeeds:
+        deployed, owner = self._deployed, self._request.owner
+        return ModelNeeds(
+            fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
+            batches=tuple(rows.batch_needs(owner, sizes) for sizes in deployed.batches),
+            resident=rows.resident_rows(owner, deployed, self._source),
+            paged=rows.paged_rows(deployed, self._source),
+            cuts=rows.cuts(deployed, self._source),
+        )
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         there = self._deployed
         if there.device.has_memory and not there.placement.uses_gpu:
             there.leave_device(f"no memory of {there.device.label} was given to it")
-        if plan is not None and plan.paged:
-            return self._load_paged(plan, progress)
+        if plan is not None:
+            there.fitted.sizes = there.batches[plan.batches.get(self._request.owner, 0)]
+            if plan.paged and self._request.owner == "target":
+                return self._load_paged(plan, progress)
         if there.device.is_cpu or there.device.has_memory:
             return self._load_resident(progress)
         return self._load_on_trial(progress)
-
-    def shrink(self) -> None:
-        self._request = replace(self._request, budget_bytes=LEAST_BUDGET_BYTES)
-        self._deployed.fitted.size(self._request)
-        return_free_memory()
 
     def cancel(self) -> None:
         self._stop.set()

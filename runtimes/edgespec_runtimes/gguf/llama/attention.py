@@ -25,12 +25,6 @@ is smaller than a tile, unless the prompt is."""
 _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
-def even_parts(n_tokens: int, most: int) -> list[int]:
-    """Sizes, `most` or less, of as few parts of `n_tokens` as there can be: alike but for one."""
-    n_parts = -(-n_tokens // most)
-    return [n_tokens // n_parts + (i < n_tokens % n_parts) for i in range(n_parts)]
-
-
 class RowOrder:
     """The switch of one context's CPU backend; where none was caught, rows sum up as ggml likes."""
 

@@ -28,8 +28,9 @@ from edgespec_runtimes.onnx.graph.shapes import peak_bytes
 from edgespec_runtimes.onnx.ort.devices import Device
 
 CHUNKS = (128, 64, 32, 16)
-BUFFER_SHARE = 0.05
-"""Of the budget; larger batches compute faster, and leave less for weights."""
+"""Tokens of a prompt in one batch."""
+ROWS = (8, 4, 2, 1)
+"""Branches of a tree in one batch, where each is a row."""
 TOKENS_PER_PASS = 512
 """Of a prompt. Batches share a pass, so a pass can be longer than a batch."""
 ALIGNMENT = 256
@@ -50,17 +51,20 @@ class BatchSizes:
     more_bytes: int
     """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.compute_bytes + self.more_bytes
 
-def choose_sizes(
+
+def batch_sizes(
     model: onnx.ModelProto,
     roles: Roles,
     masks: Sequence[MaskForm],
     made: Cut,
     request: ModelRequest,
     n_ctx: int,
-) -> BatchSizes:
-    """The largest batches whose intermediate values stay within their share of the budget."""
-    most = BUFFER_SHARE * (request.budget_bytes or 1 << 62)
+) -> list[BatchSizes]:
+    """The sizes to choose from, the larger first; a prompt rounds alike in all of them."""
     flow = Flow(model)
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
@@ -72,26 +76,21 @@ def choose_sizes(
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
         return found
 
-    n_nodes = request.max_nodes
-    tree, max_rows = peaks(1, n_nodes), 1
-    if not masks and _takes_padding(flow, roles):
-        for n_rows in (request.max_branches, 8, 4, 2):
-            if 1 < n_rows <= request.max_branches:
-                # the rows of a tree share its nodes: the deepest has few beside it
-                wider = peaks(n_rows, max(1, n_nodes - n_rows + 1))
-                if max(wider) <= most:
-                    tree, max_rows = wider, n_rows
-                    break
+    def sizes(chunk: int, n_rows: int) -> BatchSizes:
+        # the rows of a tree share its nodes: the deepest has few beside it
+        tree = peaks(n_rows, max(1, request.max_nodes - n_rows + 1))
+        largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
+        beside = sum(largest) - max(largest)
+        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, beside)
+
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
-    chunk, largest = 1, tree
-    for wanted in CHUNKS:
-        chunk = min(wanted, per_pass)
-        prompt = peaks(1, chunk)
-        largest = [max(pair) for pair in zip(tree, prompt, strict=True)]
-        if sum(largest) <= max(most, sum(tree)):
-            break
-    fed = _fed_bytes(roles, masks, per_pass, n_ctx)
-    return BatchSizes(chunk, max_rows, per_pass, max(largest) + fed, sum(largest) - max(largest))
+    fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
+    takes_rows = not masks and _takes_padding(flow, roles)
+    most_rows = request.max_branches if takes_rows else 1
+    rows = dict.fromkeys(min(n, most_rows) for n in (most_rows, *ROWS))
+    chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
+    largest, *smaller = chunks
+    return [sizes(largest, n) for n in rows] + [sizes(chunk, 1) for chunk in smaller]
 
 
 def _takes_padding(flow: Flow, roles: Roles) -> bool:

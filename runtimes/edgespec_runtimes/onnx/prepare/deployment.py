@@ -43,6 +43,11 @@ class Deployment(Owner):
         return self._choice.device
 
     @property
+    def batches(self) -> list[needs.BatchSizes]:
+        """The sizes to choose from; on a GPU those for which its memory was divided."""
+        return [self.fitted.sizes] if self.placement.uses_gpu else self.fitted.batches
+
+    @property
     def in_memory(self) -> list[PieceWeights]:
         """What the process keeps or streams: the weights that do not stay on a GPU."""
         return [group for i, group in enumerate(self.fitted.groups) if i not in self.placement.kept]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from edgespec.memory.needs import affordable
 from edgespec.owning import Owner
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
@@ -58,17 +59,13 @@ class FittedDecoder(Owner):
             key if converts_halves else b"without conversions " + key,
             lambda: cut(self.model, roles, shapes, where, converts_halves),
         )
-        self._roles, self._n_ctx = roles, n_ctx
-        self.size(request)
+        self.batches = needs.batch_sizes(self.model, roles, self.masks, self.cut, request, n_ctx)
+        most = request.budget_bytes or 1 << 62
+        self.sizes = self.batches[affordable([sizes.nbytes for sizes in self.batches], most)]
+        """What a GPU is asked for; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
         self.sessions: list[Session] = []
-
-    def size(self, request: ModelRequest) -> None:
-        """Choose how large batches may be within the request's budget."""
-        self.sizes = needs.choose_sizes(
-            self.model, self._roles, self.masks, self.cut, request, self._n_ctx
-        )
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)

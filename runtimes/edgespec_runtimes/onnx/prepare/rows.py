@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize
+from edgespec.memory.needs import BatchNeeds
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
@@ -15,20 +16,24 @@ from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.weights.packing import is_packed
 
 
-def fixed_rows(
-    owner: str, there: Deployment, info: ModelInfo, cache_bytes: int
-) -> Sequence[MemoryRow]:
-    """Wherever the weights are: what a GPU leaves to the CPU is computed in the same buffers."""
+def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
+    """Wherever the weights are."""
     logits_bytes = 4 * info.max_nodes * info.n_vocab
     return (
         MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),
-        MemoryRow(owner, "compute buffers", there.fitted.sizes.compute_bytes),
         # onnxruntime's output, and the copy that the engine works on
         MemoryRow(owner, f"logits ({info.max_nodes} nodes)", 2 * logits_bytes),
     )
 
 
-def resident_rows(owner: str, there: Deployment, source: Source) -> Sequence[MemoryRow] | None:
+def batch_needs(owner: str, sizes: needs.BatchSizes) -> BatchNeeds:
+    """What a GPU leaves to the CPU is computed in the same buffers."""
+    more = MemoryRow(owner, "compute buffers of further sessions", sizes.more_bytes)
+    buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
+    return BatchNeeds(sizes.chunk, (buffers,), (more,))
+
+
+def resident_rows(owner: str, there: Deployment, source: Source) -> tuple[MemoryRow, ...] | None:
     """Of one session that has all weights; None where a GPU has room for some of them only."""
     weights = source.weights.values()
     if there.placement.is_whole:
@@ -46,13 +51,10 @@ def resident_rows(owner: str, there: Deployment, source: Source) -> Sequence[Mem
     return (*rows, MemoryRow(owner, f"copies of {there.device.label}", source.weight_bytes))
 
 
-def paged_rows(there: Deployment, source: Source) -> Sequence[MemoryRow]:
+def paged_rows(there: Deployment, source: Source) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
-    rows = (
-        MemoryRow("target", "norms and other small tensors", there.fitted.small_bytes),
-        MemoryRow("target", "compute buffers of further sessions", there.fitted.sizes.more_bytes),
-    )
+    rows = (MemoryRow("target", "norms and other small tensors", there.fitted.small_bytes),)
     if there.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in there.on_gpu)
         return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
@@ -74,11 +76,12 @@ def paged_rows(there: Deployment, source: Source) -> Sequence[MemoryRow]:
     )
 
 
-def segmentations(there: Deployment, source: Source) -> Sequence[Sequence[SegmentSize]]:
+def cuts(there: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
+    """One, a part for each of its pieces; none where nothing is to be paged."""
     if there.placement.is_whole or source.unbound:
-        return []
+        return ()
     segments = [group.segment for group in there.in_memory]
-    return [[SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments]]
+    return (tuple(SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments),)
 
 
 def gpu_rows(owner: str, there: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:

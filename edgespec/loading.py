@@ -1,0 +1,291 @@
+"""Opens a target and its draft under one memory budget: headers, plan, weights.
+
+Knows the order of loading and who owns what; runtimes, planning and the loop are elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from edgespec import arguments, runtimes
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, PairError, UsageError
+from edgespec.grammar.compiling import bytes_needed
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import plan_models
+from edgespec.owning import Owner
+from edgespec.ports import LanguageModel, Progress
+from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
+from edgespec.tracing import OFF, Trace, Track
+from edgespec.worker import Worker
+
+T = TypeVar("T")
+
+GRAMMARS = "grammars"
+"""The row of a plan that keeps memory for structured answers."""
+MAX_BRANCHES = 32
+"""llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
+
+
+def plan(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None = None,
+    progress: Progress | None = None,
+) -> MemoryPlan:
+    """Who would get which bytes, without reading weights. Raises BudgetError and ModelError.
+
+    A path stands for the settings of a model that decodes alone.
+    """
+    with _Opening(*_meant(settings, engine_settings, progress)) as opening:
+        return opening.plan()
+
+
+def open_models(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None = None,
+    progress: Progress | None = None,
+    trace: Trace = OFF,
+) -> LoadedModels:
+    """What `load` loads, without an engine: for whoever runs engines of his own over the models.
+
+    A pass of theirs verifies at most the nodes that `engine_settings` say. Raises what `load` does.
+    """
+    with (
+        arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
+        _Opening(*_meant(settings, engine_settings, progress), trace) as opening,
+    ):
+        return opening.load()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels(Owner):
+    """A target and its draft, loaded under one plan; close them together."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    plan: MemoryPlan
+    load_report: dict[str, float]
+    """Seconds by phase of loading, and `total`."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self.target.close()
+        if self.draft:
+            self.draft.close()
+
+
+class _Opening(Owner):
+    """The steps of loading, in a worker thread so that Ctrl-C is heard while native code runs."""
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        engine_settings: EngineSettings,
+        progress: Progress | None,
+        trace: Trace = OFF,
+    ) -> None:
+        self._settings = settings
+        self._engine_settings = engine_settings
+        self._progress = progress
+        self._trace = trace
+        self._budget_bytes = process.resolve_budget(settings.memory_budget)
+        trace.set_budget(self._budget_bytes)
+        self._prepared: list[PreparedModel] = []
+        self._report: dict[str, float] = {}
+        self._began = time.perf_counter()
+        self._cleanup = ExitStack()
+        self._worker = self._cleanup.enter_context(Worker())
+
+    def close(self) -> None:
+        self._cleanup.close()
+
+    def plan(self) -> MemoryPlan:
+        return self._run("planning", self._plan)
+
+    def load(self) -> LoadedModels:
+        memory_plan = self.plan()
+        with ExitStack() as on_failure:
+            draft = None
+            if self._settings.draft is not None:
+                prepared = self._prepared[1]
+                draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
+                on_failure.callback(draft.close)
+                process.return_free_memory()  # what loading took, before the target takes its own
+            target = self._run(
+                "target",
+                lambda: self._prepared[0].load(memory_plan, self._progress),
+            )
+            on_failure.callback(target.close)
+            for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
+                for phase, seconds in prepared.seconds.items():
+                    self._report[f"{owner}: {phase}"] = seconds
+            self._report["total"] = time.perf_counter() - self._began
+            # what a runtime found out only while it loaded is worth knowing, too
+            notes = dict.fromkeys((*memory_plan.notes, *self._notes()))
+            memory_plan = replace(memory_plan, notes=tuple(notes))
+            on_failure.pop_all()
+            return LoadedModels(target, draft, memory_plan, self._report)
+
+    def _run(self, phase: str, call: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            with self._trace.span(Track.ENGINE, phase):
+                return self._worker.run(call, self._cancel)
+        finally:
+            self._report[phase] = time.perf_counter() - began
+
+    def _cancel(self) -> None:
+        for prepared in self._prepared:
+            prepared.cancel()
+
+    def _prepare(self) -> None:
+        """Headers, sizes and the vocabulary check: target first, then the draft."""
+        settings, rules = self._settings, self._engine_settings
+        n_threads = settings.threads or process.usable_cores()
+        max_nodes = rules.draft_max + 1 if settings.draft or rules.lookup else 1
+        request = ModelRequest(
+            path=settings.model,
+            owner="target",
+            ctx_size=settings.ctx_size,
+            max_nodes=max_nodes,
+            max_branches=min(MAX_BRANCHES, max_nodes),
+            n_threads=n_threads,
+            cache_type_k=settings.cache_type_k,
+            cache_type_v=settings.cache_type_v,
+            flash_attn=settings.flash_attn,
+            n_gpu_layers=settings.n_gpu_layers,
+            provider=settings.provider,
+            batch_size=settings.batch_size,
+            budget_bytes=self._budget_bytes,
+            trace=self._trace,
+        )
+        with self._trace.span(Track.ENGINE, "import"):
+            runtime = runtimes.find(request.path)
+        target = self._adopt(runtime.prepare(request))
+        if settings.draft is None:
+            return
+        # as much context as the target has, or what the draft was trained on
+        wanted = replace(
+            request,
+            path=settings.draft,
+            owner="draft",
+            ctx_size=0,
+            most_ctx=target.info.n_ctx,
+            n_gpu_layers=settings.n_gpu_layers_draft,
+        )
+        draft = self._adopt(runtimes.find(wanted.path).prepare(wanted))
+        check_pair(target, draft)
+
+    def _adopt(self, prepared: PreparedModel) -> PreparedModel:
+        self._prepared.append(prepared)
+        self._cleanup.callback(prepared.close)
+        return prepared
+
+    def _plan(self) -> MemoryPlan:
+        self._prepare()
+        gpu_budget_bytes, gpu_rows = self._place_on_gpu()
+        planned = self._divide()
+        return replace(
+            planned,
+            notes=(*planned.notes, *self._notes()),
+            gpu_budget_bytes=gpu_budget_bytes,
+            gpu_rows=gpu_rows,
+        )
+
+    def _divide(self) -> MemoryPlan:
+        """Who of the prepared models gets which bytes of the process's. Raises BudgetError."""
+        target = self._prepared[0]
+        needs = [prepared.needs() for prepared in self._prepared]
+        others = []
+        if self._settings.grammars:
+            others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
+        taken_bytes = process.taken_bytes()
+        try:
+            return plan_models(
+                self._budget_bytes,
+                process.in_steps(taken_bytes),
+                needs[0],
+                needs[1] if len(needs) > 1 else None,
+                target.enforced,
+                process.in_steps(taken_bytes + process.UNLIKE_BYTES),
+                others,
+            )
+        except BudgetError as error:
+            message = "; ".join([str(error), *target.notes])
+            raise BudgetError(message, error.smallest_bytes) from error
+
+    def _notes(self) -> tuple[str, ...]:
+        """Of both models; what is true of both is said once."""
+        return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes))
+
+    def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
+        """Divide a GPU's memory: its budget, and who gets which bytes of it.
+
+        The draft comes first, because it computes several times a round. Raises UsageError for a
+        budget that no model has a use for.
+        """
+        wanted = self._settings.gpu_memory_budget
+        there = [
+            (model, model.gpu_memory)
+            for model in reversed(self._prepared)
+            if isinstance(model, UsesGpu) and model.gpu_memory
+        ]
+        if not there:
+            if wanted is not None:
+                complaint = "--gpu-memory-budget: no GPU computes an ONNX model here, leave it out"
+                raise UsageError("; ".join([complaint, *self._notes()]))
+            return 0, ()
+        _, gpu = there[0]
+        budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
+        rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
+        for model, _ in there:
+            rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
+        if len(rows) == 1:  # nothing fits
+            return budget_bytes, ()
+        return budget_bytes, tuple(rows)
+
+
+def _meant(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None,
+    progress: Progress | None,
+) -> tuple[LoadSettings, EngineSettings, Progress | None]:
+    """What a caller's arguments mean. Raises UsageError."""
+    if isinstance(settings, str | Path):
+        settings = LoadSettings(model=Path(settings))
+    if engine_settings is None:
+        engine_settings = EngineSettings()
+    return (
+        arguments.instance("settings", settings, LoadSettings),
+        arguments.instance("engine_settings", engine_settings, EngineSettings),
+        arguments.callback("progress", progress),
+    )
+
+
+def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
+    """Raise PairError at the first token id that stands for different text in the two models."""
+    ours, theirs = target.tokens(), draft.tokens()
+    for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
+        if left != right:
+            raise PairError(
+                f"draft and target have different vocabularies: token {token} is {_shown(left)} "
+                f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
+                "choose a draft of the target's family"
+            )
+    if len(ours) != len(theirs):
+        raise PairError(
+            f"draft and target have different vocabularies: token {min(len(ours), len(theirs))} is "
+            f"in only one of them ({len(ours)} tokens in {target.info.name}, {len(theirs)} in "
+            f"{draft.info.name}): choose a draft of the target's family"
+        )
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode(errors="replace"))

@@ -1,0 +1,163 @@
+"""What models need of the process's memory, and how a target and its draft share a budget.
+
+Pure arithmetic on what was measured elsewhere: it knows no runtime and no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import (
+    MIB,
+    MemoryPlan,
+    MemoryRow,
+    SegmentSize,
+    least_bytes,
+    loaded_before,
+    plan_memory,
+)
+from edgespec.memory.experts import ExpertSizes
+
+HEADROOM_BYTES = 6 * MIB
+HEADROOM_SHARE = 0.01
+"""Of the other rows; both cover what no row names: graphs, threads, buffers of Python."""
+BATCH_SHARE = 0.05
+"""Of the budget: a larger batch reads a prompt in fewer passes, and leaves less for weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNeeds:
+    """What computing in batches of one size takes."""
+
+    batch_size: int
+    """Tokens of a prompt in one batch, at most."""
+    rows: tuple[MemoryRow, ...]
+    paged: tuple[MemoryRow, ...] = ()
+    """Besides, where weights are paged."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in (*self.rows, *self.paged))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What one model takes of the process's memory, in each of the ways in which it can be loaded.
+
+    A model without `resident` must be paged, one without `cuts` cannot be.
+    """
+
+    fixed: tuple[MemoryRow, ...]
+    """In any case."""
+    batches: tuple[BatchNeeds, ...]
+    """The larger first. The text does not depend on which it is."""
+    resident: tuple[MemoryRow, ...] | None
+    """Weights that stay in memory, and as LOADING what only loading takes."""
+    paged: tuple[MemoryRow, ...] = ()
+    """Besides pinned segments and the ring."""
+    cuts: tuple[tuple[SegmentSize, ...], ...] = ()
+    """Ways to cut the weights, coarse first."""
+    experts: ExpertSizes | None = None
+    """Of a mixture whose experts are read one by one; no cut holds them."""
+
+    def rows_in_any_case(self, batch: int = 0) -> tuple[MemoryRow, ...]:
+        """With the `batch`-th size of batches."""
+        return (*self.fixed, *self.batches[batch].rows)
+
+    def rows_when_paged(self, batch: int = 0) -> tuple[MemoryRow, ...]:
+        """Besides those."""
+        return (*self.paged, *self.batches[batch].paged)
+
+
+def plan_models(
+    budget_bytes: int,
+    process_bytes: int,
+    target: ModelNeeds,
+    draft: ModelNeeds | None = None,
+    enforced: bool = True,
+    largest_process_bytes: int | None = None,
+    others: Sequence[MemoryRow] = (),
+) -> MemoryPlan:
+    """Divide the budget of a process that takes `process_bytes` besides its models.
+
+    The batches are the largest that the budget affords, or the smallest that there are. What is
+    refused, and the smallest budget that is named, follow from the smallest ones: they do not
+    depend on the budget. The one that is named is enough for a process of `largest_process_bytes`,
+    too: so much may the next one take. `others` are rows of neither model. Raises BudgetError.
+    """
+    models = {"target": target} | ({"draft": draft} if draft else {})
+    least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
+    smallest, named = (
+        _divide(_UNLIMITED, [_process_row(size), *others], models, least, enforced).smallest_bytes
+        for size in (process_bytes, max(process_bytes, largest_process_bytes or 0))
+    )
+    if budget_bytes >= smallest:
+        larger = {
+            owner: affordable([batch.nbytes for batch in needs.batches], budget_bytes)
+            for owner, needs in models.items()
+        }
+        try:
+            chosen = _divide(
+                budget_bytes, [_process_row(process_bytes), *others], models, larger, enforced
+            )
+            return replace(chosen, smallest_bytes=named)
+        except BudgetError:
+            pass
+    divided = _divide(
+        budget_bytes,
+        [_process_row(process_bytes), *others],
+        models,
+        least,
+        enforced,
+        named - smallest,
+    )
+    return replace(divided, smallest_bytes=named)
+
+
+def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
+    """Of batches that take so much, the larger first: the index of the largest within BATCH_SHARE
+    of the budget, or of the last."""
+    within = (i for i, nbytes in enumerate(batch_bytes) if nbytes <= BATCH_SHARE * budget_bytes)
+    return next(within, len(batch_bytes) - 1)
+
+
+_UNLIMITED = 1 << 62
+
+
+def _process_row(nbytes: int) -> MemoryRow:
+    return MemoryRow("process", "interpreter and libraries", nbytes)
+
+
+def _divide(
+    budget_bytes: int,
+    others: Sequence[MemoryRow],
+    models: Mapping[str, ModelNeeds],
+    choice: Mapping[str, int],
+    enforced: bool,
+    margin_bytes: int = 0,
+) -> MemoryPlan:
+    """The plan with these batches. The draft is loaded first, the target into what is left."""
+    target, batch = models["target"], choice["target"]
+    fixed, paged = target.rows_in_any_case(batch), target.rows_when_paged(batch)
+    rows = [*others]
+    if "draft" in models:
+        draft = models["draft"]
+        later_bytes = least_bytes(fixed, target.cuts, target.resident, paged, target.experts)
+        rows += draft.rows_in_any_case(choice["draft"])
+        rows += loaded_before(later_bytes, draft.resident or ())
+    rows += fixed
+    headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
+    rows.append(MemoryRow("process", "headroom", headroom))
+    plan = plan_memory(
+        budget_bytes,
+        rows,
+        target.cuts,
+        target.resident,
+        paged,
+        enforced,
+        margin_bytes,
+        target.experts,
+    )
+    return replace(plan, batches=dict(choice), batch_size=target.batches[batch].batch_size)

@@ -1,0 +1,87 @@
+"""A target and its draft share a budget: one smallest budget, and batches that the rest affords."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
+
+PROCESS_BYTES = 80 * MIB
+
+
+def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:
+    weights = MemoryRow(owner, "weights", layers * 10 * MIB)
+    return ModelNeeds(
+        fixed=(MemoryRow(owner, "KV cache", 5 * MIB),),
+        batches=tuple(
+            BatchNeeds(
+                12 * n,
+                (MemoryRow(owner, "compute buffers", n * MIB),),
+                (MemoryRow(owner, "embedding rows", n * MIB // 10),),
+            )
+            for n in batch_mib
+        ),
+        resident=(weights, MemoryRow(owner, LOADING, 3 * MIB)),
+        paged=(MemoryRow(owner, "norms", MIB),),
+        cuts=(tuple(SegmentSize(f"layer {i}", 10 * MIB, 10 * MIB) for i in range(layers)),),
+    )
+
+
+TARGET, DRAFT = model("target", 50), model("draft", 2)
+
+
+def planned(budget_bytes: int, process_bytes: int = PROCESS_BYTES) -> MemoryPlan:
+    largest = process_bytes + 8 * MIB
+    return plan_models(budget_bytes, process_bytes, TARGET, DRAFT, largest_process_bytes=largest)
+
+
+def smallest_named(budget_bytes: int) -> int:
+    try:
+        return planned(budget_bytes).smallest_bytes
+    except BudgetError as refusal:
+        return refusal.smallest_bytes or 0
+
+
+@given(budget_mib=st.integers(1, 2000))
+def test_one_smallest_budget_is_named_whatever_the_budget(budget_mib: int) -> None:
+    assert smallest_named(budget_mib * MIB) == smallest_named(MIB) > 0
+
+
+def test_the_budget_that_is_named_works_for_a_larger_process_too() -> None:
+    named = smallest_named(MIB)
+    assert planned(named, PROCESS_BYTES + 8 * MIB).planned_bytes <= named
+
+
+@given(budget_mib=st.integers(1, 2000))
+def test_every_budget_from_the_smallest_on_works_and_none_below(budget_mib: int) -> None:
+    """A larger budget was refused where a smaller one worked: its batches were larger."""
+    smallest = plan_models(1 << 40, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
+    if budget_mib * MIB < smallest:
+        with pytest.raises(BudgetError):
+            planned(budget_mib * MIB)
+    else:
+        assert planned(budget_mib * MIB).planned_bytes <= budget_mib * MIB
+
+
+def test_a_larger_budget_has_larger_batches() -> None:
+    assert [planned(n * MIB).batch_size for n in (200, 2000)] == [120, 480]
+    assert planned(2000 * MIB).batches == {"target": 0, "draft": 0}
+
+
+def test_the_largest_batches_within_the_share_of_the_budget_are_taken() -> None:
+    assert [affordable([40, 10, 5], budget) for budget in (10, 100, 200, 799, 800)] == [
+        2, 2, 1, 1, 0,
+    ]  # fmt: skip
+
+
+def test_what_loading_the_draft_takes_is_free_again_when_the_target_comes() -> None:
+    assert not [row for row in planned(300 * MIB).rows if row.what == LOADING]
+
+
+def test_a_draft_is_planned_to_stay_in_memory() -> None:
+    rows = {row.what: row.nbytes for row in planned(300 * MIB).rows if row.owner == "draft"}
+    assert rows == {"KV cache": 5 * MIB, "compute buffers": 10 * MIB, "weights": 20 * MIB}
