@@ -30,6 +30,7 @@ LEAST_SHARE = 0.01
 """What is done by then says how long the rest takes."""
 
 _GUESSED = "\x1b[32m"
+_DIM = "\x1b[2m"
 _PLAIN = "\x1b[0m"
 CLEAR_REST = "\x1b[K"
 """Clears a terminal's line from the cursor on."""
@@ -71,6 +72,21 @@ class Console:
         self._out.write(f"{_GUESSED}{event.text}{_PLAIN}" if guessed else event.text)
         self._out.flush()
         self._midline = not event.text.endswith("\n")
+
+    def say(self, text: str, is_aside: bool = False) -> None:
+        """Part of an answer, at once; an aside is dim where there are colours."""
+        self._progress.clear()
+        self._out.write(f"{_DIM}{text}{_PLAIN}" if self.color and is_aside else text)
+        self._out.flush()
+        self._midline = not text.endswith("\n")
+
+    def end_of_answer(self) -> None:
+        """The next thing said begins a line of its own, in pipes too."""
+        self._progress.clear()
+        if self._midline:
+            self._out.write("\n")
+            self._midline = False
+        self._out.flush()
 
     def end_of_text(self) -> None:
         """Leave the cursor of a terminal at the start of a line; add nothing to a file or pipe."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli import flags, reports
+from edgespec.cli import flags, grammars, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
@@ -76,6 +76,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec import session
     from edgespec.memory import process
 
+    grammar = grammars.grammar_from(given)
     request, prompt = settings_from(given), read_prompt(given)
     settings = request.generate
     as_json = "json" in given
@@ -94,6 +95,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
             settings.limit,
             settings.stop,
             console.progress,
+            grammar,
         )
         shown = _Shown(_ignore if as_json else console.token)
         with interrupts.stopping(running.cancel):
@@ -222,7 +224,17 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
     serving.run_serve(given, interrupts)
 
 
-_LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], None]] = {"serve": run_serve}
+def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
+    """`edgespec chat`."""
+    from edgespec.cli import chatting
+
+    chatting.run_chat(given, interrupts)
+
+
+_LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], None]] = {
+    "chat": run_chat,
+    "serve": run_serve,
+}
 """Commands that last until they are told to end, which is no failure."""
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from edgespec.cli import bench_flags, flag_groups, model_flags, serving
+from edgespec.cli import bench_flags, chatting, flag_groups, grammars, model_flags, serving
 from edgespec.config import GenerateSettings
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
@@ -130,6 +130,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands = {
         "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
+        "chat": _chat(adder.add_parser("chat", help="converse in the terminal")),
         "serve": _serve(adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
@@ -151,6 +152,7 @@ def _generate(parser: _Parser) -> _Parser:
     flag_groups.add_models(parser)
     flag_groups.add_memory(parser)
     flag_groups.add_sampling(parser)
+    grammars.add_flags(parser)
     flag_groups.add_speculation(parser)
     output = flag_groups.add_output(parser)
     output.add_argument("--quiet", action="store_true", help="no notes, progress or summary")
@@ -186,6 +188,17 @@ def _plan(parser: _Parser) -> _Parser:
         "(default: measured, a third of a second)",
     )
     flag_groups.add_output(parser)
+    return parser
+
+
+def _chat(parser: _Parser) -> _Parser:
+    parser.description, parser.epilog = chatting.DESCRIPTION, chatting.EXAMPLES
+    flag_groups.add_models(parser)
+    flag_groups.add_memory(parser)
+    flag_groups.add_sampling(parser)
+    flag_groups.add_speculation(parser)
+    grammars.add_flags(parser)
+    chatting.add_flags(parser)
     return parser
 
 

@@ -32,6 +32,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._n_heard = 0
         self._stop: Callable[[], None] | None = None
+        self._forgives = False
 
     @contextmanager
     def heard(self, until_the_end: bool = False) -> Iterator[None]:
@@ -53,18 +54,21 @@ class Interrupts:
     def stopping(self, stop: Callable[[], None], forgives: bool = False) -> Iterator[None]:
         """In the block, a signal calls `stop`, in a thread of its own, and raises nothing.
 
-        With `forgives`, signals of the block do not count after it: what they stopped was no more
-        than one answer of a conversation.
+        With `forgives`, SIGINT may come as often as it likes: it stops no more than one answer of
+        a conversation. SIGTERM ends the command as ever.
         """
-        before, self._stop = self._n_heard, stop
+        self._stop, self._forgives = stop, forgives
         try:
             yield
         finally:
-            self._stop = None
-            if forgives:
-                self._n_heard = before
+            self._stop, self._forgives = None, False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._forgives and number == signal.SIGTERM:
+            self._stop = None
+        elif self._forgives and self._stop is not None:
+            threading.Thread(target=self._stop, daemon=True).start()
+            return
         self._n_heard += 1
         if self._n_heard > _MOST_PATIENT:
             os.write(2, _ENDING)

@@ -1,0 +1,223 @@
+"""`edgespec chat`: a conversation in the terminal.
+
+Reads lines, shows answers as they come, and obeys the few commands that begin with a slash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import cache_folder
+from edgespec.chat.dialogue import Dialogue
+from edgespec.cli import asking, chat_templates, grammars, reports
+from edgespec.cli.console import Console
+from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.invocation import engine_settings, settings_from
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import process
+
+if TYPE_CHECKING:
+    from edgespec.config import GenerateSettings
+    from edgespec.generation import Generation
+    from edgespec.grammar.specification import Grammar
+    from edgespec.session import Session
+    from edgespec.values import GenerationResult
+
+NO_LIMIT = "-1"
+"""Of an answer: the model ends it."""
+
+DESCRIPTION = """\
+Converse with a model that was trained to, by the chat template that comes with it. Lines of a pipe
+are messages, too."""
+
+EXAMPLES = """\
+examples:
+  edgespec chat -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
+  echo 'What is a token tree?' | edgespec chat -m big.gguf
+
+Enter sends, Alt+Enter breaks the line, Ctrl-C stops an answer, Ctrl-D ends. Within a conversation:
+  /system [TEXT]  say, or take back, how the assistant should be; begins anew
+  /reset          begin anew
+  /save FILE      write the conversation as JSON
+  /load FILE      go on with one that was saved
+  /stats          what the last answer cost
+  /exit           end"""
+
+HELP = EXAMPLES[EXAMPLES.index("Enter sends") :]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    chat_templates.add_flags(parser)
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="how the assistant should be")
+    group.add_argument("--load", metavar="FILE", help="go on with a conversation that was saved")
+    group.add_argument("--quiet", action="store_true", help="no notes or progress")
+
+
+def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
+    """Converse until there are no more lines."""
+    from edgespec import session
+
+    template = chat_templates.template_from(given)
+    grammar = grammars.grammar_from(given)
+    if "max_tokens" not in given:
+        given.max_tokens = NO_LIMIT
+    request = settings_from(given)
+    console = Console(quiet="quiet" in given)
+    for note in request.notes:
+        console.note(note)
+    dialogue = Dialogue(getattr(given, "system", None))
+    if "load" in given:
+        dialogue.load(Path(given.load))
+    with session.load(request.load, engine_settings(request.generate), console.progress) as loaded:
+        console.end_of_progress()
+        loaded.use_chat_template(template)
+        loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
+        history = cache_folder.make_folder() / "chat_history"
+        chat = Chat(loaded, dialogue, request.generate, grammar, console)
+        with ExitStack() as stack:
+            if sys.stdin.isatty():  # where lines are edited, Ctrl-C at the prompt is a key
+                stack.enter_context(interrupts.stopping(chat.stop, forgives=True))
+            for line in asking.lines(history):
+                if not chat.take(line):
+                    break
+
+
+class Chat:
+    """One conversation with one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        dialogue: Dialogue,
+        settings: GenerateSettings,
+        grammar: Grammar | None,
+        console: Console,
+    ) -> None:
+        self._session = session
+        self._dialogue = dialogue
+        self._settings = settings
+        self._grammar = grammar
+        self._console = console
+        self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        self._last: GenerationResult | None = None
+        self._running: Generation | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """From any thread: end the answer that is under way, or about to be."""
+        self._is_stopped = True
+        if (running := self._running) is not None:
+            running.cancel()
+
+    def take(self, line: str) -> bool:
+        """Answer, or obey. Whether the conversation goes on."""
+        text = line.strip()
+        self._is_stopped = False
+        try:
+            if text.startswith("/"):
+                return self._obey(text)
+            if text:
+                self._answer(text)
+        except (EdgespecError, OSError) as error:
+            self._console.note(f"error: {error}")
+        return True
+
+    def _obey(self, text: str) -> bool:
+        name, _, rest = text.partition(" ")
+        if name == "/exit":
+            return False
+        if name not in self._commands:
+            raise UsageError(f"{name} is no command: {', '.join(asking.COMMANDS)}")
+        self._commands[name](rest.strip())
+        return True
+
+    @property
+    def _commands(self) -> dict[str, Callable[[str], None]]:
+        return {
+            "/system": self._set_system,
+            "/reset": lambda rest: self._dialogue.reset(),
+            "/save": lambda rest: self._dialogue.save(_path(rest, "/save")),
+            "/load": lambda rest: self._dialogue.load(_path(rest, "/load")),
+            "/stats": self._tell_stats,
+            "/help": lambda rest: self._console.note(HELP),
+        }
+
+    def _set_system(self, text: str) -> None:
+        self._dialogue.reset()
+        self._dialogue.system = text or None
+
+    def _tell_stats(self, rest: str) -> None:
+        if self._last is None:
+            raise UsageError("/stats: there is no answer yet")
+        result, peak_bytes = self._last, process.peak_rss_bytes()
+        self._console.note(f"reused: {result.reused_tokens} tokens that were read before")
+        for line in reports.generation_summary(
+            result, self._session.plan, self._session.load_report, peak_bytes
+        ):
+            self._console.note(line)
+
+    def _answer(self, text: str) -> None:
+        self._dialogue.ask(text)
+        try:
+            message = self._generate()
+        except BaseException:
+            self._dialogue.take_back()
+            raise
+        self._dialogue.answer(message)
+
+    def _generate(self) -> dict[str, Any]:
+        """The assistant's message, shown as it comes; Ctrl-C ends it where it is."""
+        settings = self._settings
+        prompt = self._session.chat_prompt(self._dialogue.messages)
+        splitter = prompt.splitter()
+        said = {"reasoning": "", "answer": ""}
+
+        def show(piece: str) -> None:
+            for part in splitter.push(piece):
+                self._show(part.kind, part.text, said)
+
+        with self._session.stream(
+            prompt.tokens,
+            settings.sampling(self._seed),
+            settings.limit,
+            settings.stop,
+            self._console.progress,
+            self._grammar,
+        ) as generation:
+            self._running = generation
+            if self._is_stopped:
+                generation.cancel()
+            n_characters = 0
+            for event in generation:
+                show(event.text)
+                n_characters += len(event.text)
+            self._running, self._last = None, generation.result
+        show(self._last.text[n_characters:])
+        for part in splitter.finish():
+            self._show(part.kind, part.text, said)
+        self._console.end_of_answer()
+        if self._last.finish_reason == "context":
+            self._console.note("the context is full: /reset begins anew")
+        message = {"content": said["answer"]}
+        return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
+
+    def _show(self, kind: str, text: str, said: dict[str, str]) -> None:
+        """Reasoning is dim where there are colours, and set apart where there are none."""
+        if kind == "answer" and said["reasoning"] and not said["answer"]:
+            self._console.end_of_answer()
+        said[kind] += text
+        self._console.say(text, is_aside=kind == "reasoning")
+
+
+def _path(text: str, command: str) -> Path:
+    if not text:
+        raise UsageError(f"{command} needs a file")
+    return Path(text).expanduser()

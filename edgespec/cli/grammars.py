@@ -1,0 +1,62 @@
+"""The flags that say what a text has to look like."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.grammar.specification import (
+    MOST_CHARACTERS,
+    Grammar,
+    json_schema,
+    lark_grammar,
+    regular_expression,
+)
+from edgespec.regular_files import read_regular
+
+_FLAGS: dict[str, tuple[str, Callable[[str], Grammar]]] = {
+    "json_schema": ("--json-schema", json_schema),
+    "json_schema_file": ("--json-schema-file", json_schema),
+    "grammar": ("--grammar", lark_grammar),
+    "grammar_file": ("--grammar-file", lark_grammar),
+    "regex": ("--regex", regular_expression),
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structure (what the text has to look like)")
+    group.add_argument(
+        "--json-schema", metavar="JSON", help="JSON of this schema; {} is any JSON value"
+    )
+    group.add_argument("--json-schema-file", metavar="FILE", help="likewise, from a file")
+    group.add_argument("--grammar", metavar="TEXT", help="a Lark grammar, as llguidance reads it")
+    group.add_argument("--grammar-file", metavar="FILE", help="likewise, from a file")
+    group.add_argument("--regex", metavar="TEXT", help="text that this expression matches whole")
+
+
+def grammar_from(given: argparse.Namespace) -> Grammar | None:
+    """What the flags say, and memory for it in `given`. Raises UsageError and GrammarError."""
+    names = [name for name in _FLAGS if name in given]
+    if not names:
+        return None
+    if len(names) > 1:
+        first, second = (_FLAGS[name][0] for name in names[:2])
+        raise UsageError(f"{first} and {second} contradict each other: give one of them")
+    flag, make = _FLAGS[names[0]]
+    text = getattr(given, names[0])
+    if names[0].endswith("_file"):
+        text = _read(Path(text), flag)
+    grammar = make(text)
+    given.grammars = True
+    return grammar
+
+
+def _read(path: Path, flag: str) -> str:
+    try:
+        return read_regular(path, 4 * MOST_CHARACTERS).decode()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{flag} {path}: not UTF-8: {error}") from error

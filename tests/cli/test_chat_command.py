@@ -1,0 +1,151 @@
+"""`edgespec chat`: a conversation through a pipe and in a terminal, and its commands."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TEMPLATE = """\
+{%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
+{%- if add_generation_prompt %}def {% endif %}"""
+CHAT = [sys.executable, "-m", "edgespec", "chat", "--chat-template", TEMPLATE, "-n", "8"]
+
+
+def chat(lines: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+    done = subprocess.run(
+        [*CHAT, *arguments], input=lines, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_every_line_is_a_message_and_gets_an_answer():
+    out, _ = chat("write gcd\nwrite lcm\n", "--quiet")
+    assert len(out.splitlines()) >= 2
+
+
+def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
+    file = tmp_path / "talk.json"
+    chat(f"write gcd\n/save {file}\n/exit\nnever read\n", "--system", "Be brief.")
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    chat(f"again\n/save {file}\n", "--load", str(file))
+    assert len(json.loads(file.read_text())["messages"]) == 5
+
+
+def test_commands_change_the_conversation(tmp_path):
+    file = tmp_path / "talk.json"
+    chat(f"write gcd\n/system Be brief.\n/save {file}\nwrite lcm\n/reset\n/save {file}\n")
+    assert json.loads(file.read_text())["messages"] == [{"role": "system", "content": "Be brief."}]
+
+
+def test_a_second_turn_reads_only_what_is_new():
+    _, said = chat("write a function that adds two numbers\ngo on\n/stats\n")
+    reused = next(line for line in said.splitlines() if line.startswith("reused: "))
+    assert int(reused.split()[1]) > 10
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/nothing", "/nothing is no command: /system"),
+        ("/save", "/save needs a file"),
+        ("/load /nowhere", "/nowhere cannot be read"),
+        ("/stats", "there is no answer yet"),
+        ("word " * 9000, "context"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_conversation_goes_on(line, complaint):
+    out, said = chat(f"{line}\nwrite gcd\n")
+    assert out
+    assert complaint in said
+
+
+def test_a_model_without_a_template_is_refused_before_anything_is_asked():
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "chat"],
+        input="Hello\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "has no chat template" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_answer_keeps_a_schema():
+    out, _ = chat("choose\n", "--json-schema", '{"enum": ["left", "right"]}', "--quiet")
+    assert json.loads(out) in {"left", "right"}
+
+
+def test_reasoning_is_set_apart():
+    template = TEMPLATE + "<think>\n"
+    done = subprocess.run(
+        [*CHAT[:-4], "--chat-template", template, "--regex", "[a-z]{3}</think>[0-9]{2}"],
+        input="Hello\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    thought, answer = done.stdout.splitlines()
+    assert len(thought) == 3
+    assert thought.isalpha()
+    assert answer.isdigit()
+
+
+class Terminal:
+    """A conversation in a pseudo-terminal."""
+
+    def __init__(self, cache: Path) -> None:
+        self._master, slave = pty.openpty()
+        environment = os.environ | {"TERM": "dumb", "XDG_CACHE_HOME": str(cache)}
+        command = [*CHAT[:-1], "3000", "--regex", "(ab){5000}"]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True
+        )
+        os.close(slave)
+        self.seen = ""
+        self._read = 0
+
+    def until(self, text: str) -> None:
+        """Read on until `text` has come after what was waited for before."""
+        while (found := self.seen.find(text, self._read)) < 0:
+            self.seen += os.read(self._master, 4096).decode(errors="replace")
+        self._read = found + len(text)
+
+    def write(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> int:
+        try:
+            while os.read(self._master, 4096):
+                pass
+        except OSError:  # the other side is closed
+            pass
+        os.close(self._master)
+        return self.process.wait(60)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
+    terminal = Terminal(tmp_path)
+    terminal.until("> ")
+    for _ in range(3):
+        terminal.write("write gcd\r")
+        terminal.until("gcd")
+        terminal.until("abab")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until("> ")
+        terminal.write("/stats\r")
+        terminal.until("ended by cancelled")
+        terminal.until("> ")
+    terminal.write("/exit\r")
+    assert terminal.close() == 0
+    assert "write gcd" in (tmp_path / "edgespec" / "chat_history").read_text()
