@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
-from mixture import MixtureForCausalLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mixture import MixtureForCausalLM
 from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 TYPES = {

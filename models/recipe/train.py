@@ -1,4 +1,4 @@
-"""The recipe, one command: corpus, tokenizer, target, draft, the files of both, their manifest.
+"""The recipe, one command: corpus, tokenizer, target, draft, mixture, their files and manifest.
 What a stage has left in the work folder is not made again; training resumes where it stopped."""
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import evaluate
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
+from mixture import upcycled, with_balance
 from release import release
+from to_gguf import convert
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
+MIXTURE_NAME = "edgespec-mixture"
 # What the shipped pair was given, on two shared cores; see the model card.
 TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES = 65.0, 3.0, 21.0
 
@@ -108,6 +111,28 @@ def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
     )
 
 
+def train_mixture(place: Workplace, budget_s: float) -> None:
+    """Upcycle the target, and let the mixture learn to predict as it does."""
+    target = load(place, TARGET_NAME)
+    torch.manual_seed(SEED)
+    model = upcycled(target)
+    rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
+    fit(
+        model,
+        mixed_lengths([np.load(place.tokens("train"))], SEED),
+        with_balance(distillation_loss(target)),
+        budget_s=budget_s,
+        folder=place.checkpoint(MIXTURE_NAME),
+        rate=0.5,  # it begins with trained weights
+        held_out=lambda: {
+            "held_out_loss": round(evaluate.held_out_loss(model, rows), 4),
+            "agreement": round(evaluate.agreement(model, target, rows), 4),
+        },
+    )
+    file = place.work / f"{MIXTURE_NAME}-q8_0.gguf"
+    convert(place.checkpoint(MIXTURE_NAME), place.tokenizer, file, name=MIXTURE_NAME, kind="Q8_0")
+
+
 def load(place: Workplace, name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(place.checkpoint(name), dtype=torch.float32).to(
         device()
@@ -134,6 +159,12 @@ def main() -> None:
     parser.add_argument("--sampling-minutes", type=float, default=SAMPLING_MINUTES)
     parser.add_argument("--draft-minutes", type=float, default=DRAFT_MINUTES)
     parser.add_argument(
+        "--mixture-minutes",
+        type=float,
+        default=0.0,
+        help="for a mixture of experts, which is left in the work folder (default: none is made)",
+    )
+    parser.add_argument(
         "--export-python",
         type=Path,
         help="interpreter of an environment with the extra `export`; without it no ONNX is made",
@@ -145,6 +176,8 @@ def main() -> None:
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
     train_draft(place, 60.0 * options.sampling_minutes, 60.0 * options.draft_minutes)
+    if options.mixture_minutes:
+        train_mixture(place, 60.0 * options.mixture_minutes)
     checkpoints = {
         role: place.checkpoint(name)
         for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME))
