@@ -28,6 +28,8 @@ class ModelInfo:
     max_rollback: int = 0
     """Of a model that is not tree-capable: the most tokens of a line that it can drop again. Such a
     model verifies lines of guesses, where 0 verifies none."""
+    used_share: float = 1.0
+    """Of a mixture's experts that are read one by one, what a token uses; 1 for other models."""
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from edgespec.config import FallbackName
 from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pass_cost import PassCost
 from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class Fallback(ABC):
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
+        return self
+
+    def for_target(self, info: ModelInfo) -> Self:
+        """The rule for passes of this model."""
         return self
 
 
@@ -106,84 +112,6 @@ class FullTree(Fallback):
 
 
 @dataclass(frozen=True, slots=True)
-class PassCost:
-    """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
-
-    Computing several nodes is a line over their number: least squares, old passes fading. A single
-    node lies far below that line where kernels for one row are faster than those for several. What
-    nodes have read for themselves, a mixture's experts, counts as their computing.
-    """
-
-    stalled_share: ClassVar[float] = 0.05
-    """A pass that waited for storage for less of its time was as long as its computing."""
-    guessed_slope: ClassVar[float] = 0.25
-    """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
-    ridge: ClassVar[float] = 0.05
-    fade: ClassVar[float] = 0.9
-
-    read_s: float = 0.0
-    """What a pass takes at least, since its reads do."""
-    single_s: float = 0.0
-    """Computing one node; 0 before it was seen."""
-    weight: float = 0.0
-    nodes: float = 0.0
-    compute_s: float = 0.0
-    nodes_squared: float = 0.0
-    nodes_compute_s: float = 0.0
-    """Fading sums over passes of several nodes."""
-
-    @property
-    def is_known(self) -> bool:
-        return self.weight > 0 or self.single_s > 0
-
-    def with_pass(self, n_nodes: int, wall_s: float, stall_s: float) -> PassCost:
-        compute_s = wall_s - stall_s
-        waited = stall_s > self.stalled_share * wall_s
-        after = replace(self, read_s=wall_s if waited else min(self.read_s, wall_s))
-        if n_nodes == 1:
-            before_s = self.single_s or compute_s
-            return replace(after, single_s=self.fade * before_s + (1 - self.fade) * compute_s)
-        return replace(
-            after,
-            weight=self.fade * self.weight + 1,
-            nodes=self.fade * self.nodes + n_nodes,
-            compute_s=self.fade * self.compute_s + compute_s,
-            nodes_squared=self.fade * self.nodes_squared + n_nodes * n_nodes,
-            nodes_compute_s=self.fade * self.nodes_compute_s + n_nodes * compute_s,
-        )
-
-    def seconds(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What passes over these numbers of nodes take; 0 before the first one was seen."""
-        several_s = self.drafted_s(n_nodes)
-        if not self.single_s:
-            return several_s
-        return np.where(n_nodes == 1, max(self.read_s, self.single_s), several_s)
-
-    def drafted_s(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What they take on the line of passes that verify guesses."""
-        if self.weight:
-            mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
-        else:
-            mean_nodes, mean_s = 1.0, self.single_s
-        line = mean_s + self.per_node_s * (n_nodes - mean_nodes)
-        return np.asarray(np.maximum(line, self.read_s), np.float64)
-
-    @property
-    def per_node_s(self) -> float:
-        """The line's slope, at most the share of a node. While passes are of one size it is a
-        guess, and the more they differ the less the guess counts (ridge regression)."""
-        if not self.weight:
-            return self.guessed_slope * self.single_s
-        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
-        share = self.compute_s / self.nodes
-        guess = min(share, self.guessed_slope * (self.single_s or mean_s))
-        variance = self.nodes_squared / self.weight - mean_nodes**2
-        covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
-        slope = (covariance + self.ridge * guess) / (variance + self.ridge)
-        return min(max(slope, 0.0), share)
-
-
-@dataclass(frozen=True, slots=True)
 class MarginalRate(Fallback):
     """Verify when the next draft step brings fewer tokens a second than the round does on average.
 
@@ -199,7 +127,7 @@ class MarginalRate(Fallback):
     name: ClassVar[str] = FallbackName.MARGINAL
 
     step_s: float = 0.0
-    cost: PassCost = PassCost()
+    cost: PassCost = field(default_factory=PassCost)
     hits: float = 2.0
     tries: float = 3.0
     """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
@@ -211,10 +139,10 @@ class MarginalRate(Fallback):
         if not self.cost.is_known:
             return False
         # on the line of several nodes: that one node alone is cheaper is said at the end
-        pass_s = self.cost.drafted_s(np.arange(1, len(so_far.tree) + 2))
+        pass_s = self.cost.drafted_s(np.arange(1, len(so_far.tree) + 1))
         n_nodes, tokens, round_s = _best_pass(so_far, pass_s)
         step_s = so_far.draft_s / so_far.draft_steps if so_far.draft_steps else self.step_s
-        added_s = step_s + float(pass_s[n_nodes] - pass_s[n_nodes - 1])
+        added_s = step_s + self.cost.added_s(n_nodes)
         C = float(so_far.tree.cumulative[open_nodes].max())
         return self.hits / self.tries * C * round_s < tokens * added_s
 
@@ -223,13 +151,18 @@ class MarginalRate(Fallback):
             return len(so_far.tree)
         return _best_pass(so_far, self.cost.seconds(np.arange(1, len(so_far.tree) + 1)))[0]
 
+    def for_target(self, info: ModelInfo) -> Self:
+        return replace(self, cost=replace(self.cost, used_share=info.used_share))
+
     def observe(self, outcome: RoundOutcome) -> Self:
         fade = 0.95
         step_s = outcome.draft_s / outcome.draft_steps if outcome.draft_steps else self.step_s
         return replace(
             self,
             step_s=step_s,
-            cost=self.cost.with_pass(1 + outcome.verified, outcome.pass_s, outcome.idle_s),
+            cost=self.cost.with_pass(
+                1 + outcome.verified, outcome.pass_s, outcome.idle_s, outcome.choice_stall_s
+            ),
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,
         )

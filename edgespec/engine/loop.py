@@ -73,7 +73,7 @@ class Engine(Owner):
             Strategy.TREE: self.settings.new_pacer() if target.info.tree_capable else LinearPacer(),
             Strategy.LINE: LinearPacer(),
         }
-        self._fallback = self.settings.new_fallback()
+        self._fallback = self.settings.new_fallback().for_target(target.info)
         self._acceptance = self.settings.new_acceptance()
         self._gate = OverlapGate()
         self._controller = self._new_controller(target)

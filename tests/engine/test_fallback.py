@@ -13,10 +13,10 @@ from edgespec.engine.fallback import (
     FixedLength,
     FullTree,
     MarginalRate,
-    PassCost,
     RoundSoFar,
 )
 from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pass_cost import PassCost
 from edgespec.tree import ROOT, TokenTree
 
 OUTCOME = RoundOutcome(
@@ -132,17 +132,6 @@ def test_the_marginal_rule_fills_the_tree_while_passes_wait_for_storage() -> Non
     assert not marginal(stall_s=1.0).fires(growing(0.9, 0.05))
 
 
-def test_the_marginal_rule_keeps_trees_small_while_nodes_have_experts_read_for_them() -> None:
-    """A pass waits for storage then as long as its nodes are many: no node hides in that."""
-    rule = MarginalRate()
-    for verified in (3, 7, 11, 5):
-        stall_s = 0.07 + 0.03 * (1 + verified)
-        passed = replace(MARGINAL, verified=verified, pass_s=stall_s, stall_s=stall_s)
-        rule = rule.observe(replace(passed, choice_stall_s=stall_s))
-    assert rule.fires(growing(0.9, 0.05)) is False
-    assert rule.fires(growing(0.3, 0.3, 0.2)) is True
-
-
 def test_the_marginal_rule_keeps_trees_small_while_the_target_computes() -> None:
     assert marginal(stall_s=0.0).fires(growing(0.9, 0.05)) is False
     assert marginal(stall_s=0.0).fires(growing(0.3, 0.3, 0.2)) is True
@@ -214,6 +203,33 @@ def test_nodes_are_free_until_their_computing_takes_as_long_as_the_reads() -> No
     cost = passes(*((n, 1.0, 1.0 - 0.1 - 0.02 * n) for n in (1, 9, 17, 25)))
     assert seconds(cost, 40) == seconds(cost, 1) == pytest.approx(1.0)
     assert seconds(cost, 70) == pytest.approx(1.5, rel=0.01)
+
+
+def mixture(*sizes: int) -> PassCost:
+    """After passes of these sizes over a mixture that uses a quarter of its experts: 1 s for one
+    node's, 20 ms of computing a node."""
+    cost = PassCost(used_share=0.25)
+    for n_nodes in sizes:
+        read_s = (1 - 0.75 ** (n_nodes**0.75)) / 0.25
+        cost = cost.with_pass(n_nodes, read_s + 0.02 * n_nodes, 0.0, read_s)
+    return cost
+
+
+def test_a_further_node_costs_less_the_more_experts_are_chosen_already() -> None:
+    cost = mixture(1, 2, 5, 9)
+    assert seconds(cost, 16) == pytest.approx(3.6 + 0.32, rel=0.1)
+    assert cost.added_s(2) > cost.added_s(8) > cost.added_s(20) > 0
+
+
+def test_a_tree_of_a_mixture_grows_past_the_sizes_that_do_not_pay() -> None:
+    """Two nodes take 1.7 times as long as one, sixteen 3.6 times: so likely guesses go on."""
+    rule = MarginalRate(cost=mixture(1, 1, 2, 2), hits=9.0, tries=10.0)
+    tree = TokenTree(0)
+    end = ROOT
+    for token in range(15):
+        end = tree.add(end, token, 0.9)
+        assert not rule.fires(RoundSoFar(tree, [end])) or token > 8
+    assert rule.n_worth_verifying(RoundSoFar(tree, [end])) > 8
 
 
 def test_a_pass_that_hardly_waited_shows_what_reads_take_at_most() -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -45,7 +46,7 @@ class GgufModel:
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:
-        self.info = info
+        self.info = replace(info, used_share=weights.used_share) if weights else info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._model = model

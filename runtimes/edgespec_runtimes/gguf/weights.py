@@ -99,6 +99,12 @@ class PagedWeights:
         return self.experts.cache.tokens_at_once if self.experts else None
 
     @property
+    def used_share(self) -> float:
+        """Of a mixture's experts that are read one by one, what a token uses; 1 without any."""
+        experts = self.experts.cache.stats if self.experts else None
+        return experts.used / experts.experts if experts else 1.0
+
+    @property
     def stores(self) -> list[Store]:
         """What reads weights while passes compute."""
         found: list[Store] = [self.pager] if self.pager else []

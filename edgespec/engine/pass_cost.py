@@ -1,0 +1,130 @@
+"""What a pass of the target costs, by its number of nodes: learnt from passes that were measured.
+
+A value: it reads no clock, and calls no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
+
+    Computing several nodes is a line over their number: least squares, old passes fading. A single
+    node lies far below that line where kernels for one row are faster than those for several.
+
+    Of a mixture, nodes choose experts that have to be read for them, which nothing hides. The more
+    nodes, the more experts, but nodes choose alike: that time follows the share of all experts that
+    so many nodes choose, and a further node costs less and less.
+    """
+
+    stalled_share: ClassVar[float] = 0.05
+    """A pass that waited for storage for less of its time was as long as its computing."""
+    guessed_slope: ClassVar[float] = 0.25
+    """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
+    ridge: ClassVar[float] = 0.05
+    fade: ClassVar[float] = 0.9
+
+    horizons: ClassVar[tuple[int, ...]] = (1, 4, 16)
+
+    used_share: float = 1.0
+    """Of a mixture's experts, what one node uses."""
+    all_experts_s: float = 0.0
+    """What a pass would wait for experts if its nodes chose all of them."""
+    read_s: float = 0.0
+    """What a pass takes at least, since its reads do."""
+    single_s: float = 0.0
+    """One node, its experts read; 0 before it was seen."""
+    weight: float = 0.0
+    nodes: float = 0.0
+    compute_s: float = 0.0
+    nodes_squared: float = 0.0
+    nodes_compute_s: float = 0.0
+    """Fading sums over passes of several nodes."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.weight > 0 or self.single_s > 0
+
+    def with_pass(
+        self, n_nodes: int, wall_s: float, idle_s: float, choice_s: float = 0.0
+    ) -> PassCost:
+        """After a pass that waited `idle_s` for what every pass reads, and `choice_s` for experts
+        that its nodes chose."""
+        compute_s = wall_s - idle_s
+        waited = idle_s > self.stalled_share * wall_s
+        after = replace(self, read_s=wall_s if waited else min(self.read_s, wall_s))
+        after = replace(after, all_experts_s=self._all_experts_s(n_nodes, choice_s))
+        if n_nodes == 1:
+            before_s = self.single_s or compute_s
+            return replace(after, single_s=self.fade * before_s + (1 - self.fade) * compute_s)
+        compute_s -= choice_s
+        return replace(
+            after,
+            weight=self.fade * self.weight + 1,
+            nodes=self.fade * self.nodes + n_nodes,
+            compute_s=self.fade * self.compute_s + compute_s,
+            nodes_squared=self.fade * self.nodes_squared + n_nodes * n_nodes,
+            nodes_compute_s=self.fade * self.nodes_compute_s + n_nodes * compute_s,
+        )
+
+    def seconds(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What passes over these numbers of nodes take; 0 before the first one was seen."""
+        several_s = self.drafted_s(n_nodes)
+        if not self.single_s:
+            return several_s
+        return np.where(n_nodes == 1, max(self.read_s, self.single_s), several_s)
+
+    def drafted_s(self, n_nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What they take on the line of passes that verify guesses."""
+        if self.weight:
+            mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        else:
+            mean_nodes, mean_s = 1.0, self._single_compute_s
+        line = mean_s + self.per_node_s * (n_nodes - mean_nodes)
+        if self.used_share < 1:
+            line += self.all_experts_s * self._chosen(n_nodes)
+        return np.asarray(np.maximum(line, self.read_s), np.float64)
+
+    def added_s(self, n_nodes: int) -> float:
+        """What a further node costs a pass over so many, if others follow that make it cheaper."""
+        further = np.array(self.horizons if self.used_share < 1 else self.horizons[:1])
+        seconds = self.drafted_s(np.append(n_nodes, n_nodes + further))
+        return float(((seconds[1:] - seconds[0]) / further).min())
+
+    @property
+    def _single_compute_s(self) -> float:
+        return max(0.0, self.single_s - self.all_experts_s * float(self._chosen(np.ones(1))[0]))
+
+    def _chosen(self, n_nodes: NDArray[Any]) -> NDArray[np.float64]:
+        """The share of a layer's experts that so many neighbouring nodes choose together: that of
+        n^(3/4) independent ones (see `memory.experts`)."""
+        return np.asarray(1 - (1 - self.used_share) ** (n_nodes**0.75), np.float64)
+
+    def _all_experts_s(self, n_nodes: int, choice_s: float) -> float:
+        if self.used_share == 1 or (n_nodes == 1 and self.weight):
+            return self.all_experts_s
+        found_s = choice_s / float(self._chosen(np.array([n_nodes]))[0])
+        if not self.weight:
+            return found_s
+        return self.fade * self.all_experts_s + (1 - self.fade) * found_s
+
+    @property
+    def per_node_s(self) -> float:
+        """The line's slope, at most the share of a node. While passes are of one size it is a
+        guess, and the more they differ the less the guess counts (ridge regression)."""
+        if not self.weight:
+            return self.guessed_slope * self._single_compute_s
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        share = self.compute_s / self.nodes
+        guess = min(share, self.guessed_slope * (self._single_compute_s or mean_s))
+        variance = self.nodes_squared / self.weight - mean_nodes**2
+        covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
+        slope = (covariance + self.ridge * guess) / (variance + self.ridge)
+        return min(max(slope, 0.0), share)
