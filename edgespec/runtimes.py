@@ -7,9 +7,9 @@ importing edgespec imports no model library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -163,7 +163,11 @@ def even_parts(n_tokens: int, most: int) -> list[int]:
 def installed() -> Iterator[Runtime | str]:
     """The runtimes, imported one by one: one that is not wanted costs no memory. In the place of
     one that cannot be imported, a sentence that says how to install it."""
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+    yield from _imported(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name))
+
+
+def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
+    for entry in entries:
         try:
             runtime: Runtime = entry.load()
             yield runtime
@@ -182,7 +186,12 @@ def find(path: Path) -> Runtime:
     if kind is not None and not path.is_dir():
         raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")
     names, missing = [], []
-    for runtime in installed():
+    # who has files that end with its name is asked first, so that no other's library is imported
+    entries = sorted(
+        entry_points(group=ENTRY_POINTS),
+        key=lambda entry: (not _ends_with(path, entry.name), entry.name),
+    )
+    for runtime in _imported(entries):
         if isinstance(runtime, str):
             missing.append(runtime)
         elif runtime.recognises(path):
@@ -192,6 +201,11 @@ def find(path: Path) -> Runtime:
     known = ", ".join(names) or "none"
     complaint = f"{path} is no model that an installed runtime knows (installed: {known})"
     raise ModelError("; ".join([complaint, *missing]))
+
+
+def _ends_with(path: Path, name: str) -> bool:
+    """Whether a file, or one of a folder's, has this ending."""
+    return any(path.glob(f"*.{name}")) if path.is_dir() else path.suffix == f".{name}"
 
 
 def describe(path: Path) -> ModelDetails:

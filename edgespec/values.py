@@ -72,6 +72,7 @@ class PassReport:
     choice_stall_s: float = 0.0
     """Of it, for experts that the tokens had chosen: the more tokens, the longer."""
     bytes_read: int = 0
+    """Since the call before: what was read ahead between them counts."""
     passes: int = 1
     n_tokens: int = 0
 
@@ -159,6 +160,8 @@ class RoundCost:
     """Of the pass: time in which compute waited for weights."""
     wall_s: float
     """The whole round."""
+    bytes_read: int = 0
+    """Of the target's weights, ahead of the next round too."""
 
     @property
     def compute_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -43,6 +44,19 @@ def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -
     other = model.rename(model.with_suffix(".other"))
     with pytest.raises(ModelError, match=r"installed: knowing.*edgespec\[absent\]"):
         runtimes.find(other)
+
+
+def test_the_runtime_after_which_a_models_files_are_named_is_asked_first(tmp_path: Path) -> None:
+    """Every ONNX model imported llama.cpp first, which was asked first."""
+    (tmp_path / "model.onnx").touch()
+    code = (
+        "import sys; from pathlib import Path; from edgespec import runtimes;"
+        "print(runtimes.find(Path(sys.argv[1])).name, 'llama_cpp' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["onnx", "False"]
 
 
 def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) -> None:

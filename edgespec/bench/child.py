@@ -33,9 +33,7 @@ from edgespec.bench.runs import (
 from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.memory import process
-from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
-from edgespec.values import GenerationResult
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
 """Of a read loop: what is not timed."""
@@ -85,18 +83,11 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
             prompt_s=result.timings.prompt_s,
             decode_s=result.timings.decode_s,
             rounds=guesses.round_costs,
-            bytes_read=_read_decoding(running.plan, result),
+            bytes_read=sum(cost.bytes_read for cost in guesses.round_costs),
             peak_bytes=process.peak_rss_bytes(),
             decoding_since=decoding_since,
             notes=(*running.plan.notes, *result.notes),
         )
-
-
-def _read_decoding(plan: MemoryPlan, result: GenerationResult) -> int:
-    """What is read ahead for a pass that never comes is not counted; of a mixture's experts, those
-    that the prompt chose are."""
-    streamed = plan.streamed_slot_bytes * result.speculation.target_passes
-    return streamed + (result.paging.experts.bytes_read if result.paging.experts else 0)
 
 
 def _run_baseline(job: Decode) -> Decoded:

@@ -130,6 +130,7 @@ def plan_table(
             f"{'budget there':<{width + 9}}  {format_size(plan.gpu_budget_bytes):>10}",
             "",
         ]
+    lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
     return [*lines, *_pass_lines(plan, disk_bytes_per_s, disk_source), *plan.notes]
 
 

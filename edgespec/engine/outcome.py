@@ -42,6 +42,7 @@ class RoundOutcome:
     """Nodes by source."""
     choice_stall_s: float = 0.0
     """Of the stall, for experts that the pass's nodes chose."""
+    bytes_read: int = 0
 
     @property
     def idle_s(self) -> float:
@@ -60,6 +61,7 @@ class RoundOutcome:
             pass_s=self.pass_s,
             stall_s=self.stall_s,
             wall_s=self.wall_s,
+            bytes_read=self.bytes_read,
         )
 
 

@@ -66,6 +66,7 @@ class RoundInProgress:
             pass_s=report.wall_s,
             stall_s=report.stall_s,
             choice_stall_s=report.choice_stall_s,
+            bytes_read=report.bytes_read,
             wall_s=now - self.begun,
             missed=accepted.path[-1] in parents,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),

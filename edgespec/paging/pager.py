@@ -28,6 +28,7 @@ class _Slot:
     start: int
     nbytes: int
     ready: bool = False
+    ready_at: float = 0.0
     held: bool = False
     dropped: bool = False
 
@@ -39,7 +40,8 @@ class _Slot:
 class WeightPager(Owner):
     """A ring of slots that an I/O thread keeps filled with the segments that come next.
 
-    `acquire` and `release` belong to one consumer thread. A slot's address is valid from `acquire`
+    One consumer acquires and releases. While it computes and acquires nothing itself, a thread of
+    its own may acquire for it what it will compute next. A slot's address is valid from `acquire`
     to `release`. Acquiring out of order is allowed and costs the reads already made. A failed read
     raises WeightReadError in `acquire`; the next `acquire` tries again.
     """
@@ -79,8 +81,11 @@ class WeightPager(Owner):
         holds: for a computation that is to be thrown away."""
         return self._ring.address
 
-    def acquire(self, index: int) -> int | None:
-        """Address of the slot that holds segment `index`; waits for it. None once cancelled."""
+    def acquire(self, index: int, is_stall: bool = True) -> int | None:
+        """Address of the slot that holds segment `index`; waits for it. None once cancelled.
+
+        Waiting is a stall unless the consumer computes meanwhile, and another thread waits for it.
+        """
         with self._change:
             slot = self._ready_slot(index)
             if slot is None:
@@ -88,14 +93,23 @@ class WeightPager(Owner):
                 try:
                     slot = self._wait_for(index)
                 finally:
-                    end = self._clock()
-                    self.stall_s += end - begin
-                    self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
+                    if is_stall:
+                        self._count_stall(index, begin, self._clock())
                 if slot is None:
                     return None
             self._drop_before(slot)
             slot.held = True
             return self._ring.address + slot.start
+
+    def waited(self, index: int, begin: float) -> None:
+        """The consumer has waited since `begin` for another thread to acquire segment `index`.
+
+        It was a stall until the segment was there, not while that thread worked on it.
+        """
+        with self._change:
+            slot = next((s for s in self._slots if s.held and s.segment == index), None)
+            if slot is not None and slot.ready_at > begin:
+                self._count_stall(index, begin, slot.ready_at)
 
     def release(self, index: int) -> None:
         """The slot of segment `index` may be overwritten."""
@@ -107,6 +121,10 @@ class WeightPager(Owner):
             self._reclaim()
             self._count_ring()
             self._change.notify_all()
+
+    def now(self) -> float:
+        """By the clock that stalls are measured with."""
+        return self._clock()
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns None; lasts until `resume`."""
@@ -126,6 +144,10 @@ class WeightPager(Owner):
         self._reader.close()
         self._slots.clear()
         self._ring.close()
+
+    def _count_stall(self, index: int, begin: float, end: float) -> None:
+        self.stall_s += end - begin
+        self._trace.add(Track.TARGET, "stall", begin, end, segment=index)
 
     def _ready_slot(self, index: int) -> _Slot | None:
         for slot in self._slots:
@@ -222,7 +244,7 @@ class WeightPager(Owner):
         span.note(segment=slot.segment, name=segment.name, bytes=n).end()
         with self._change:
             self.bytes_read += n
-            slot.ready = True
+            slot.ready, slot.ready_at = True, self._clock()
             if failure is not None and not slot.dropped:
                 slot.dropped = True
                 self._failure = failure

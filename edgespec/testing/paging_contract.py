@@ -103,6 +103,15 @@ class PagingContract:
         released.set()
         assert paged.n_committed < 24
 
+    def test_passes_report_the_bytes_that_are_read_for_them(self, paged: LanguageModel) -> None:
+        """What is read ahead between two calls counts for the second."""
+        reported = 0
+        for token in paged.vocabulary.encode(TEXT)[:4]:
+            one_by_one(paged, [token])
+            reported += paged.last_report.bytes_read
+        assert reported >= 4 * paged.paging().streamed_bytes
+        assert reported <= paged.paging().bytes_read
+
     def test_closing_leaves_no_thread(self, paged: LanguageModel) -> None:
         paged.close()
         assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]

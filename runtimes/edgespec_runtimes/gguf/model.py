@@ -49,6 +49,7 @@ class GgufModel:
         self.info = replace(info, used_share=weights.used_share) if weights else info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
+        self._bytes_told = 0
         self._model = model
         self._users = model.users
         self._paging: PagingStats | None = None
@@ -247,12 +248,14 @@ class GgufModel:
                 with self._state:
                     self._is_running = False
                     self._stop.clear()
-        reads = reads_of(stores) - before
+        after = reads_of(stores)
+        reads, told = after - before, self._bytes_told
+        self._bytes_told = after.nbytes
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=reads.nbytes,
+            bytes_read=after.nbytes - told,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

@@ -40,6 +40,7 @@ class OnnxModel:
         self.info = info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
+        self._bytes_told = 0
         self._decoder = decoder
         self._users = Users("the model")
         self._paging: PagingStats | None = None
@@ -165,12 +166,14 @@ class OnnxModel:
                     decoder.stop.clear()
                 if self._weights:
                     self._weights.passes += self._n_passes
-        reads = reads_of(stores) - before
+        after = reads_of(stores)
+        reads, told = after - before, self._bytes_told
+        self._bytes_told = after.nbytes
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=reads.nbytes,
+            bytes_read=after.nbytes - told,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

@@ -114,23 +114,27 @@ class PackedWeights(PagedWeights):
         self._pinned_sessions[group.piece] = self._sessions[piece.graph].like(graph, folder)
 
     def _take(self, segment: int) -> _Ready:
+        assert self.pager is not None
         if self._next is not None and self._next_segment == segment:
             future, self._next = self._next, None
+            begin = self.pager.now()
             # two slots of different sizes may not fit beside each other; alone this one does
             with suppress(EdgespecError):
-                return future.result()
+                ready = future.result()
+                self.pager.waited(segment, begin)
+                return ready
         self._forget_next()
         return self._prepare(segment)
 
     def _prepare_ahead(self, segment: int) -> None:
         if self._worker and self._cut.pieces[self._streamed[segment].piece].graph in self._constant:
-            self._next = self._worker.submit(self._prepare, segment)
+            self._next = self._worker.submit(self._prepare, segment, is_stall=False)
             self._next_segment = segment
 
-    def _prepare(self, segment: int) -> _Ready:
+    def _prepare(self, segment: int, is_stall: bool = True) -> _Ready:
         """Wait for a segment and pack it. Raises WeightReadError and Cancelled."""
         assert self.pager is not None
-        base = self.pager.acquire(segment)
+        base = self.pager.acquire(segment, is_stall)
         if base is None:
             raise Cancelled("the model was asked to stop")
         group = self._streamed[segment]
