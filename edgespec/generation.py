@@ -94,7 +94,7 @@ class Generation(Owner):
     def __del__(self) -> None:
         # The collector may run within the models' own calls: the next in line cleans up.
         if turn := getattr(self, "_turn", None):
-            turn.is_over = True
+            turn.is_dropped = True
 
     def _advance(self) -> TokenEvent | None:
         """The next token, None at the end."""

@@ -242,6 +242,10 @@ class Sessions(RuleBasedStateMachine):
     def session(self, which: int) -> Session:
         return self.sessions[which % len(self.sessions)]
 
+    def take(self, which: int) -> Session:
+        """What the machine chooses from depends on no other thread: a session is closed once."""
+        return self.sessions.pop(which % len(self.sessions))
+
     def generation(self, which: int) -> Generation:
         return self.generations[which % len(self.generations)]
 
@@ -250,17 +254,11 @@ class Sessions(RuleBasedStateMachine):
     def load(self) -> None:
         self.sessions.append(self.pair.load())
 
-    @precondition(lambda self: any(session.is_closed for session in self.sessions))
-    @rule()
-    def forget_closed(self) -> None:
-        self.sessions = [session for session in self.sessions if not session.is_closed]
-
     @precondition(lambda self: self.sessions and len(self.generations) < 8)
     @rule(which=ANY, max_tokens=st.integers(0, N_TOKENS), as_text=st.booleans())
     def stream(self, which: int, max_tokens: int, as_text: bool) -> None:
         prompt = PROMPT if as_text else self.pair.encoded
-        with suppress(SessionClosed):
-            self.generations.append(self.session(which).stream(prompt, max_tokens=max_tokens))
+        self.generations.append(self.session(which).stream(prompt, max_tokens=max_tokens))
 
     @precondition(lambda self: self.generations)
     @rule(hand=HANDS, which=ANY, n=st.integers(1, 12), patience_s=PATIENCE_S)
@@ -334,19 +332,19 @@ class Sessions(RuleBasedStateMachine):
     @rule(which=ANY, really=SELDOM)
     def close_session(self, which: int, really: bool) -> None:
         if really:
-            self.session(which).close()
+            self.take(which).close()
 
     @precondition(lambda self: self.sessions)
     @rule(hand=HANDS, which=ANY, really=SELDOM)
     def close_session_elsewhere(self, hand: int, which: int, really: bool) -> None:
         if really:
-            self.hands[hand].do(self.session(which).close)
+            self.hands[hand].do(self.take(which).close)
 
     @precondition(lambda self: self.sessions)
     @rule(which=ANY, really=SELDOM)
     def forget_session(self, which: int, really: bool) -> None:
         if really:
-            self.sessions.pop(which % len(self.sessions))
+            self.take(which)
 
     @rule(hand=HANDS, here=st.booleans())
     def collect(self, hand: int, here: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sharing import Turn
 from edgespec.errors import EdgespecError, ModelError, SessionClosed, UsageError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.session import LoadedModels, Session
@@ -236,6 +238,37 @@ def test_those_who_wait_come_in_the_order_in_which_they_asked(target: FakeModel)
 def _run(session: Session, number: int, order: list[int]) -> None:
     for _ in session.stream(PROMPT, max_tokens=2):
         order[:] = [*dict.fromkeys([*order, number])]
+
+
+def test_who_waits_leaves_alone_what_another_thread_is_closing(
+    session: Session,
+    target: FakeModel,
+    elsewhere: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n_looks = itertools.count(1)
+    looks = [0]
+    check, truncate = session._engine._check_waiting, target.truncate
+
+    def counted(turn: Turn) -> None:
+        looks[0] = next(n_looks)
+        check(turn)
+
+    monkeypatch.setattr(session._engine, "_check_waiting", counted)
+    first = session.stream(PROMPT)
+    next(first)
+    waiting = elsewhere.submit(session.generate, PROMPT, max_tokens=2)
+    _until(lambda: looks[0] > 0)
+
+    def slow(n_tokens: int) -> None:
+        seen = looks[0]
+        _until(lambda: looks[0] > seen + 1 or waiting.done())
+        monkeypatch.undo()
+        truncate(n_tokens)
+
+    monkeypatch.setattr(target, "truncate", slow)
+    first.close()
+    assert waiting.result().tokens == (0, 1)
 
 
 def test_cancelled_in_line_it_ends_without_a_token(

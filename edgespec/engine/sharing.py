@@ -29,7 +29,8 @@ class Turn:
     thread: int | None = None
     """That advanced it last: between two tokens the turn is in its hands."""
     is_over: bool = False
-    """Ended, or nobody has it any more. In line, the next one closes what such a turn left."""
+    is_dropped: bool = False
+    """Nobody has it any more: the next one in line closes what it left."""
 
 
 class SharedEngine(Owner):
@@ -85,7 +86,8 @@ class SharedEngine(Owner):
         """A turn for `request`, not yet in line; from now on `cancel` reaches it."""
         turn = Turn(request)
         with self._change:
-            self._open = [*(other for other in self._open if not other.is_over), turn]
+            going = (other for other in self._open if not (other.is_over or other.is_dropped))
+            self._open = [*going, turn]
         return turn
 
     @contextmanager
@@ -108,14 +110,16 @@ class SharedEngine(Owner):
 
     def leave(self, turn: Turn) -> None:
         """End the turn, whatever is left of it; a session that is closing does so itself."""
-        turn.is_over = True
         with suppress(SessionClosed), self._users.use():
-            if turn.events is not None:
-                turn.events.close()
-            with self._change:
-                if turn in self._line:
-                    self._line.remove(turn)
-                self._change.notify_all()
+            try:
+                if turn.events is not None:
+                    turn.events.close()
+            finally:
+                turn.is_over = True
+                with self._change:
+                    if turn in self._line:
+                        self._line.remove(turn)
+                    self._change.notify_all()
 
     def cancel(self, request: Request | None = None) -> None:
         """From any thread: end `request` soon, or all that have not ended."""
@@ -144,7 +148,7 @@ class SharedEngine(Owner):
                 if turn not in self._line:
                     self._line.append(turn)
                 while (first := self._line[0]) is not turn:
-                    if first.is_over:
+                    if first.is_dropped:
                         self._drop(first)
                     elif first.thread == thread:
                         raise UsageError(
