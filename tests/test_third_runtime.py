@@ -1,0 +1,100 @@
+"""A third runtime is one object behind an entry point: everything else works with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import runtimes
+from edgespec.cli import entry
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.ports import Progress
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.fake_model import FakeModel, fixed_text
+
+TEXT = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+N_VOCAB = 12
+
+
+class PreparedLetters:
+    """A model that writes the letters of a fixed text; nothing is in its file."""
+
+    notes: Sequence[str] = ()
+    enforced = True
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.seconds: dict[str, float] = {}
+        self._request = request
+        self._model = FakeModel(
+            fixed_text(TEXT, N_VOCAB, 4), N_VOCAB, max_nodes=request.max_nodes, n_ctx=64
+        )
+        self.info = self._model.info
+
+    def tokens(self) -> Sequence[bytes]:
+        return [bytes([65 + n]) for n in range(N_VOCAB)]
+
+    def needs(self) -> ModelNeeds:
+        rows = (MemoryRow(self._request.owner, "letters", MIB),)
+        return ModelNeeds(fixed=(), batches=(BatchNeeds(32, rows),), resident=())
+
+    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> FakeModel:
+        return self._model
+
+    def cancel(self) -> None:
+        """Loading takes no time."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LetterRuntime:
+    name = "letters"
+
+    def recognises(self, path: Path) -> bool:
+        return path.suffix == ".letters"
+
+    def prepare(self, request: ModelRequest) -> PreparedLetters:
+        return PreparedLetters(request)
+
+
+LETTERS = LetterRuntime()
+
+
+@pytest.fixture(autouse=True)
+def only_letters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = (EntryPoint("letters", f"{__name__}:LETTERS", runtimes.ENTRY_POINTS),)
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: found)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "alphabet.letters"
+    path.write_text("nothing")
+    return str(path)
+
+
+def test_a_session_runs_it_with_and_without_a_draft(model: str) -> None:
+    texts = []
+    for draft in (None, model):
+        settings = edgespec.LoadSettings(model=model, draft=draft, memory_budget="1GiB")
+        with edgespec.load(settings) as session:
+            texts.append(session.generate([1, 2, 3, 4], max_tokens=12).tokens)
+    assert texts[0] == texts[1] == (*TEXT, *TEXT[:2])
+
+
+def test_the_command_line_runs_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "-m", model, "-md", model, "-p", "abcd", "-n", "10", "--json"]
+    assert entry.main([*arguments, "--memory-budget", "1GiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "acegibdfhj"
+
+
+def test_its_rows_are_in_the_plan(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["plan", "-m", model, "--memory-budget", "1GiB"]) == 0
+    assert "letters" in capsys.readouterr().out
