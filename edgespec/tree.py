@@ -38,15 +38,17 @@ class TokenTree:
     def __init__(self, root_token: int, capacity: int = 256, first_key: int = 0) -> None:
         if capacity < 1:
             raise UsageError(f"a token tree holds its root: capacity must be >= 1, not {capacity}")
-        self.token: NDArray[np.int32] = np.zeros(capacity, np.int32)
-        self.parent: NDArray[np.int32] = np.full(capacity, -1, np.int32)
-        self.depth: NDArray[np.int32] = np.zeros(capacity, np.int32)
-        self.confidence: NDArray[np.float64] = np.ones(capacity, np.float64)
-        self.cumulative: NDArray[np.float64] = np.ones(capacity, np.float64)
-        self.probability: NDArray[np.float64] = np.ones(capacity, np.float64)
+        self.token: NDArray[np.int32] = np.empty(capacity, np.int32)
+        self.parent: NDArray[np.int32] = np.empty(capacity, np.int32)
+        self.depth: NDArray[np.int32] = np.empty(capacity, np.int32)
+        self.confidence: NDArray[np.float64] = np.empty(capacity, np.float64)
+        self.cumulative: NDArray[np.float64] = np.empty(capacity, np.float64)
+        self.probability: NDArray[np.float64] = np.empty(capacity, np.float64)
         self.source: list[str] = [TARGET] * capacity
-        self.key: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.key: NDArray[np.int64] = np.empty(capacity, np.int64)
         self.token[ROOT] = root_token
+        self.parent[ROOT], self.depth[ROOT] = -1, 0
+        self.confidence[ROOT] = self.cumulative[ROOT] = self.probability[ROOT] = 1.0
         self.key[ROOT] = first_key
         self.next_key = first_key + 1
         self._n_nodes = 1
@@ -187,8 +189,14 @@ class TokenTree:
         tree.next_key = self.next_key
         return tree
 
+    def after(self, token: int) -> TokenTree:
+        """A new tree of the same capacity with the root `token`, which is no node of this one."""
+        return TokenTree(token, self.capacity, self.next_key)
+
     def bare(self) -> TokenTree:
-        """A new tree of the same capacity with this root and nothing below it."""
+        """A tree of the same capacity with this root and nothing below it."""
+        if len(self) == 1:
+            return self
         tree = TokenTree(int(self.token[ROOT]), self.capacity, int(self.key[ROOT]))
         tree.next_key = self.next_key
         return tree

@@ -44,9 +44,10 @@ __all__ = ["Engine", "EngineSettings"]
 PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
 SHORT_PASS_S = 0.01
-"""A resident target's pass that is shorter, to go by the last one, runs in the caller's thread: it
-keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond. A paged
-one calls back, and an exception of a signal handler that breaks into a callback is lost there."""
+"""A resident target's pass that is shorter, to go by those before, runs in the caller's thread: it
+keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond, and far
+longer on a busy machine. A paged one calls back, and an exception of a signal handler that breaks
+into a callback is lost there."""
 
 
 class Engine(Owner):
@@ -76,6 +77,7 @@ class Engine(Owner):
         self._fallback = self.settings.new_fallback().for_target(target.info)
         self._acceptance = self.settings.new_acceptance()
         self._gate = OverlapGate()
+        self._usual_pass_s = 0.0
         self._controller = self._new_controller(target)
         self._obstacle = obstacle(target, draft)
         self._grower = self._new_grower(draft, drafters)
@@ -390,7 +392,7 @@ class Engine(Owner):
         """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
         grower = round_.grower if self.settings.overlap and self._gate.is_open else None
         with self._trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
-            is_short = 0 < self._target.last_report.wall_s < SHORT_PASS_S
+            is_short = 0 < self._usual_pass_s < SHORT_PASS_S
             if grower is None and is_short and not self._is_paged:
                 return self._target.evaluate(tree, nodes)
             evaluate = partial(self._target.evaluate, tree, nodes)
@@ -434,12 +436,14 @@ class Engine(Owner):
         self, tree: TokenTree, accepted: Accepted, round_: RoundInProgress, is_last: bool
     ) -> TokenTree:
         """The tree below the target's own token, with the growth that already hangs there."""
+        grower = round_.grower
+        if grower is None:
+            return tree.after(accepted.next_token)
         end = accepted.path[-1]
         root = tree.child(end, accepted.next_token)
         if root is None:
             root = tree.add(end, accepted.next_token, confidence=1.0)
-        grower = round_.grower
-        if grower is None or is_last:
+        if is_last:
             return tree.reroot(root)
         grower.prepare(self._committed, accepted.next_token)
         if not grower.is_ready:
@@ -457,11 +461,17 @@ class Engine(Owner):
 
     def _adapt(self, outcome: RoundOutcome, round_: RoundInProgress) -> None:
         """Let every rule that learns see the round."""
-        record_round(self._trace, outcome, round_, self._way)
-        self._trace.flush()
+        # one pass that was held up says little of the next one
+        pass_s = outcome.pass_s
+        self._usual_pass_s = min(pass_s, 2 * self._usual_pass_s) if self._usual_pass_s else pass_s
+        if self._trace.is_on:
+            record_round(self._trace, outcome, round_, self._way)
+            self._trace.flush()
+        if self._grower is None:
+            return
         self._fallback = self._fallback.observe(outcome)
         self._gate = self._gate.observe(self._target.last_report)
-        if self._grower is not None and (round_.grower or self._way is Strategy.NONE):
+        if round_.grower or self._way is Strategy.NONE:
             self._controller = self._controller.observe(
                 outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
             )

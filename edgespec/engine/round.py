@@ -46,6 +46,8 @@ class RoundInProgress:
         now: float,
     ) -> RoundOutcome:
         """What the round cost and brought: `nodes` of `tree` were verified, `n_tokens` yielded."""
+        if self.grower is None:
+            return self._without_guesses(n_tokens, report, now)
         parents = {int(tree.parent[node]) for node in nodes}
         best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
         best_tokens = tree.token[tree.path(best)[1:]].tolist()
@@ -53,7 +55,7 @@ class RoundInProgress:
         return RoundOutcome(
             n_tokens=n_tokens,
             accepted=min(len(accepted.path) - 1, n_tokens),
-            drafted=self.grower.n_guesses - self.guesses_before if self.grower else 0,
+            drafted=self.grower.n_guesses - self.guesses_before,
             verified=len(nodes) - 1,
             best_confidence=float(tree.cumulative[best]),
             best_length=len(best_tokens),
@@ -71,6 +73,26 @@ class RoundInProgress:
             missed=accepted.path[-1] in parents,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
             accepted_by=Counter(tree.source[node] for node in accepted.path[1 : 1 + n_tokens]),
+        )
+
+    def _without_guesses(self, n_tokens: int, report: PassReport, now: float) -> RoundOutcome:
+        """What a pass over nothing but the root cost, beside which nothing was drafted."""
+        return RoundOutcome(
+            n_tokens=n_tokens,
+            accepted=0,
+            drafted=0,
+            verified=0,
+            best_confidence=1.0,
+            best_length=0,
+            best_correct=0,
+            provisional_drafted=0,
+            provisional_kept=0,
+            draft_steps=0,
+            draft_s=self.draft_s,
+            passes=report.passes,
+            pass_s=report.wall_s,
+            stall_s=report.stall_s,
+            wall_s=now - self.begun,
         )
 
 

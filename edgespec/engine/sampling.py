@@ -53,6 +53,12 @@ class Sampler:
         n_logprobs: int | None = None,
     ) -> None:
         self.params = params
+        self._takes_the_best = (
+            params.temperature == 0
+            and not params.penalises
+            and not params.logit_bias
+            and constraint is None
+        )
         self.logprobs: list[TokenLogprobs] = []
         """Of every token taken, each with `n_logprobs` others; empty when that is None."""
         self._constraint = constraint
@@ -71,6 +77,10 @@ class Sampler:
 
     def draw(self, logits: Logits) -> int:
         """One of the `distribution`, by the seed's next noise. `logits` is [n_vocab]."""
+        if self._takes_the_best:
+            best = int(logits.argmax())
+            if math.isfinite(logits[best]):
+                return best
         tokens, probabilities = self.distribution(logits)
         if self.params.temperature == 0:
             return int(tokens[0])

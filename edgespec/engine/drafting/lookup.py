@@ -41,6 +41,8 @@ class TextIndex:
     n_heads = 1 << 15
     most_places = 24
     """That one search looks at, the last ones first."""
+    enough = 3
+    """Places that agree as far as is looked: older ones would add nothing."""
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
@@ -74,7 +76,7 @@ class TextIndex:
         and how many tokens of it did."""
         if len(words) < SHORTEST:
             return []
-        tokens, found = self.tokens, []
+        tokens, found, n_whole = self.tokens, [], 0
         place = self._heads[self._head(words[-2], words[-1])]
         for _ in range(self.most_places):
             if place < 0:
@@ -86,6 +88,9 @@ class TextIndex:
                 alike += 1
             if alike >= SHORTEST and place + 1 < len(tokens):
                 found.append((place, alike))
+                n_whole += alike == LONGEST
+                if n_whole == self.enough:
+                    break
             place = self._before[place]
         return found
 

@@ -6,6 +6,7 @@ branch lives in which sequence `branches.py`'s.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.errors import Cancelled, EdgespecError, UsageError
-from edgespec.paging.store import reads_of
+from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.runtimes import even_parts
 from edgespec.tracing import OFF, Trace, Track
@@ -125,21 +126,27 @@ class GgufModel:
             self._branches.truncate(committed)
             raise
         row_of = {node: row for row, node in enumerate(ordered)}
+        wanted = [row_of[node] for node in nodes]
+        if len(nodes) <= self._at_once:
+            self._row_order.prepare(len(nodes), in_tiles=False)
+            self._decode(tokens, positions, sequences, True, committed)
+            return self._logits(len(nodes))[wanted]
         rows = np.empty((len(nodes), self.info.n_vocab), np.float32)
         for begin in range(0, len(nodes), self._at_once):
             part = slice(begin, begin + self._at_once)
             n_rows = len(tokens[part])
             self._row_order.prepare(n_rows, in_tiles=False)
             self._decode(tokens[part], positions[part], sequences[part], True, committed)
-            if n_rows == len(nodes):
-                return self._logits(n_rows)[[row_of[node] for node in nodes]]
             rows[part] = self._logits(n_rows)
-        return rows[[row_of[node] for node in nodes]]
+        return rows[wanted]
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Of the latest pass, until the next one."""
-        shape = (n_rows, self.info.n_vocab)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+        n_vocab = self.info.n_vocab
+        address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
+        # not ctypeslib.as_array: it makes a type for every shape, which takes longer than copying
+        content: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(address or 0)
+        return np.frombuffer(content, np.float32).reshape(n_rows, n_vocab)
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         with self._users.use():
@@ -192,13 +199,17 @@ class GgufModel:
         """One llama_decode. On failure the prefix goes back to `committed` tokens."""
         batch = self._batch
         batch.n_tokens = len(tokens)
+        # every look at a field of the struct makes a pointer anew
+        rows = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+        row_token, row_position, row_n_ids, row_ids, row_logits = rows
         for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
-            batch.token[i] = token
-            batch.pos[i] = position
-            batch.n_seq_id[i] = len(ids)
+            row_token[i] = token
+            row_position[i] = position
+            row_n_ids[i] = len(ids)
+            ids_of_row = row_ids[i]
             for j, sequence in enumerate(ids):
-                batch.seq_id[i][j] = sequence
-            batch.logits[i] = logits
+                ids_of_row[j] = sequence
+            row_logits[i] = logits
         failure: BaseException | None = None
         code = 0
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
@@ -236,7 +247,7 @@ class GgufModel:
     def _running(self, n_tokens: int) -> Iterator[None]:
         """Around a call that `cancel` may end; measures it."""
         stores = self._weights.stores if self._weights else ()
-        began, before = self._clock(), reads_of(stores)
+        began, before = self._clock(), reads_of(stores) if stores else Reads()
         self._n_passes = 0
         with self._users.use():
             with self._state:
@@ -248,7 +259,7 @@ class GgufModel:
                 with self._state:
                     self._is_running = False
                     self._stop.clear()
-        after = reads_of(stores)
+        after = reads_of(stores) if stores else before
         reads, told = after - before, self._bytes_told
         self._bytes_told = after.nbytes
         self.last_report = PassReport(

@@ -175,6 +175,8 @@ def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
 
     The path that will be accepted is then likely to come first, and needs no moving.
     """
+    if len(nodes) == 1:
+        return list(nodes)
     wanted = set(nodes)
     below: dict[int, list[int]] = {}
     tops: list[int] = []
