@@ -142,30 +142,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
     parser.add_argument("draft", metavar="DRAFT", help="the small one")
-    parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="a prompt a line, or in a .jsonl file one `prompt` an object "
-        "(default: 20 beginnings of Python code)",
-    )
-    parser.add_argument(
-        "-n",
-        "--n-predict",
-        metavar="N",
-        dest="max_tokens",
-        help=f"most tokens of each text (default: {CHECK_TOKENS})",
-    )
-    parser.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="peak resident memory of the whole process; a target that does not fit is paged "
-        "(default: auto, what is free now less a margin)",
-    )
-    parser.add_argument("-c", "--ctx-size", metavar="N", help="context in tokens")
-    parser.add_argument(
-        "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
-    )
-    _output_flags(parser)
+    _measuring_flags(parser)
 
 
 def _enlarge(parser: argparse.ArgumentParser) -> None:
@@ -209,10 +186,16 @@ def _draft(parser: argparse.ArgumentParser) -> None:
         help=f"quantisations to compare, with commas (default: {DRAFT_TYPES})",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
+    _measuring_flags(parser)
+
+
+def _measuring_flags(parser: argparse.ArgumentParser) -> None:
+    """Of commands in which a target writes texts that a draft is held against."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="prompts like those that you will use, as `models check` takes them",
+        help="a prompt a line, or in a .jsonl file one `prompt` an object "
+        "(default: 20 beginnings of Python code)",
     )
     parser.add_argument(
         "-n",
