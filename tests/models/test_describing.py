@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,8 @@ class MuteRuntime:
 @pytest.fixture
 def mute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MuteRuntime:
     runtime = MuteRuntime()
-    monkeypatch.setattr(runtimes, "installed", lambda: iter([runtime]))
+    entry = SimpleNamespace(name="mute", load=lambda: runtime)
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return runtime
 
