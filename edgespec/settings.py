@@ -95,7 +95,7 @@ class Settings(BaseModel):
     @classmethod
     def _a_number_is_not_a_truth(cls, value: object, info: ValidationInfo) -> object:
         wanted = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and wanted is not bool:
+        if isinstance(value, bool) and wanted not in (bool, bool | None):
             raise PydanticCustomError("not_a_truth", "true and false mean nothing here")
         return value
 

@@ -53,7 +53,7 @@ def generation_summary(
     ]
     if guesses.drafted:
         lines.append(
-            f"draft: {guesses.accepted} of {guesses.verified} verified guesses stood"
+            f"{_guesser(guesses)}: {guesses.accepted} of {guesses.verified} verified guesses stood"
             f"{_by_source(guesses)}, "
             f"{guesses.tokens_per_pass:.2f} tokens per pass"
         )
@@ -74,6 +74,10 @@ def _expert_line(experts: ExpertStats) -> str:
         f"experts: of {n_chosen:,} that layers chose {experts.hit_rate:.0%} were in memory; "
         f"{format_size(experts.bytes_read)} read, {experts.stall_s:.2f} s waited for them"
     )
+
+
+def _guesser(guesses: SpeculationStats) -> str:
+    return guesses.sources[0].source if len(guesses.sources) == 1 else "draft"
 
 
 def _by_source(guesses: SpeculationStats) -> str:

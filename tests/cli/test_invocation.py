@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.invocation import Request, read_prompts, settings_from
+from edgespec.cli import flags
+from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
 from edgespec.errors import ModelError, UsageError
 
 
@@ -128,3 +129,34 @@ def test_sampling_may_stand_in_the_file(tmp_path: Path):
     generate = request(tmp_path, config).generate
     assert (generate.frequency_penalty, generate.presence_penalty) == (0.5, 1.0)
     assert generate.logit_bias == {7: 1.0, 8: -math.inf}
+
+
+# Guesses from the text
+
+
+def test_lookup_is_beside_a_draft_unless_it_is_said() -> None:
+    given = settings_from(flags.parse(["generate", "-p", "x"]))
+    assert given.generate.lookup is None
+    assert engine_settings(given.generate).lookup is None
+
+
+@pytest.mark.parametrize(("flag", "lookup"), [("--lookup", True), ("--no-lookup", False)])
+def test_lookup_is_a_flag(flag: str, lookup: bool) -> None:
+    given = settings_from(flags.parse(["generate", "-p", "x", flag]))
+    assert engine_settings(given.generate).lookup is lookup
+
+
+def test_a_target_with_lookup_alone_takes_the_flags_of_drafting() -> None:
+    given = settings_from(
+        flags.parse(["generate", "-p", "x", "--no-draft", "--lookup", "--draft-max", "8"])
+    )
+    assert given.load.draft is None
+    assert (given.generate.lookup, given.generate.draft_max) == (True, 8)
+    assert not [note for note in given.notes if "no draft" in note]
+
+
+def test_a_file_says_lookup_with_a_truth(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("lookup = true\n")
+    given = settings_from(flags.parse(["generate", "-p", "x", "--config", str(file)]))
+    assert given.generate.lookup is True
