@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec_runtimes.gguf.llama.native import GgmlTensor
+from edgespec_runtimes.gguf.llama import native
 from gguf_files import (
     ARRAY,
     BOOL,
@@ -29,12 +29,16 @@ from gguf_files import (
     Tensor,
     byte_level_vocabulary,
     pack_weights,
+    tiny_llama,
 )
 from zoo_species import COMMON_KEYS, Species, hyperparameters
 
 N_VOCAB = 512
 LARGER_VOCABULARIES = {"chameleon": 10240, "qwen3tts": 3072}
 """Where a graph takes certain tokens for granted."""
+
+LEFT_OUT = {"rwkv6qwen2": "time_mix_first"}
+"""Parts of the names of tensors that llama.cpp would load and must not find."""
 
 UNQUANTISED = (
     *("conv", "ssm_a", "ssm_d", "ssm_x", "ssm_dt", "ssm_beta", "ssm_alpha", "_norm"),
@@ -45,14 +49,46 @@ UNQUANTISED = (
 
 
 def write_model(
-    path: Path, species: Species, changes: dict[str, Any] | None = None, seed: int = 0
+    path: Path,
+    species: Species,
+    changes: dict[str, Any] | None = None,
+    seed: int = 0,
+    cousin: bool = False,
 ) -> Path:
-    """`changes` are hyperparameters that differ from the tiny model's own; None leaves one out."""
+    """`changes` are hyperparameters that differ from the tiny model's own; None leaves one out. A
+    cousin has another last layer: as a draft it is right now and then."""
     model = Gguf(_metadata(species, changes or {}))
-    for name, shape in tensors_wanted(model, path):
-        kind, content = _weights(name, shape, seed)
+    n_layers = model.metadata[f"{species.architecture}.block_count"][1]
+    wanted = tensors_wanted(model, path)
+    tied = "output.weight" not in dict(wanted)
+    unwanted = LEFT_OUT.get(species.architecture)
+    for name, shape in wanted:
+        if unwanted and unwanted in name:
+            continue
+        own_seed = seed + (cousin and name.startswith(f"blk.{n_layers - 1}."))
+        kind, content = _weights(name, shape, own_seed, tied)
         model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], content))
     return model.write(path)
+
+
+def impostor(architecture: str) -> Gguf:
+    """A LLaMA that claims to be of another architecture."""
+    model = tiny_llama()
+    model.metadata = {
+        key.replace("llama.", f"{architecture}.") if key.startswith("llama.") else key: value
+        for key, value in model.metadata.items()
+    }
+    model.metadata["general.architecture"] = (STRING, architecture)
+    return model
+
+
+def write_impostor(path: Path, architecture: str) -> Path:
+    return impostor(architecture).write(path)
+
+
+def warm_up() -> None:
+    """Before forking: what every child would compute anew."""
+    _pool()
 
 
 def _metadata(species: Species, changes: dict[str, Any]) -> dict[str, tuple]:
@@ -99,7 +135,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
 
     @lib.llama_model_set_tensor_data_t
     def note(address: int, _: Any) -> None:
-        tensor = GgmlTensor.from_address(address)
+        tensor = native.GgmlTensor.from_address(address)
         n_dimensions = max((i + 1 for i, n in enumerate(tensor.ne) if n > 1), default=1)
         wanted[tensor.name.decode()] = tuple(tensor.ne[:n_dimensions])
         ctypes.memset(tensor.data, 0, _n_bytes(tensor))
@@ -109,7 +145,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     )
     header = beside.with_suffix(".header")
     model.write(header)
-    base = ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / "libggml-base.so"))
+    base = native.library("ggml-base")
     base.gguf_init_from_file.restype = ctypes.c_void_p
     base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
     heard, data = lib.llama_log_callback(), ctypes.c_void_p()
@@ -131,7 +167,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     return list(wanted.items())
 
 
-def _n_bytes(tensor: GgmlTensor) -> int:
+def _n_bytes(tensor: native.GgmlTensor) -> int:
     return int(np.prod(tensor.ne[:])) * (4 if tensor.type == TYPE_CODES["F32"] else 2)
 
 
@@ -157,12 +193,12 @@ def _pool() -> tuple[np.ndarray, np.ndarray]:
     return normal, packed.reshape(POOL_BLOCKS, -1)
 
 
-def _weights(name: str, shape: tuple[int, ...], seed: int) -> tuple[str, bytes]:
-    """Type and content of a tensor."""
+def _weights(name: str, shape: tuple[int, ...], seed: int, tied: bool) -> tuple[str, bytes]:
+    """Type and content of a tensor; `tied`: the embeddings are the output head, too."""
     begin = (zlib.crc32(name.encode()) + 7919 * seed) % (POOL_BLOCKS // 2)
     size = int(np.prod(shape))
     is_matrix = len(shape) > 1 and shape[0] % BLOCK == 0
-    spread = 1.0 if "token_embd" in name else GAIN / shape[0] ** 0.5 if is_matrix else 0.3
+    spread = _spread(name, shape[0], is_matrix, tied)
     is_quantised = is_matrix and not name.endswith(".bias")
     if is_quantised and not any(part in name for part in UNQUANTISED):
         blocks = np.resize(_pool()[1][begin:], (size // BLOCK, 34))
@@ -178,3 +214,11 @@ def _weights(name: str, shape: tuple[int, ...], seed: int) -> tuple[str, bytes]:
     else:
         values = spread * values
     return "F32", values.astype("<f4").tobytes()
+
+
+def _spread(name: str, row: int, is_matrix: bool, tied: bool) -> float:
+    if "token_embd" in name:
+        return 0.02 if tied else 1.0  # a large one answers every token with itself
+    if name.endswith(".bias"):
+        return 0.05  # large ones drown what depends on the text
+    return GAIN / row**0.5 if is_matrix else 0.3

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama import native
 
 Hyperparameters = dict[str, Any]
 
@@ -24,12 +23,11 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-NO_TEXT = {
-    "clip": "llama.cpp loads it beside another model only",
-    "gptj": "llama.cpp has no graph for it",
-    "(unknown)": "llama.cpp's word for none",
-}
-"""Architectures of which no model can be loaded, whatever its file says."""
+NO_TEXT = ("clip", "gptj", "gemma4-assistant")
+"""Architectures of which llama.cpp loads no model by itself, whatever its file says."""
+NO_NAME = "(unknown)"
+NEVER_PAGED = ("hrm_text",)
+"""Architectures whose passes go through the same weights several times: these stay in memory."""
 
 EXPERTS_ONLY = _names(
     """afmoe arctic bailingmoe bailingmoe2 bailingmoe3 cohere2moe dbrx deepseek deepseek2
@@ -55,23 +53,32 @@ ATTENDS_SOMETIMES = _names(
 """Layers without KV heads are recurrent."""
 
 
+VARIANTS: dict[str, Hyperparameters] = {
+    # the factors change where a context is larger than the original one, which llama.cpp rounds up
+    "longrope": {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 256},
+}
+
+
 @dataclass(frozen=True)
 class Species:
     """An architecture, with or without experts where it has both."""
 
     architecture: str
     experts: bool = False
+    variant: str = ""
 
     @property
     def name(self) -> str:
         has_both = self.experts and self.architecture in EXPERTS_TOO
-        return f"{self.architecture}+experts" if has_both else self.architecture
+        parts = (self.architecture, "experts" if has_both else "", self.variant)
+        return "+".join(part for part in parts if part)
 
 
 def architectures() -> list[str]:
     """All names that the installed llama.cpp knows, as its own table has them."""
-    library = ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / "libllama.so"))
-    name_of = library["_Z13llm_arch_name8llm_arch"]  # const char * llm_arch_name(llm_arch)
+    name_of = native.library("llama")[
+        "_Z13llm_arch_name8llm_arch"
+    ]  # const char * llm_arch_name(llm_arch)
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
     names = []
     while (name := name_of(len(names)).decode()) != "unknown":
@@ -81,11 +88,13 @@ def architectures() -> list[str]:
 
 def all_species() -> Iterator[Species]:
     for name in architectures():
-        if name in NO_TEXT:
+        if name == NO_NAME:
             continue
         yield Species(name, name in EXPERTS_ONLY)
         if name in EXPERTS_TOO:
             yield Species(name, True)
+    yield Species("phi3", variant="longrope")
+    yield Species("minicpm3", variant="longrope")
 
 
 def hyperparameters(species: Species) -> Hyperparameters:
@@ -97,8 +106,12 @@ def hyperparameters(species: Species) -> Hyperparameters:
     values |= _attention(name, size)
     if species.experts:
         values |= _experts(name, size.n_ff)
-    values |= _own(name, size)
+    values |= _own(name, size) | VARIANTS.get(species.variant, {})
     return {key: value for key, value in values.items() if value is not None}
+
+
+EVERY_HEAD = ("olmoe", "deepseek2-ocr", "dots1", "minicpm3", "rwkv6", "rwkv6qwen2")
+"""Architectures whose heads have keys and values of their own."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,8 @@ def _sizes(name: str) -> _Sizes:
         "deepseek4": _Sizes(n_embd=512, n_head=8, n_kv_head=1, n_ff=512, n_layer=4),
         "step35": _Sizes(n_embd=320, n_head=4, n_kv_head=2),
         "laguna": _Sizes(n_embd=320, n_head=4, n_kv_head=2),
-        "hrm_text": _Sizes(n_layer=6),
+        "hrm_text": _Sizes(n_layer=24),
+        **dict.fromkeys(EVERY_HEAD, _Sizes(n_kv_head=N_HEAD)),
     }.get(name, _Sizes())
 
 
@@ -172,9 +186,10 @@ def _attention(name: str, size: _Sizes) -> Hyperparameters:
     heads: Any = size.n_head
     kv_heads: Any = size.n_kv_head
     if name in ATTENDS_SOMETIMES:
-        kv_heads = [kv_heads if layer % 2 else 0 for layer in range(size.n_layer)]
+        attends = [layer % 2 == (name != "plamo2") for layer in range(size.n_layer)]
+        kv_heads = [kv_heads * one for one in attends]
         if name == "plamo2":
-            heads = [heads if layer % 2 else 0 for layer in range(size.n_layer)]
+            heads = [heads * one for one in attends]
     values: Hyperparameters = {
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
@@ -297,8 +312,11 @@ def _own(name: str, size: _Sizes) -> Hyperparameters:
             "rope.dimension_count": 64,
             "attention.indexer.head_count": size.n_kv_head,
         },
-        "hrm_text": {"hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
+        "hrm_text": {"hrm.layers_per_stack": 4, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
         "plamo2": {"ssm.group_count": 0},
+        "rwkv6qwen2": {"token_shift_count": 1},
+        "arwkv7": {"token_shift_count": 1},
+        "minicpm3": {"rope.dimension_count": 32},
         "wavtokenizer-dec": {"posnet.block_count": 6},
         "graniteswitch": {
             "adapters.count": 2,

@@ -13,20 +13,9 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file import architectures
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from gguf_files import ARRAY, BOOL, STRING, U32, Gguf, tiny_llama
-from zoo_files import write_model
+from gguf_files import ARRAY, BOOL, U32, tiny_llama
+from zoo_files import impostor, write_impostor, write_model
 from zoo_species import Species
-
-
-def renamed(architecture: str) -> Gguf:
-    """A LLaMA that claims to be something else."""
-    model = tiny_llama()
-    model.metadata = {
-        key.replace("llama.", f"{architecture}.") if key.startswith("llama.") else key: value
-        for key, value in model.metadata.items()
-    }
-    model.metadata["general.architecture"] = (STRING, architecture)
-    return model
 
 
 @pytest.mark.parametrize("architecture", architectures.PURPOSES)
@@ -34,7 +23,7 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
     architecture: str, tmp_path: Path
 ) -> None:
     """t5, bert and its family ended the process; diffusion models wrote with a draft."""
-    path = renamed(architecture).write(tmp_path / "m.gguf")
+    path = write_impostor(tmp_path / "m.gguf", architecture)
     with pytest.raises(ModelError, match=f"architecture {architecture} .*: name ") as caught:
         validate(read_header(path))
     assert "\n" not in str(caught.value)
@@ -43,7 +32,7 @@ def test_a_model_for_something_else_is_refused_with_a_next_step(
 def test_the_command_line_says_it_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = renamed("bert").write(tmp_path / "m.gguf")
+    path = write_impostor(tmp_path / "m.gguf", "bert")
     assert main(["generate", "-m", str(path), "-p", "Hello"]) == 3
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert complaint.startswith("edgespec: error: ")
@@ -59,7 +48,7 @@ def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("pooling", "name"), [(1, "mean"), (3, "last token")])
 def test_a_model_that_pools_is_refused(pooling: int, name: str, tmp_path: Path) -> None:
-    model = renamed("qwen3")
+    model = impostor("qwen3")
     model.metadata["qwen3.pooling_type"] = (U32, pooling)
     with pytest.raises(ModelError, match=f"it pools its outputs: {name}"):
         validate(read_header(model.write(tmp_path / "m.gguf")))
@@ -82,6 +71,6 @@ def test_an_encoder_that_only_llama_cpp_knows_is_refused(
 
 def test_layers_of_linear_attention_have_queries_and_no_kv_heads(tmp_path: Path) -> None:
     """Kimi-Linear was called damaged."""
-    model = renamed("kimi-linear")
+    model = impostor("kimi-linear")
     model.metadata["kimi-linear.attention.head_count_kv"] = (ARRAY, U32, [0, 2])
     validate(read_header(model.write(tmp_path / "m.gguf")))

@@ -45,6 +45,14 @@ HEAD = _Purpose(
     "is a drafting head, which computes nothing without its target's inner states",
     "name a whole model of the target's family as the draft",
 )
+BROKEN = _Purpose(
+    "ends llama-cpp-python 0.3.36 when its graph is built",
+    "name another model, or run this one with another version of llama.cpp",
+)
+MIXED = _Purpose(
+    "writes images between its words, which llama.cpp keeps out of one token of a batch only",
+    "name a model that generates text alone, or run this one with llama.cpp",
+)
 
 PURPOSES: dict[str, _Purpose] = {
     **dict.fromkeys(
@@ -59,8 +67,10 @@ PURPOSES: dict[str, _Purpose] = {
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
     **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), HEAD),
     "clip": VISION,
+    "chameleon": MIXED,
+    "plm": BROKEN,
 }
-"""Of architectures that do not write text token by token."""
+"""Of architectures that do not write text token by token, or not here."""
 
 NO_POOLING = 0
 POOLINGS = {1: "mean", 2: "CLS", 3: "last token", 4: "rank"}
