@@ -1,0 +1,63 @@
+"""Every architecture that llama.cpp knows writes llama.cpp's own text within its budget, resident
+and paged, alone and with a draft, or is refused with a sentence; none ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from edgespec_runtimes.gguf.file.architectures import PURPOSES
+from zoo import verdicts
+from zoo_species import NO_TEXT, all_species
+from zoo_trials import WAYS, Verdict
+
+pytestmark = pytest.mark.slow
+
+SPECIES = {species.name: species for species in all_species()}
+REFUSED = [
+    name
+    for name, species in SPECIES.items()
+    if species.architecture in PURPOSES or species.architecture in NO_TEXT
+]
+WRITING = [name for name in SPECIES if name not in REFUSED]
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, Verdict]:
+    return {verdict.name: verdict for verdict in verdicts()}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_it_writes_llama_cpps_text_within_its_budget(
+    name: str, found: Mapping[str, Verdict]
+) -> None:
+    verdict = found[name]
+    assert not verdict.refusal
+    assert set(verdict.runs) == set(WAYS)
+    assert not verdict.complaints
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_a_sentence(name: str, found: Mapping[str, Verdict]) -> None:
+    assert found[name].refusal
+    assert "\n" not in found[name].refusal
+
+
+def test_only_what_is_not_quantised_rounds(found: Mapping[str, Verdict]) -> None:
+    """A dense model of quantised matrices differs in no token, and not in a bit of its logits."""
+    verdict = found["llama"]
+    assert verdict.rounding == 0.0
+    assert not any(run.differences for run in verdict.runs.values())
+
+
+def test_drafts_are_right_now_and_then(found: Mapping[str, Verdict]) -> None:
+    """Otherwise the zoo would show little: nothing accepted, or nothing rejected."""
+    drafted = [verdict.runs["paged, drafted"] for verdict in map(found.get, WRITING) if verdict]
+    accepted, verified = sum(r.accepted for r in drafted), sum(r.drafted for r in drafted)
+    assert 0.01 * verified < accepted < 0.9 * verified
+
+
+def test_texts_are_not_all_of_one_token(found: Mapping[str, Verdict]) -> None:
+    n_kinds = [len(set(found[name].runs["resident"].tokens)) for name in WRITING]
+    assert sum(n_kinds) / len(n_kinds) > 12

@@ -1,0 +1,114 @@
+"""Holds edgespec against llama.cpp on a tiny model of every architecture that llama.cpp knows.
+
+A program: `python tests/zoo.py --table` writes a row for each, `python tests/zoo.py NAME...` tries
+out some. The tests use `verdicts`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.memory.process import usable_cores
+from zoo_files import warm_up
+from zoo_species import all_species
+from zoo_trials import WAYS, Run, Verdict, try_out, verdict_of
+
+
+def verdicts(names: Sequence[str] = ()) -> list[Verdict]:
+    """Of the named species or of all, by name; as many at once as there are cores."""
+    parts = usable_cores()
+    with ThreadPoolExecutor(parts) as pool:
+        found = pool.map(lambda part: _part(part, parts, names), range(parts))
+        return sorted((verdict for one in found for verdict in one), key=lambda v: v.name)
+
+
+def _part(part: int, parts: int, names: Sequence[str]) -> list[Verdict]:
+    command = [sys.executable, __file__, "--part", f"{part}/{parts}", *names]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    )
+    return [verdict_of(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def work(part: int, parts: int, names: Sequence[str]) -> None:
+    """Try out every `parts`th species; one line of JSON each."""
+    lib.llama_backend_init()
+    warm_up()
+    chosen = [species for species in all_species() if not names or species.name in names]
+    with tempfile.TemporaryDirectory() as folder:
+        for species in chosen[part::parts]:
+            print(json.dumps(asdict(try_out(species, Path(folder)))), flush=True)
+
+
+def table(found: Sequence[Verdict]) -> Iterator[str]:
+    """Markdown: a row for each species, and what they come to."""
+    yield f"| architecture | {' | '.join(WAYS)} | guesses kept | peak of budget |"
+    yield "| --- " * (len(WAYS) + 3) + "|"
+    for verdict in found:
+        if verdict.refusal:
+            yield f"| {verdict.name} | refused: {verdict.refusal} |"
+            continue
+        cells = [_cell(verdict, way) for way in WAYS]
+        kept = sum(run.accepted for run in verdict.runs.values())
+        guessed = sum(run.drafted for run in verdict.runs.values())
+        yield (
+            f"| {verdict.name} | {' | '.join(cells)} | {kept} of {guessed} "
+            f"| {100 * verdict.peak_share:.0f} % |"
+        )
+    yield ""
+    yield _sums(found)
+
+
+def _cell(verdict: Verdict, way: str) -> str:
+    if way not in verdict.runs:
+        return verdict.failures.get(way, "-")
+    run = verdict.runs[way]
+    if not run.differences:
+        return "identical"
+    return f"{len(run.differences)} of {len(run.gaps)} (gap {max(run.differences):.3f})"
+
+
+def _sums(found: Sequence[Verdict]) -> str:
+    runs: list[Run] = [run for verdict in found for run in verdict.runs.values()]
+    differences = [gap for run in runs for gap in run.differences]
+    n_wrong = sum(bool(verdict.complaints) for verdict in found)
+    n_refused = sum(bool(verdict.refusal) for verdict in found)
+    return (
+        f"{len(found)} species: {n_refused} refused, {n_wrong} with a defect; "
+        f"{len(differences)} of {sum(len(run.gaps) for run in runs)} tokens are not llama.cpp's "
+        f"first choice, by {max(differences, default=0):.3f} at most"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="species; all when none is named")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true", help="write a table, no JSON")
+    arguments = parser.parse_args()
+    if arguments.part:
+        part, parts = map(int, arguments.part.split("/"))
+        work(part, parts, arguments.names)
+        return
+    found = verdicts(arguments.names)
+    if arguments.table:
+        print("\n".join(table(found)))
+    for verdict in found:
+        if not arguments.table:
+            print(json.dumps(asdict(verdict)))
+        for complaint in verdict.complaints:
+            print(f"{verdict.name}: {complaint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
