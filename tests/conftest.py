@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
     "edgespec.testing.fake_model",
     "edgespec.testing.paging_contract",
     "edgespec.testing.port_contract",
+    "edgespec.testing.prepared_contract",
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")

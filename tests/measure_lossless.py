@@ -1,6 +1,9 @@
 """Counts where edgespec's text differs from llama.cpp's own, and by what margin it was decided.
 
-    python tests/measure_lossless.py TARGET DRAFT [--prompts 20] [--tokens 64]
+    python tests/measure_lossless.py TARGET DRAFT [--prompts 20] [--tokens 64] [--between-own]
+
+First among its own texts: with a draft and without, at two budgets, of short and of long prompts.
+Then, unless only those are asked for, against llama.cpp:
 
 Greedy against token-by-token decoding of the same file, each pacer and each budget at least once;
 sampled with the draft against sampled without it. A difference is allowed where rounding decides:
@@ -12,11 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +34,10 @@ from edgespec.models.embedded import embedded_pair
 from reference import LlamaCpp, Reference
 
 PACERS = ("llmcad", "best-first", "linear")
-N_CTX = 512
+N_CTX = 1024
+LONG_TOKENS = 300
+"""Of a long prompt: attention has other kernels from 64 rows and from 512 cells on."""
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
 def main() -> None:
@@ -38,12 +47,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--budgets", nargs=2, default=("300M", "400M"))
+    parser.add_argument("--between-own", action="store_true")
+    parser.add_argument("--threads", type=int, default=None)
     args = parser.parse_args()
 
     lines = (embedded_pair().target.parent / "prompts.jsonl").read_text().splitlines()
     texts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
     with session.load(LoadSettings(model=args.draft, ctx_size=N_CTX)) as any_model:
         prompts = [any_model.encode(text) for text in texts]
+    compare_own(args, prompts)
+    if args.between_own:
+        return
     with LlamaCpp(args.target, N_CTX, n_threads=2) as llama_cpp:
         references = [llama_cpp.greedy(prompt, args.tokens) for prompt in prompts]
     n_tokens = sum(len(reference.tokens) for reference in references)
@@ -66,6 +80,54 @@ def main() -> None:
     alone = sampled(settings.model_copy(update={"draft": None}), prompts, args.tokens)
     drafted_tokens = sampled(settings, prompts, args.tokens)
     compare_sampled(alone, drafted_tokens)
+
+
+def compare_own(args: argparse.Namespace, prompts: Sequence[Sequence[int]]) -> None:
+    """Texts of the first half of the prompts as they are, and of the others made long."""
+    half, everything = len(prompts) // 2, [token for prompt in prompts for token in prompt]
+    wanted = [*prompts[:half], *([*everything, *p][-LONG_TOKENS:] for p in prompts[half:])]
+    lengths = [len(prompt) for prompt in wanted]
+    print(f"{len(wanted)} prompts of {min(lengths)} to {max(lengths)} tokens", flush=True)
+    for what, sampling in (("greedy", {}), ("sampled", SAMPLED)):
+        texts: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
+        for budget in args.budgets:
+            for drafts in (False, True):
+                settings = LoadSettings(
+                    model=args.target,
+                    draft=args.draft if drafts else None,
+                    memory_budget=budget,
+                    ctx_size=N_CTX,
+                    threads=args.threads,
+                )
+                # a process of its own, so that none inherits memory, and the budgets mean the same
+                with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                    job = process.submit(own_texts, settings, sampling, wanted, args.tokens)
+                    pages, texts[budget, drafts] = job.result()
+                print(f"  {what}, {budget} ({pages}), drafts: {drafts}", flush=True)
+        first, second = args.budgets
+        for title, one, other in (
+            (f"with and without a draft at {first}", (first, False), (first, True)),
+            (f"with and without a draft at {second}", (second, False), (second, True)),
+            ("between the budgets, without a draft", (first, False), (second, False)),
+            ("between the budgets, with a draft", (first, True), (second, True)),
+        ):
+            pairs = zip(texts[one], texts[other], strict=True)
+            differ = [i for i, (left, right) in enumerate(pairs) if left != right]
+            print(
+                f"{what}, {title}: {len(differ)} of {len(wanted)} texts differ {differ}", flush=True
+            )
+
+
+def own_texts(
+    settings: LoadSettings,
+    sampling: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    n_tokens: int,
+) -> tuple[str, list[tuple[int, ...]]]:
+    chosen = SamplingParams(**sampling)
+    with session.load(settings, EngineSettings(step_aside=False)) as running:
+        pages = "paged" if running.plan.paged else "resident"
+        return pages, [running.generate(p, chosen, n_tokens).tokens for p in prompts]
 
 
 def compare_sampled(alone: Sequence[Sampled], drafted: Sequence[Sampled]) -> None:
@@ -151,12 +213,11 @@ def watched_logits() -> Iterator[list[np.ndarray]]:
 def sampled(
     settings: LoadSettings, prompts: Sequence[Sequence[int]], n_tokens: int
 ) -> list[Sampled]:
-    sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
     texts = []
     with session.load(settings, EngineSettings(step_aside=False)) as running:
         for prompt in prompts:
             with watched_logits() as seen:
-                result = running.generate(prompt, sampling, n_tokens)
+                result = running.generate(prompt, SamplingParams(**SAMPLED), n_tokens)
             texts.append(Sampled(result.tokens, seen))
     return texts
 

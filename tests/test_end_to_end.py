@@ -109,6 +109,24 @@ def test_the_peak_of_the_process_stays_within_the_budget(
     assert answer["paging"]["streamed_bytes"] > 0
 
 
+@pytest.mark.slow
+def test_one_smallest_budget_is_named_and_always_works(big: Path) -> None:
+    """It depended on the budget, and by chance the same command was accepted or refused."""
+    pair = ("-m", big, "-md", PAIR.draft)
+
+    def smallest_at(budget: int) -> int:
+        done = edgespec("plan", *pair, "-c", "256", "--json", "--memory-budget", str(budget))
+        return int(done.json.get("error", done.json)["smallest_bytes"])
+
+    (named,) = {smallest_at(budget * MIB) for budget in (50, 100, 120, 135, 150, 300)}
+    for _ in range(8):
+        answer = generate(*pair, "--memory-budget", str(named), n=2)
+        assert answer.code == 0
+        assert answer.json["memory"]["peak_bytes"] <= named
+    below = [generate(*pair, "--memory-budget", str(named - MIB), n=2).code for _ in range(4)]
+    assert len(set(below)) == 1
+
+
 def test_the_kernel_counts_the_same_peak(big: Path, smallest: int) -> None:
     """In a fresh interpreter, whose only child is the run that is measured."""
     code = (

@@ -35,6 +35,7 @@ from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.resident import resident_weights
+from edgespec_runtimes.gguf.rounding import rounding_notes
 
 BATCH_SIZES = (512, EVEN_BATCH)
 """Tokens of a prompt in one batch; smaller ones would change the text."""
@@ -116,10 +117,14 @@ class PreparedGguf:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What is said of packing concerns weights that stay in memory."""
+        """What is said of packing concerns weights that stay in memory; of rounding, a target that
+        is drafted for."""
         request, note = self._request, native.packing().note
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
-        return [note] if note and (may_stay or request.owner == "draft") else []
+        notes = [note] if note and (may_stay or request.owner == "draft") else []
+        if request.owner == "target" and request.max_nodes > 1:
+            notes += rounding_notes(self._header, self.info.name, request.flash_attn)
+        return notes
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)

@@ -1,0 +1,87 @@
+"""What every prepared model promises a plan: one answer, and rows that are at least what is taken.
+
+A suite inherits from `PreparedContract` and gives the fixture `prepare`: a function that prepares a
+target of a few megabytes at least, which can be paged, for several nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgespec.memory.budget import LOADING, MemoryPlan, plan_memory
+from edgespec.memory.needs import HEADROOM_BYTES
+from edgespec.memory.process import process_rss_bytes, return_free_memory
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import PreparedModel
+from edgespec.testing.port_contract import TEXT
+from edgespec.tree import ROOT, TokenTree
+
+
+def work_hard(model: LanguageModel) -> None:
+    """Fill the context but for a tree, and evaluate the largest tree."""
+    n_nodes = model.info.max_nodes
+    tokens = (100 * model.vocabulary.encode(100 * TEXT))[: model.info.n_ctx]
+    model.prefill(tokens[:-n_nodes])
+    tree, nodes = TokenTree(tokens[-n_nodes]), [ROOT]
+    for token in tokens[1 - n_nodes :]:
+        nodes.append(tree.add(nodes[-1], token, 0.9))
+    model.evaluate(tree, nodes)
+
+
+class PreparedContract:
+    @pytest.fixture
+    def prepare(self) -> Callable[[], PreparedModel]:
+        raise NotImplementedError("a runtime's test class says how to prepare its model")
+
+    @pytest.fixture
+    def prepared(self, prepare: Callable[[], PreparedModel]) -> Iterator[PreparedModel]:
+        prepared = prepare()
+        yield prepared
+        prepared.close()
+
+    def taken_by(self, prepared: PreparedModel, plan: MemoryPlan | None) -> int:
+        """Bytes that the process has more of when the model has worked hard."""
+        return_free_memory()
+        before = process_rss_bytes()
+        model = prepared.load(plan)
+        work_hard(model)
+        taken = process_rss_bytes() - before
+        model.close()
+        return taken
+
+    def test_what_it_needs_is_one_answer(self, prepared: PreparedModel) -> None:
+        assert prepared.needs() == prepared.needs()
+
+    def test_its_rows_name_their_owner(self, prepared: PreparedModel) -> None:
+        needs = prepared.needs()
+        rows = (*needs.rows_in_any_case(), *needs.rows_when_paged(), *(needs.resident or ()))
+        assert {row.owner for row in rows} == {"target"}
+
+    def test_larger_batches_come_first(self, prepared: PreparedModel) -> None:
+        taken = [batch.nbytes for batch in prepared.needs().batches]
+        assert taken == sorted(taken, reverse=True)
+
+    def test_every_cut_holds_the_same_weights_in_more_parts_than_the_one_before(
+        self, prepared: PreparedModel
+    ) -> None:
+        cuts = prepared.needs().cuts
+        assert len({sum(segment.nbytes for segment in cut) for cut in cuts}) == 1
+        sizes = [len(cut) for cut in cuts]
+        assert sizes == sorted(set(sizes))
+
+    def test_a_resident_model_takes_no_more_than_its_rows(self, prepared: PreparedModel) -> None:
+        needs = prepared.needs()
+        rows = [row for row in needs.resident or () if row.what != LOADING]
+        planned = sum(row.nbytes for row in (*needs.rows_in_any_case(), *rows))
+        assert self.taken_by(prepared, None) <= planned + HEADROOM_BYTES
+
+    def test_a_paged_model_takes_no_more_than_its_rows(self, prepared: PreparedModel) -> None:
+        needs = prepared.needs()
+        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+        weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
+        budget_bytes = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
+        plan = plan_memory(budget_bytes, rows, needs.cuts, None, paged)
+        assert plan.streamed_bytes > 0
+        assert self.taken_by(prepared, plan) <= plan.planned_bytes + HEADROOM_BYTES

@@ -1,0 +1,47 @@
+"""What of a model lets llama.cpp round otherwise when a pass has several rows: it is said, because
+it cannot be helped.
+
+Knows kinds of weights and of attention; where rows can be made to round alike is elsewhere.
+"""
+
+from __future__ import annotations
+
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+
+UNQUANTISED = ("F32", "F16", "BF16")
+"""Several rows of such matrices are multiplied by a kernel of their own; one row is not."""
+_LOOKED_UP = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
+_TIED_HEAD = "token_embd.weight"
+
+
+def rounding_notes(header: GgufFile, name: str, flash_attn: str) -> list[str]:
+    """Why a draft may change a token where two are as good as equal, in sentences; often none."""
+    matrices = unquantised_matrices(header)
+    why = []
+    if matrices:
+        why.append(
+            f"{len(matrices)} of its matrices are not quantised ({matrices[0]} is the first)"
+        )
+    if flash_attn == "off":
+        why.append("flash attention is off")
+    return [
+        f"{name}: {reason}, and llama.cpp rounds otherwise for several rows than for one: where "
+        "two tokens are as good as equal, a draft may change which is written"
+        for reason in why
+    ]
+
+
+def unquantised_matrices(header: GgufFile) -> list[str]:
+    """Names of those that activations are multiplied with."""
+    has_head = "output.weight" in header.tensors_by_name
+    return [
+        tensor.name
+        for tensor in header.tensors
+        if tensor.type.name in UNQUANTISED
+        and _is_matrix(tensor)
+        and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
+    ]
+
+
+def _is_matrix(tensor: TensorEntry) -> bool:
+    return sum(size > 1 for size in tensor.shape) > 1 and "conv1d" not in tensor.name

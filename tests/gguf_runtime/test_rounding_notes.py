@@ -1,0 +1,39 @@
+"""Where a draft may change a token for the way llama.cpp rounds, a note says so, and only there."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf import runtime
+from gguf_files import tiny_llama
+
+REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
+
+
+def notes(request: ModelRequest) -> list[str]:
+    with closing(runtime.prepare(request)) as prepared:
+        return [note for note in prepared.notes if "rounds otherwise" in note]
+
+
+def test_a_quantised_model_needs_no_note() -> None:
+    assert notes(REQUEST) == []
+
+
+def test_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> None:
+    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
+    (note,) = notes(replace(REQUEST, path=path, ctx_size=0))
+    assert "matrices are not quantised" in note
+
+
+def test_attention_without_flash_is_told() -> None:
+    (note,) = notes(replace(REQUEST, flash_attn="off"))
+    assert "flash attention is off" in note
+
+
+def test_without_a_draft_nothing_needs_to_be_told() -> None:
+    assert notes(replace(REQUEST, flash_attn="off", max_nodes=1, max_branches=1)) == []
+    assert notes(replace(REQUEST, flash_attn="off", owner="draft")) == []
