@@ -41,6 +41,20 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertDetails:
+    """What a mixture's files say about its experts, for people."""
+
+    experts: int
+    """In a layer."""
+    used: int
+    """That a token chooses in a layer."""
+    nbytes: int
+    """Of all experts."""
+    token_bytes: int
+    """Of all weights, what one token needs at least."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDetails:
     """What a model's files say about it, for people; None where they do not say, or not one thing.
 
@@ -59,6 +73,8 @@ class ModelDetails:
     licence: str | None = None
     equals: str | None = None
     """Of an enlarged model, the name of the one that it computes the same as."""
+    experts: ExpertDetails | None = None
+    """Of a mixture."""
     files: tuple[Path, ...] = ()
 
 

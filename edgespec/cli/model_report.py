@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
     from edgespec.models.self_draft import SelfDraft
-    from edgespec.values import EnlargeReport
+    from edgespec.values import EnlargeReport, ExpertDetails
 
 UNKNOWN = "?"
 LEAST_USE = 1.1
@@ -113,7 +113,15 @@ def show_report(described: ModelDescription) -> dict[str, Any]:
         "files": [_file_report(file) for file in described.files],
         "licence": described.licence,
         "equals": details.equals,
+        "experts": asdict(details.experts) if details.experts else None,
     }
+
+
+def _experts(experts: ExpertDetails) -> str:
+    return (
+        f"{experts.experts} in a layer, {experts.used} for a token: {format_size(experts.nbytes)} "
+        f"in all; a token needs {format_size(experts.token_bytes)} of the weights"
+    )
 
 
 def show_table(described: ModelDescription) -> list[str]:
@@ -134,6 +142,8 @@ def show_table(described: ModelDescription) -> list[str]:
         *_checksums(described.files),
         ("licence", described.licence or UNKNOWN),
     ]
+    if details.experts:
+        facts.append(("experts", _experts(details.experts)))
     if details.equals:
         facts.append(("equals", f"{details.equals}: enlarged, it writes the same text"))
     return [f"{name:<12}  {value}" for name, value in facts]

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edgespec.cli.reports import generation_summary, plan_report, plan_table
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
+from edgespec.memory.experts import ExpertSizes
 from edgespec.units import format_size
-from edgespec.values import GenerationResult, PagingStats
+from edgespec.values import ExpertStats, GenerationResult, PagingStats
 
 MIB = 1 << 20
 SEGMENTS = tuple(SegmentSize(f"layer {i}", 100 * MIB, 100 * MIB) for i in range(4))
@@ -74,3 +75,21 @@ def test_a_gpus_memory_is_a_table_of_its_own():
     assert table[1:3] == ["planned on the GPU 20.0 MiB", "budget there 50.0 MiB"]
     assert plan_report(plan, None)["gpu_planned_bytes"] == 20 * MIB
     assert "GPU" not in "\n".join(plan_table(PAGED))
+
+
+def test_a_mixtures_plan_says_what_a_token_chooses_and_what_fits():
+    experts = ExpertSizes(24, 16, 4, 1600 * MIB, 1600 * MIB, 64 * MIB, 16 * MIB)
+    segments = [SegmentSize(f"layer {i}", MIB, MIB) for i in range(24)]
+    plan = plan_memory(524 * MIB, [], [segments], experts=experts)
+    text = "\n".join(plan_table(plan, 300e6, "given"))
+    assert "24 layers choose 4 of 16 experts for a token: 400 MiB of 1.6 GiB" in text
+    assert "31% of the experts fit into memory at once" in text
+    assert "All 24 segments are pinned" in text
+
+
+def test_the_summary_of_a_mixture_says_how_many_experts_were_in_memory():
+    served = ExpertStats(hits=900, misses=100, bytes_read=50 * MIB, stall_s=1.5)
+    paging = PagingStats(bytes_read=50 * MIB, passes=2, experts=served)
+    result = GenerationResult("text", (1,), (2, 3), "stop", paging=paging)
+    text = "\n".join(generation_summary(result, PAGED, {"total": 1.0}, 10 * MIB))
+    assert "of 1,000 that layers chose 90% were in memory; 50.0 MiB read, 1.50 s waited" in text

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize, loaded_before, plan_memory
+from edgespec.memory.experts import ExpertSizes
 
 FIXED = (MemoryRow("process", "all", 100), MemoryRow("draft", "weights", 50))
 
@@ -122,3 +123,58 @@ def test_pinning_uses_the_room_and_keeps_the_gaps_alike(sizes: list[int], share:
     is_streamed = [i not in plan.pinned for i in range(len(sizes))]
     runs = [len(list(group)) for streamed, group in itertools.groupby(is_streamed) if streamed]
     assert not runs or max(runs) <= 1 / share + 2
+
+
+# A mixture: 10 layers of 8 experts, 2 used, an expert takes 20.
+
+EXPERTS = ExpertSizes(
+    n_layers=10,
+    n_experts=8,
+    n_used=2,
+    nbytes=1600,
+    room_bytes=1600,
+    layer_bytes=160,
+    least_bytes=40,
+)
+
+
+def test_dense_weights_are_pinned_first_and_experts_get_the_rest() -> None:
+    plan = plan_memory(150 + 200 + 400, FIXED, [layers(20)], experts=EXPERTS)
+    assert (plan.n_pinned, plan.ring_bytes, plan.expert_bytes) == (20, 0, 400)
+    assert plan.planned_bytes == 750
+
+
+def test_a_mixture_works_with_a_ring_and_what_one_token_chooses_in_a_layer() -> None:
+    assert plan_memory(150 + 20 + 40, FIXED, [layers(20)], experts=EXPERTS).expert_bytes == 40
+    with pytest.raises(BudgetError) as refused:
+        plan_memory(150 + 20 + 39, FIXED, [layers(20)], experts=EXPERTS)
+    assert refused.value.smallest_bytes == 150 + 20 + 40
+
+
+@given(room=st.integers(60, 2500))
+def test_whatever_the_room_a_mixtures_plan_keeps_to_it(room: int) -> None:
+    plan = plan_memory(150 + room, FIXED, [layers(20)], experts=EXPERTS)
+    assert plan.planned_bytes <= 150 + room
+    assert plan.expert_bytes >= EXPERTS.least_bytes
+    assert not plan.pinned or plan.ring_bytes or plan.n_pinned == 20
+
+
+def test_a_batch_of_a_prompt_finds_room_for_a_layers_experts_before_dense_weights_are_pinned() -> (
+    None
+):
+    plan = plan_memory(150 + 330, FIXED, [layers(20)], experts=EXPERTS)
+    assert plan.expert_bytes >= EXPERTS.layer_bytes
+    assert 0 < plan.n_pinned < 20
+
+
+def test_a_pass_over_more_nodes_reads_more_experts_but_not_as_many_times_more() -> None:
+    plan = plan_memory(150 + 200 + 400, FIXED, [layers(20)], experts=EXPERTS)
+    one, eight = plan.expected_bytes(1), plan.expected_bytes(8)
+    assert one == plan.bytes_per_pass == 200  # 10 layers, 2 experts of 20, half of them there
+    assert one < eight < 4 * one
+
+
+def test_a_mixture_that_fits_reads_nothing() -> None:
+    plan = plan_memory(150 + 200 + 1600, FIXED, [layers(20)], experts=EXPERTS)
+    assert plan.expert_share == 1
+    assert plan.bytes_per_pass == 0

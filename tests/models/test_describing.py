@@ -13,7 +13,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import read_header
-from gguf_files import ARRAY, I32, STRING, U32, Gguf, tiny_llama
+from gguf_files import ARRAY, I32, STRING, U32, Gguf, Tensor, tiny_llama
 
 
 class Prepared:
@@ -132,3 +132,14 @@ def test_a_licence_that_is_no_text_is_none(tmp_path: Path) -> None:
     model = tiny_llama()
     model.metadata["general.license"] = (U32, 3)
     assert details(model, tmp_path).licence is None
+
+
+def test_a_mixture_says_what_a_token_needs_of_it(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata |= {"llama.expert_count": (U32, 4), "llama.expert_used_count": (U32, 1)}
+    model.tensors.append(Tensor("blk.0.ffn_up_exps.weight", (64, 96, 4), 0, bytes(4 * 64 * 96 * 4)))
+    header = read_header(model.write(tmp_path / "m.gguf"))
+    experts = details_of(header).experts
+    assert experts is not None
+    assert (experts.experts, experts.used, experts.nbytes) == (4, 1, 4 * 64 * 96 * 4)
+    assert experts.token_bytes == header.weight_bytes - 3 * 64 * 96 * 4

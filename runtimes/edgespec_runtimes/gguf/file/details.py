@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from edgespec.values import ENLARGED_FROM, ModelDetails
+from edgespec.values import ENLARGED_FROM, ExpertDetails, ModelDetails
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
 
 
@@ -28,8 +28,24 @@ def details_of(header: GgufFile) -> ModelDetails:
         context_length=header.context_length,
         licence=_text(header, "general.license"),
         equals=_text(header, ENLARGED_FROM),
+        experts=_experts(header),
         files=header.paths,
     )
+
+
+def _experts(header: GgufFile) -> ExpertDetails | None:
+    n_experts = _of_all_layers(header, "expert_count") or 0
+    n_used = _of_all_layers(header, "expert_used_count") or 0
+    stacked = [
+        tensor
+        for tensor in header.tensors
+        if len(tensor.shape) == 3 and tensor.shape[2] == n_experts and "_exps." in tensor.name
+    ]
+    if not n_used or not stacked:
+        return None
+    nbytes = sum(tensor.nbytes for tensor in stacked)
+    unused_bytes = nbytes * (n_experts - n_used) // n_experts
+    return ExpertDetails(n_experts, n_used, nbytes, header.weight_bytes - unused_bytes)
 
 
 def _of_all_layers(header: GgufFile, suffix: str) -> int | None:
