@@ -211,3 +211,12 @@ def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
     with pytest.raises(GrammarError, match="cannot be followed any further"):
         session.generate("a", None, 100, grammar=exploding)
     assert session.generate("a", max_tokens=1).tokens
+
+
+def test_tokens_that_a_grammar_forces_are_guessed_for_free(session):
+    names = {"const": "a constant that nobody could guess, 1729 and 4104"}
+    with session.stream("data = ", max_tokens=80, grammar=json_schema(names)) as events:
+        text = "".join(event.text for event in events)
+        result = events.result
+    assert text == '"a constant that nobody could guess, 1729 and 4104"'
+    assert result.speculation.rounds < len(result.tokens) / 3

@@ -17,6 +17,7 @@ import numpy as np
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.admission import check_prompt, obstacle
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
@@ -204,7 +205,8 @@ class Engine(Owner):
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
                 tree = tree.bare()
-            else:
+            hang_forced(tree, sampler, round_.limits)
+            if round_.grower is not None:
                 self._grow(tree, round_.grower, round_)
             nodes = self._select(tree, round_)
             logits = self._verify(tree, nodes, round_)

@@ -36,6 +36,9 @@ class Constraint(Protocol):
     def take(self, token: int) -> None:
         """`token` is the next one of the text."""
 
+    def forced(self, most: int) -> list[int]:
+        """The next tokens, as far as there is no choice; at most so many."""
+
 
 class Sampler:
     """What may come next in one generation, by what was taken before.
@@ -92,6 +95,12 @@ class Sampler:
         For rules that let chance decide whether a guess stands.
         """
         return float(self._coin.random())
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must come next, whatever the logits say; none without a constraint."""
+        if self._constraint is None or most < 1:
+            return []
+        return self._constraint.forced(most)
 
     def accept(self, token: int, logits: Logits) -> None:
         """`token` is the next one of the text; it was chosen by these logits."""
