@@ -200,7 +200,12 @@ class Engine(Owner):
         """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
         sampler, transcript, tally = request.sampler, request.transcript, request.tally
         eog_tokens = self._target.vocabulary.eog_tokens
-        tree = TokenTree(request.prompt[-1], PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
+        root_token = request.prompt[-1]
+        if len(self._committed) < len(request.prompt) - 1:
+            event = self._read_tail(request)
+            root_token = event.token
+            yield event
+        tree = TokenTree(root_token, PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
         while not transcript.is_finished:
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
@@ -235,7 +240,10 @@ class Engine(Owner):
             tree = rerooted
 
     def _read_prompt(self, request: Request) -> None:
-        """Prefill all but the prompt's last token, and no more than differs from the last call."""
+        """Prefill all but the prompt's last token, and no more than differs from the last call.
+
+        What goes on from there and fits into one pass is left to `_read_tail`.
+        """
         self._check_cancelled()
         prompt = list(request.prompt)
         begun = self._clock()
@@ -244,7 +252,8 @@ class Engine(Owner):
             reused = 0  # recurrent state cannot be rewound by a few tokens
         self._target.truncate(reused)
         del self._committed[reused:]
-        if unread := prompt[reused:-1]:
+        unread = prompt[reused:-1]
+        if unread and not (reused and self._fits_a_pass(len(unread) + 1)):
             prefill = partial(self._target.prefill, unread, request.progress)
             self._worker.run(prefill, self._target.cancel, self._check_cancelled)
             self._committed += unread
@@ -258,6 +267,33 @@ class Engine(Owner):
         request.tally.prompt_s = end - begun
         request.tally.reused_tokens = reused
         self._trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
+
+    def _fits_a_pass(self, n_tokens: int) -> bool:
+        """Whether one pass may both read so many tokens and say what follows them."""
+        info = self._target.info
+        return info.tree_capable and n_tokens <= info.max_nodes
+
+    def _read_tail(self, request: Request) -> TokenEvent:
+        """Read what is left of the prompt, a branch of a tree, in the pass of the first token.
+
+        The next turn of a conversation costs one pass so, instead of a prefill and one.
+        """
+        begun = self._clock()
+        tail = request.prompt[len(self._committed) :]
+        tree = TokenTree(tail[0], len(tail))
+        branch = [ROOT]
+        for token in tail[1:]:
+            branch.append(tree.add(branch[-1], token, confidence=1.0))
+        evaluate = partial(self._target.evaluate, tree, branch)
+        with self._trace.span(Track.ENGINE, "verify").note(nodes=len(branch)):
+            logits = self._worker.run(evaluate, self._target.cancel, self._check_cancelled)
+        token = request.sampler.pick(logits[-1])
+        (event,) = request.transcript.extend([token], 0, request.sampler.logprobs)
+        self._target.commit(tree, branch)
+        self._committed += tail
+        self._gate = self._gate.observe(self._target.last_report)
+        request.tally.read_first_token(self._clock() - begun)
+        return event
 
     def _catch_up(self, grower: TreeGrower) -> None:
         """Let drafters read what was committed without them: a prompt, rounds that they sat out."""

@@ -74,6 +74,14 @@ class Tally:
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    first_came_with_prompt: bool = False
+    """Whether the pass that read the prompt's end gave the first token."""
+
+    def read_first_token(self, seconds: float) -> None:
+        """The prompt's end was read, and the first token came with it."""
+        self.prompt_s += seconds
+        self.first_came_with_prompt = True
+
     def note(self, text: str) -> None:
         """Say something to the user, once."""
         if text not in self.notes:
@@ -112,7 +120,8 @@ class Tally:
         n_tokens = sum(outcome.n_tokens for outcome in self.outcomes)
         return Timings(
             prompt_s=self.prompt_s,
-            first_token_s=self.prompt_s + sum(outcome.wall_s for outcome in self.outcomes[:1]),
+            first_token_s=self.prompt_s
+            + sum(outcome.wall_s for outcome in self.outcomes[: not self.first_came_with_prompt]),
             decode_s=decode_s,
             tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
         )

@@ -58,6 +58,16 @@ def test_the_next_call_reads_only_what_differs_from_the_last_one() -> None:
     target, draft = counting(), counting()
     with Engine(target, draft) as engine:
         first = finish(engine.generate(PROMPT, GREEDY, 3))
+        n_passes = len(target.evaluations)
+        finish(engine.generate([*PROMPT, *first.tokens, 3, 4], GREEDY, 2))
+    assert target.prefilled == [3]
+    assert target.evaluations[n_passes] == 3, "the rest is read in the pass of the first token"
+
+
+def test_what_differs_is_prefilled_where_it_does_not_fit_into_a_pass() -> None:
+    target = counting(max_nodes=2)
+    with Engine(target, counting()) as engine:
+        first = finish(engine.generate(PROMPT, GREEDY, 3))
         finish(engine.generate([*PROMPT, *first.tokens, 3, 4], GREEDY, 2))
     assert target.prefilled == [3, 2]
 
@@ -67,10 +77,12 @@ def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
     target = FakeModel(language, N_VOCAB)
     with Engine(target, FakeModel(language, N_VOCAB)) as engine:
         finish(engine.generate([1, 2, 3, 4, 5], GREEDY, 8))
+        n_passes = len(target.evaluations)
         again = finish(engine.generate([1, 2, 9, 4, 5], GREEDY, 8))
     fresh = generate(FakeModel(language, N_VOCAB), prompt=[1, 2, 9, 4, 5], max_tokens=8)
     assert again.tokens == fresh.tokens
-    assert target.prefilled == [4, 2]
+    assert target.prefilled == [4]
+    assert target.evaluations[n_passes] == 3
 
 
 def test_every_error_of_a_pass_keeps_its_type() -> None:
