@@ -21,6 +21,7 @@ from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.fallback import RoundSoFar
 from edgespec.engine.gating import OverlapGate
@@ -221,6 +222,8 @@ class Engine(Owner):
             stood = accepted.tokens(tree)
             events = transcript.extend(stood, len(tally.outcomes), sampler.logprobs)
             self._commit(tree, accepted)
+            if round_.grower is not None:
+                self._witness(tree, nodes, logits, round_.grower, round_)
             rerooted = self._reroot(tree, accepted, round_, transcript.is_finished)
             if self._grower and not self.settings.keep_growth:
                 self._grower.rest()
@@ -351,7 +354,7 @@ class Engine(Owner):
         guessing = list(drafters)
         can_draft = draft is not None and self._obstacle is None
         if can_draft if settings.lookup is None else settings.lookup:
-            guessing.append(LookupDrafter(eog_tokens))
+            guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
         if draft is not None and can_draft:
             model = ModelDrafter(
                 draft,
@@ -469,6 +472,19 @@ class Engine(Owner):
         with self._trace.span(Track.ENGINE, "commit"):
             self._target.commit(tree, accepted.path)
         self._committed += (int(tree.token[node]) for node in accepted.path)
+
+    def _witness(
+        self,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        logits: np.ndarray,
+        grower: TreeGrower,
+        round_: RoundInProgress,
+    ) -> None:
+        """Let the drafters see what the target said, also after guesses that do not stand."""
+        begun = self._clock()
+        grower.witness(tree, nodes, logits)
+        round_.draft_s += self._clock() - begun
 
     def _reroot(
         self, tree: TokenTree, accepted: Accepted, round_: RoundInProgress, is_last: bool

@@ -33,7 +33,8 @@ class EngineSettings:
     """Confidences are softmax(draft logits / T) with a T that is learnt from what stood. This is
     the guess that it begins with, unless the target samples at a higher one."""
     lookup: bool | None = None
-    """Guess from the text so far, too. None: beside a draft model, not without one."""
+    """Guess from the text so far and from the target's own words, too. None: beside a draft model,
+    not without one."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
     keep_growth: bool = True

@@ -58,6 +58,9 @@ class Counter:
     def guesses(self, key: int) -> Sequence[Guess] | None:
         return self._guesses.get(key)
 
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        pass
+
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         self._n_read += len(path)
         self._guesses.clear()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.drafting.lookup import LONGEST, HitRates, LookupDrafter, TextIndex
+from edgespec.engine.drafting.hit_rates import HitRates
+from edgespec.engine.drafting.lookup import KINDS, LONGEST, LookupDrafter, TextIndex, kind_of
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
 from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
@@ -123,7 +124,7 @@ def test_a_source_that_is_wrong_fades() -> None:
     drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
     guesses = drafter.guesses(int(tree.key[ROOT]))
     assert guesses is not None
-    kind = HitRates.kind(3, is_sole=True)
+    kind = kind_of(3, is_sole=True)
     for _ in range(30):
         drafter.belief = drafter.belief.observe(kind, was_right=False)
     faded = drafter.guesses(int(tree.key[ROOT]))
@@ -132,17 +133,16 @@ def test_a_source_that_is_wrong_fades() -> None:
 
 
 def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
-    assert {HitRates.kind(alike, True)[:-1] for alike in range(2, LONGEST + 1)} == set(
-        HitRates.first
-    )
+    lengths = range(2, LONGEST + 1)
+    assert {kind_of(alike, sole) for alike in lengths for sole in (True, False)} == set(KINDS)
 
 
 def test_rates_are_recalled_and_soon_overruled() -> None:
-    kind = HitRates.kind(5, is_sole=False)
-    taught = HitRates({})
+    kind = kind_of(5, is_sole=False)
+    taught = HitRates(KINDS)
     for _ in range(200):
         taught = taught.observe(kind, was_right=True)
-    recalled = HitRates({}).recalled(taught.numbers())
+    recalled = HitRates(KINDS).recalled(taught.numbers())
     assert 0.7 < recalled.of(kind) <= taught.of(kind)
     for _ in range(20):
         recalled = recalled.observe(kind, was_right=False)
@@ -159,10 +159,10 @@ def test_a_text_that_repeats_itself_needs_few_passes_without_any_draft() -> None
         result = finish(engine.generate([1, 2, 3, 4], GREEDY, 120))
     assert result.tokens == tuple(text * 4)
     assert result.speculation.rounds < 40
-    (by_lookup,) = result.speculation.sources
-    assert by_lookup.source == "lookup"
-    assert by_lookup.accepted == result.speculation.accepted > 80
-    assert by_lookup.verified == result.speculation.verified
+    sources = {by.source: by for by in result.speculation.sources}
+    assert set(sources) == {"lookup", "recycled"}
+    assert sum(by.accepted for by in sources.values()) == result.speculation.accepted > 80
+    assert sum(by.verified for by in sources.values()) == result.speculation.verified
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

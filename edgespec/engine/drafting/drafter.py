@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
+import numpy as np
+
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.tree import TokenTree
 
@@ -67,6 +69,12 @@ class Drafter(Learner, Protocol):
     def guesses(self, key: int) -> Sequence[Guess] | None:
         """What follows the node of that key, best first, to go by what stood so far; None where
         the drafter was not asked."""
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """A pass of the target is over: its `logits` [len(nodes), n_vocab], after each of `nodes`.
+
+        They also say what it nearly picked, and what follows guesses that did not stand.
+        """
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """The text went down `path`, from the root, and on to `root`, a child of the path's end.

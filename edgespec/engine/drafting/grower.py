@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner
 from edgespec.engine.drafting.pooling import Pool
 from edgespec.engine.drafting.remembering import Learnt
@@ -109,6 +111,11 @@ class TreeGrower:
                 self.begin(tree, pacer, limits)
                 return True
         return False
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Tell the drafters what the target said after `nodes`: `logits` [len(nodes), n_vocab]."""
+        for drafter in self._ready:
+            drafter.witness(tree, nodes, logits)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
         """The tree below `root`, a child of the end of the `path` that the text went down.

@@ -7,12 +7,14 @@ from the end of any branch. It owns an index of the text; it knows no model.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.drafting.hit_rates import HitRates
 from edgespec.tree import ROOT, TokenTree
 
 SHORTEST = 2
@@ -98,64 +100,16 @@ class TextIndex:
         return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class HitRates:
-    """How often the target's token was among those that followed before, by kind of place.
+_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, LONGEST: 0.8}
+"""By the most tokens that places of a kind have in common, how often what followed is believed to
+follow again, until that was seen."""
+KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
 
-    Fading counts with a prior; a text in which nothing repeats is soon not searched for guesses.
-    """
 
-    fade: ClassVar[float] = 0.99
-    prior_places: ClassVar[float] = 3.0
-    most_recalled: ClassVar[float] = 6.0
-    """Places, of what another run learnt: one text repeats itself, the next does not."""
-    first: ClassVar[Mapping[str, float]] = {
-        "2": 0.3,
-        "3": 0.4,
-        "4": 0.5,
-        "6": 0.6,
-        "10": 0.7,
-        f"{LONGEST}": 0.8,
-    }
-    """By the most tokens that places of a kind have in common."""
-
-    seen: Mapping[str, tuple[float, float]]
-    """By kind, how often it was right, and of how many places."""
-
-    @classmethod
-    def kind(cls, alike: int, is_sole: bool) -> str:
-        length = next(kind for kind in cls.first if alike <= int(kind))
-        return f"{length}{'!' if is_sole else ''}"
-
-    def of(self, kind: str) -> float:
-        right, places = self._seen(kind)
-        return right / places
-
-    def observe(self, kind: str, was_right: bool) -> HitRates:
-        right, places = self._seen(kind)
-        after = self.fade * right + was_right, self.fade * places + 1.0
-        return HitRates({**self.seen, kind: after})
-
-    def numbers(self) -> dict[str, float]:
-        return {
-            name: value
-            for kind, (right, places) in self.seen.items()
-            for name, value in ((f"{kind} right", right / places), (f"{kind} places", places))
-        }
-
-    def recalled(self, numbers: Mapping[str, float]) -> HitRates:
-        seen = dict(self.seen)
-        for kind in (kind + end for kind in self.first for end in ("", "!")):
-            share = numbers.get(f"{kind} right", -1.0)
-            places = min(self.most_recalled, numbers.get(f"{kind} places", 0.0))
-            if 0 <= share <= 1 and places > 0:
-                right, known = self._seen(kind)
-                seen[kind] = right + share * places, known + places
-        return HitRates(seen)
-
-    def _seen(self, kind: str) -> tuple[float, float]:
-        prior = self.prior_places
-        return self.seen.get(kind) or (self.first[kind.rstrip("!")] * prior, prior)
+def kind_of(alike: int, is_sole: bool) -> str:
+    """Of a place with so many tokens in common; `is_sole` if it always went on alike."""
+    most = next(most for most in _BY_LENGTH if alike <= most)
+    return f"{most}{'!' if is_sole else ''}"
 
 
 class LookupDrafter:
@@ -166,7 +120,7 @@ class LookupDrafter:
     n_candidates = 4
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
-        self.belief = HitRates({})
+        self.belief = HitRates(KINDS)
         self._eog_tokens = eog_tokens
         self._index = TextIndex()
         self._words: dict[int, tuple[int, ...]] = {}
@@ -175,7 +129,7 @@ class LookupDrafter:
         """By key, what followed; None for a place like no other."""
 
     def fresh_belief(self, temperature: float) -> HitRates:
-        return HitRates({})
+        return HitRates(KINDS)
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         n_nodes = len(tree)
@@ -202,6 +156,9 @@ class LookupDrafter:
             Guess(token, rate * share, share, self.source)
             for token, share in zip(seen.tokens, seen.shares, strict=True)
         ]
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """What the target did not pick is no part of the text."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         for node, picked in pairwise([*path, root]):
@@ -260,4 +217,4 @@ class LookupDrafter:
         best = sorted(votes, key=lambda token: -votes[token])[: self.n_candidates]
         total = sum(votes.values())
         is_sole = len(best) == 1
-        return Seen(HitRates.kind(most, is_sole), best, [votes[token] / total for token in best])
+        return Seen(kind_of(most, is_sole), best, [votes[token] / total for token in best])

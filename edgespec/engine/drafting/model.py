@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from edgespec.engine.drafting.calibration import Calibration, Offer
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.ports import LanguageModel
@@ -81,6 +83,9 @@ class ModelDrafter:
     def guesses(self, key: int) -> Sequence[Guess] | None:
         offer = self._offers.get(key)
         return None if offer is None else self._guesses(offer)
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """A draft model learns from what was picked alone."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Commit `path`. Its end is often a guess that the model never evaluated: the model then
