@@ -129,7 +129,7 @@ class _Sizes:
 
 def _sizes(name: str) -> _Sizes:
     if name in LATENT:
-        return _Sizes(n_embd=128, n_head=1, n_kv_head=1, n_ff=192, n_layer=4)
+        return _Sizes(n_embd=128, n_head=1, n_kv_head=1, n_ff=512, n_layer=16)
     return {
         "gemma3n": _Sizes(n_embd=128, n_head=2, n_kv_head=2, n_ff=192, n_layer=24),
         "gemma4": _Sizes(n_layer=10),
