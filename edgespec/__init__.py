@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # importing typing takes as long as the rest of a command
 if TYPE_CHECKING:
     from typing import Any
 
+    from edgespec.asynchronous import AsyncSession as AsyncSession
     from edgespec.config import LoadSettings as LoadSettings
     from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from edgespec.values import TokenEvent as TokenEvent
 
 _HOME = {
+    "AsyncSession": "asynchronous",
     "BudgetError": "errors",
     "Cancelled": "errors",
     "EdgespecError": "errors",
@@ -64,6 +66,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncSession",
     "BudgetError",
     "Cancelled",
     "EdgespecError",

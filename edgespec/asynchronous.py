@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
+
+from edgespec.chat.messages import Message
+from edgespec.config import SamplingParams
+from edgespec.session import Session
+from edgespec.values import GenerationResult, TokenEvent
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -26,6 +31,70 @@ class Cancellable(Protocol[T_co]):
     def cancel(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class AsyncSession:
+    """The methods of a `Session`, which stays its owner's, for an event loop.
+
+        async with AsyncSession(session).stream("Once upon a time") as events:
+            async for event in events: ...
+
+    What may take long before a generation begins, such as compiling a grammar, runs in a thread,
+    too: `await` it where a method says so.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> InThread[TokenEvent]:
+        """`Session.stream`; grammars and log probabilities take `start`."""
+        return InThread(self._session.stream(prompt, sampling, max_tokens, stop))
+
+    async def start(self, prompt: str | Sequence[int], **options: Any) -> InThread[TokenEvent]:
+        """`Session.stream` with whatever it takes."""
+        return InThread(await asyncio.to_thread(self._session.stream, prompt, **options))
+
+    async def chat(self, messages: Sequence[Message], **options: Any) -> InThread[TokenEvent]:
+        """`Session.chat`."""
+        return InThread(await asyncio.to_thread(self._session.chat, messages, **options))
+
+    async def generate(self, prompt: str | Sequence[int], **options: Any) -> GenerationResult:
+        """`Session.generate`; a task that is cancelled cancels it."""
+        generation = await asyncio.to_thread(self._session.stream, prompt, **options)
+        async with InThread(generation) as events:
+            async for _ in events:
+                pass
+        return generation.result
+
+    async def create_chat_completion(
+        self, messages: Sequence[Message], stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | InThread[dict[str, Any]]:
+        """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
+        create = self._session.create_chat_completion
+        return await self._complete(
+            await asyncio.to_thread(create, messages, True, **fields), stream
+        )
+
+    async def create_completion(
+        self, prompt: str | Sequence[int], stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | InThread[dict[str, Any]]:
+        """`Session.create_completion`, likewise."""
+        create = self._session.create_completion
+        return await self._complete(await asyncio.to_thread(create, prompt, True, **fields), stream)
+
+    async def _complete(
+        self, completion: Any, stream: bool
+    ) -> dict[str, Any] | InThread[dict[str, Any]]:
+        if stream:
+            return InThread(completion)
+        answer: dict[str, Any] = await in_thread(completion.whole, completion.cancel)
+        return answer
 
 
 class InThread(Generic[T]):

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": PORTS,
     "grammar": PORTS,
     "completions": PORTS | {"chat", "grammar"},
-    "asynchronous": SESSION,
+    "asynchronous": SESSION | {"chat"},
     "server": SESSION | {"asynchronous", "completions"},
     "runtimes": RESOURCES,
     "trace_file": RESOURCES,
@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
     | {"server", "trace_file"},
     "__main__": {"cli"},
-    "": {"config", "engine", "errors", "generation", "grammar", "session", "trace_file", "values"},
+    "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session", "trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself."""
 

@@ -1,0 +1,91 @@
+"""A session in an event loop: it never waits, and whoever gives up ends the generation."""
+
+import asyncio
+
+import pytest
+
+import edgespec
+from edgespec.errors import UsageError
+from server_running import pair
+
+MESSAGES = [{"role": "user", "content": "write gcd"}]
+
+
+@pytest.fixture(scope="module")
+def session():
+    with pair() as loaded:
+        yield loaded
+
+
+def test_the_twins_write_what_the_session_writes(session):
+    async def twins():
+        twin = edgespec.AsyncSession(session)
+        async with twin.stream("def f(", max_tokens=8) as events:
+            streamed = "".join([event.text async for event in events])
+        whole = await twin.create_completion("def f(", max_tokens=8)
+        generated = await twin.generate("def f(", max_tokens=8)
+        return streamed, whole["choices"][0]["text"], generated.text
+
+    text = session.generate("def f(", max_tokens=8).text
+    assert asyncio.run(twins()) == (text, text, text)
+
+
+def test_several_at_once_get_their_own_answers(session):
+    async def ask(twin, n: int) -> str:
+        answer = await twin.create_chat_completion(
+            [{"role": "user", "content": f"number {n}"}], max_tokens=6
+        )
+        return answer["choices"][0]["message"]["content"]
+
+    async def all_at_once():
+        twin = edgespec.AsyncSession(session)
+        return await asyncio.gather(*(ask(twin, n) for n in range(6)))
+
+    for n, answer in enumerate(asyncio.run(all_at_once())):
+        with session.chat([{"role": "user", "content": f"number {n}"}], max_tokens=6) as alone:
+            assert answer == "".join(event.text for event in alone)
+
+
+def test_the_loop_goes_on_while_a_text_is_written(session):
+    async def count_beside() -> int:
+        n_turns = 0
+        task = asyncio.create_task(edgespec.AsyncSession(session).generate("a", max_tokens=60))
+        while not task.done():
+            n_turns += 1
+            await asyncio.sleep(0)
+        await task
+        return n_turns
+
+    assert asyncio.run(count_beside()) > 60
+
+
+def test_a_task_that_is_cancelled_ends_its_generation(session):
+    async def give_up() -> None:
+        twin = edgespec.AsyncSession(session)
+        task = asyncio.create_task(twin.create_completion("def f(", max_tokens=900))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await twin.generate("a", max_tokens=1)).tokens
+
+    asyncio.run(give_up())
+
+
+def test_a_stream_that_is_left_early_leaves_the_session_to_the_next(session):
+    async def leave() -> None:
+        twin = edgespec.AsyncSession(session)
+        async with await twin.chat(MESSAGES, max_tokens=900) as events:
+            async for _ in events:
+                break
+        assert (await twin.generate("a", max_tokens=1)).tokens
+
+    asyncio.run(leave())
+
+
+def test_mistakes_arrive_where_they_are_waited_for(session):
+    async def mistake() -> None:
+        await edgespec.AsyncSession(session).create_chat_completion(MESSAGES, temprature=1)
+
+    with pytest.raises(UsageError, match="did you mean 'temperature'"):
+        asyncio.run(mistake())
