@@ -109,10 +109,6 @@ class ExpertStats:
     bytes_read: int = 0
     stall_s: float = 0.0
     """In which a layer waited for its experts."""
-    read_ahead: int = 0
-    """Experts read before they were chosen."""
-    read_ahead_used: int = 0
-    """Of those, the ones that were chosen while they were still there."""
 
     @property
     def hit_rate(self) -> float:
@@ -130,8 +126,6 @@ class ExpertStats:
             misses=self.misses - before.misses,
             bytes_read=self.bytes_read - before.bytes_read,
             stall_s=self.stall_s - before.stall_s,
-            read_ahead=self.read_ahead - before.read_ahead,
-            read_ahead_used=self.read_ahead_used - before.read_ahead_used,
         )
 
 

@@ -26,11 +26,8 @@ class Eviction(Protocol):
     def use(self, layer: int, choices: np.ndarray) -> None:
         """A pass has come to this layer, whose tokens chose these: int [n_tokens, n_used]."""
 
-    def victim(
-        self, may_go: MayGo, newcomer: tuple[int, int] | None = None
-    ) -> tuple[int, int] | None:
-        """The layer and expert to drop; None if none may go, or none is worth less than the
-        `newcomer`, which nobody has chosen yet."""
+    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
+        """The layer and expert to drop; None if none may go."""
 
 
 class LeastLikely:
@@ -72,14 +69,10 @@ class LeastLikely:
             uses = np.bincount(choices.ravel(), minlength=self._likely.shape[1])
             self._likely[layer] = kept * self._likely[layer] + (1 - kept) * uses / n_tokens
 
-    def victim(
-        self, may_go: MayGo, newcomer: tuple[int, int] | None = None
-    ) -> tuple[int, int] | None:
-        passes = self._passes_until_use()
-        least = passes[newcomer] if newcomer else -1.0
-        waits = np.where(self._there, passes, -1.0).ravel()
+    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
+        waits = np.where(self._there, self._passes_until_use(), -1.0).ravel()
         for place in np.argsort(-waits, kind="stable"):
-            if waits[place] < 0 or waits[place] <= least:
+            if waits[place] < 0:
                 return None
             layer, expert = divmod(int(place), self._there.shape[1])
             if may_go(layer, expert):
@@ -112,7 +105,5 @@ class LeastRecent:
                 del self._order[layer, expert]
                 self._order[layer, expert] = None
 
-    def victim(
-        self, may_go: MayGo, newcomer: tuple[int, int] | None = None
-    ) -> tuple[int, int] | None:
+    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
         return next((unit for unit in self._order if may_go(*unit)), None)

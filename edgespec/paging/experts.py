@@ -93,8 +93,6 @@ class _Expert:
 
     unread: set[int]
     """Matrices whose slices have not arrived."""
-    ahead: bool
-    """Read before it was chosen, and not chosen since."""
     failure: BaseException | None = None
 
 
@@ -133,7 +131,7 @@ class ExpertCache(Owner):
         self.layers = tuple(layers)
         self.bytes_read = 0
         self.stall_s = 0.0
-        self._hits = self._misses = self._n_ahead = self._n_ahead_used = 0
+        self._hits = self._misses = 0
         self._reader = reader
         self._capacity = capacity_bytes
         self._eviction = eviction or LeastLikely([layer.n_experts for layer in layers])
@@ -144,7 +142,6 @@ class ExpertCache(Owner):
         self._present: list[dict[int, _Expert]] = [{} for _ in layers]
         self._held: set[tuple[int, int]] = set()
         self._wanted: deque[_Task] = deque()
-        self._ahead: deque[_Task] = deque()
         self._closing = False
         self._cancelled = False
         self._n_reading = self._busy_bytes = 0
@@ -194,8 +191,6 @@ class ExpertCache(Owner):
             misses=self._misses,
             bytes_read=self.bytes_read,
             stall_s=self.stall_s,
-            read_ahead=self._n_ahead,
-            read_ahead_used=self._n_ahead_used,
         )
 
     @property
@@ -225,9 +220,11 @@ class ExpertCache(Owner):
                 f"{self._capacity:,} bytes"
             )
         with self._lock:
+            self._failure(layer, chosen)  # of an earlier pass: they are tried again
             present = self._present[layer]
             missing = [expert for expert in chosen if expert not in present]
-            self._count(layer, chosen, missing)
+            self._misses += len(missing)
+            self._hits += len(chosen) - len(missing)
             self._held.update((layer, expert) for expert in chosen)
             self._eviction.use(layer, choices)
             last = len(self.layers[layer].matrices) - 1
@@ -243,18 +240,6 @@ class ExpertCache(Owner):
         """The experts of a layer may make room for others."""
         with self._lock:
             self._let_go(layer)
-
-    def read_ahead(self, layer: int, experts: Sequence[int]) -> None:
-        """Begin to read experts that will probably be chosen, as far as there is room for them
-        besides what is held or better worth keeping. Does not wait."""
-        with self._lock:
-            for expert in experts:
-                if expert in self._present[layer]:
-                    continue
-                if not self._begin(layer, expert, ahead=True):
-                    return
-                self._enqueue(layer, [expert], self._ahead)
-                self._n_ahead += 1
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
@@ -281,12 +266,6 @@ class ExpertCache(Owner):
             for memory in memories:
                 memory.close()
 
-    def _count(self, layer: int, chosen: Sequence[int], missing: Sequence[int]) -> None:
-        present = self._present[layer]
-        self._misses += len(missing)
-        self._hits += len(chosen) - len(missing)
-        self._n_ahead_used += sum(expert in present and present[expert].ahead for expert in chosen)
-
     def _let_go(self, layer: int) -> None:
         self._held = {unit for unit in self._held if unit[0] != layer}
 
@@ -294,7 +273,7 @@ class ExpertCache(Owner):
         """For the slices of the chosen experts, but for those of the matrices in `spared`."""
         self._request(layer, chosen)
         if self._all_arrived(layer, chosen, spared):
-            return self._has_arrived(layer, chosen)
+            return True
         begin = self._clock()
         try:
             while not self._cancelled and not self._closing:
@@ -304,7 +283,7 @@ class ExpertCache(Owner):
                     raise failure
                 self._request(layer, chosen)
                 if self._all_arrived(layer, chosen, spared):
-                    return self._has_arrived(layer, chosen)
+                    return True
                 self._arrival.wait()
             self._let_go(layer)
             return False
@@ -318,33 +297,22 @@ class ExpertCache(Owner):
         make any before it arrives."""
         missing = [expert for expert in chosen if expert not in self._present[layer]]
         if missing:
-            begun = [expert for expert in missing if self._begin(layer, expert, ahead=False)]
-            self._enqueue(layer, begun, self._wanted)
-        self._hasten()
+            self._enqueue(layer, [expert for expert in missing if self._begin(layer, expert)])
 
-    def _hasten(self) -> None:
-        """What is waited for is read before what is only expected."""
-        if not self._ahead:
-            return
-        urgent = [t for t in self._ahead if (t.layer, t.expert) in self._held]
-        if urgent:
-            self._ahead = deque(t for t in self._ahead if (t.layer, t.expert) not in self._held)
-            self._wanted.extend(urgent)
-
-    def _begin(self, layer: int, expert: int, ahead: bool) -> bool:
+    def _begin(self, layer: int, expert: int) -> bool:
         """Make room for an expert that is to be read; False if there is none."""
-        if not self._make_room(layer, (layer, expert) if ahead else None):
+        if not self._make_room(layer):
             return False
-        self._present[layer][expert] = _Expert(set(range(len(self.layers[layer].matrices))), ahead)
+        self._present[layer][expert] = _Expert(set(range(len(self.layers[layer].matrices))))
         self._used_bytes += self._room[layer]
         self._eviction.add(layer, expert)
         return True
 
-    def _enqueue(self, layer: int, experts: Sequence[int], queue: deque[_Task]) -> None:
+    def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
         """Matrix by matrix, as they are computed."""
         for matrix in range(len(self.layers[layer].matrices)):
-            queue.extend(_Task(layer, expert, matrix) for expert in experts)
-        self._work.notify(len(queue))
+            self._wanted.extend(_Task(layer, expert, matrix) for expert in experts)
+        self._work.notify(len(self._wanted))
 
     def _all_arrived(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
         present = self._present[layer]
@@ -354,11 +322,6 @@ class ExpertCache(Owner):
             and present[expert].failure is None
             for expert in chosen
         )
-
-    def _has_arrived(self, layer: int, chosen: Sequence[int]) -> bool:
-        for expert in chosen:
-            self._present[layer][expert].ahead = False
-        return True
 
     def _failure(self, layer: int, chosen: Sequence[int]) -> BaseException | None:
         """The failure of one of the chosen, which is forgotten once nothing of it is in flight."""
@@ -372,11 +335,10 @@ class ExpertCache(Owner):
             self._drop(layer, expert)
         return failure
 
-    def _make_room(self, layer: int, newcomer: tuple[int, int] | None = None) -> bool:
-        """Drop what is worth least until an expert of `layer` fits; for a `newcomer` that nobody
-        has chosen yet, only what is worth less than that."""
+    def _make_room(self, layer: int) -> bool:
+        """Drop what is needed last until an expert of `layer` fits."""
         while self._used_bytes + self._room[layer] > self._capacity:
-            victim = self._eviction.victim(self._may_go, newcomer)
+            victim = self._eviction.victim(self._may_go)
             if victim is None:
                 return False
             self._drop(*victim)
@@ -404,14 +366,14 @@ class ExpertCache(Owner):
                 memory.forget(begin, end - begin)
 
     def _read_on(self) -> None:
-        """A reading thread: what is waited for first, then what is expected."""
+        """A reading thread."""
         while True:
             with self._lock:
-                while not (self._closing or self._wanted or self._ahead):
+                while not (self._closing or self._wanted):
                     self._work.wait()
                 if self._closing:
                     return
-                task = self._wanted.popleft() if self._wanted else self._ahead.popleft()
+                task = self._wanted.popleft()
                 self._begin_reading()
             self._read(task)
 
@@ -443,8 +405,6 @@ class ExpertCache(Owner):
             expert = self._present[task.layer][task.expert]
             expert.unread.discard(task.matrix)
             expert.failure = expert.failure or failure
-            if expert.failure is not None and not expert.unread and expert.ahead:
-                self._drop(task.layer, task.expert)
             self._arrival.notify_all()
 
 
