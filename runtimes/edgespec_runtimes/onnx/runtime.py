@@ -35,7 +35,7 @@ from edgespec_runtimes.onnx.files.source import Source, find_model, read_source,
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, PACKED, simplified
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES, PACKED, simplified
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -228,6 +228,11 @@ class PreparedOnnx:
             notes.append(
                 f"{self.info.name} has {' and '.join(self._source.unbound)} weights, which "
                 "onnxruntime takes from files only: it cannot be paged, and needs all in memory"
+            )
+        if self._request.owner == "target" and self._has(MIXTURES):
+            notes.append(
+                f"{self.info.name} is a mixture of experts: ONNX models are paged by whole layers, "
+                "experts that no token chose included; a GGUF file of it reads far less"
             )
         if self._has(BATCH_SCALED):
             notes.append(
