@@ -62,5 +62,5 @@ $(READY): pyproject.toml
 
 # The ONNX runtime is a download of 250 MB, which the demo does without.
 $(TESTABLE): $(READY)
-	$(PIP_INSTALL) -e ".[gguf,onnx,chat,grammar,hub,serve,dev]"
+	$(PIP_INSTALL) -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
 	@touch $@

@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
     | {"server", "trace_file"},
     "__main__": {"cli"},
-    "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session", "trace_file", "values"},
+    "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
+    | {"trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself."""
 

@@ -237,7 +237,14 @@ _LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], None]] = {
 }
 """Commands that last until they are told to end, which is no failure."""
 
+
+def run_completion(given: argparse.Namespace) -> None:
+    """`edgespec completion`."""
+    Console().write(flags.completion(given.shell))
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "completion": run_completion,
     "plan": run_plan,
     "doctor": run_doctor,
     "demo": run_demo,

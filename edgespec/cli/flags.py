@@ -60,6 +60,12 @@ It loads no weights and writes at most 64 MiB, to measure a disk. What it predic
 allows; computing may take longer."""
 
 
+_COMPLETION_EXAMPLES = """\
+examples:
+  edgespec completion bash > ~/.local/share/bash-completion/completions/edgespec
+  edgespec completion zsh > ~/.zfunc/_edgespec     (a folder of $fpath)"""
+
+
 GREETING = """\
 edgespec runs a language model that does not fit in memory.
 
@@ -131,6 +137,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     commands = {
         "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
         "chat": _chat(adder.add_parser("chat", help="converse in the terminal")),
+        "completion": _completion(
+            adder.add_parser("completion", help="for a shell: complete flags")
+        ),
         "serve": _serve(adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
@@ -200,6 +209,24 @@ def _chat(parser: _Parser) -> _Parser:
     grammars.add_flags(parser)
     chatting.add_flags(parser)
     return parser
+
+
+def _completion(parser: _Parser) -> _Parser:
+    parser.description = "Print what makes a shell complete edgespec's commands and flags."
+    parser.epilog = _COMPLETION_EXAMPLES
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    return parser
+
+
+def completion(shell: str) -> str:
+    """The script for a shell. Raises UsageError where shtab, which writes it, is not installed."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise UsageError(
+            f'completion scripts need shtab ({error}): pip install "edgespec[completion]"'
+        ) from error
+    return str(shtab.complete(_parsers()[0], shell))
 
 
 def _serve(parser: _Parser) -> _Parser:
