@@ -39,7 +39,8 @@ def _unwanted(found: set[str]) -> list[str]:
 
 def _wanted() -> set[str]:
     manifest = tomllib.loads((ROOT / "models/embedded.toml").read_text(encoding="utf-8"))
-    models = {"embedded.toml", "held_out_prompts.jsonl", "prompts.jsonl", "tokenizer.json"}
+    prompts = {"held_out_prompts.jsonl", "prompts.jsonl", "repeating_prompts.jsonl"}
+    models = {"embedded.toml", "tokenizer.json", *prompts}
     models |= {file["file"] for role in ("target", "draft") for file in manifest[role]["files"]}
     wanted = {f"edgespec/_models/{name}" for name in models}
     wanted |= {f"edgespec/_configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}

@@ -31,7 +31,8 @@ class Mode:
     @property
     def is_slow(self) -> bool:
         """Whether it gets fewer tokens: its passes read weights and yield hardly more than one."""
-        return not self.resident and (self.engine is None or not self.drafts)
+        guesses = self.engine is not None and (self.drafts or bool(self.engine.lookup))
+        return not self.resident and not guesses
 
 
 def _rules(
@@ -85,6 +86,17 @@ ENGINE_MODES = (
         "marginal-overlap",
         "by marginal rate, drafting beside passes",
         engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL, True),
+    ),
+    Mode(
+        "lookup",
+        "edgespec without a draft model: guesses from the text and the target's own words",
+        False,
+        engine=EngineSettings(lookup=True, remember=False),
+    ),
+    Mode(
+        "auto-draft",
+        "edgespec with its defaults, but for guesses by the draft model alone",
+        engine=EngineSettings(lookup=False, remember=False),
     ),
     Mode("auto", "edgespec with its defaults", engine=EngineSettings(remember=False)),
 )

@@ -27,7 +27,8 @@ modes:
   tree-overlap    the same, drafting beside passes
   marginal        a best-first tree that grows by marginal rate; marginal-fresh begins every tree
                   anew, marginal-overlap drafts beside passes
-  auto            edgespec with its defaults: what a user gets
+  lookup          no draft model: guesses from the text itself and from the target's own words
+  auto            edgespec with its defaults: what a user gets; auto-draft without lookup
 and always raw: a plain loop of direct reads.
 
 examples:

@@ -182,7 +182,11 @@ def _replay(
 ) -> TreeFit:
     """What full trees of this size would have brought the target on its way to `texts`."""
     rules = EngineSettings(
-        fallback=FallbackName.FULL, draft_max=drafted_nodes, overlap=False, step_aside=False
+        fallback=FallbackName.FULL,
+        draft_max=drafted_nodes,
+        lookup=False,
+        overlap=False,
+        step_aside=False,
     )
     rounds = verified = accepted = 0
     draft.truncate(0)

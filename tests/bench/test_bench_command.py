@@ -95,7 +95,7 @@ def test_the_report_says_the_command():
 
 def test_modes_that_draft_need_a_draft():
     modes, left_out = applicable(KNOWN, None, False, 100, 1000)
-    assert [mode.name for mode in modes] == ["mmap", "resident", "paged"]
+    assert [mode.name for mode in modes] == ["mmap", "resident", "paged", "lookup"]
     assert all("no draft" in gone.reason for gone in left_out)
 
 

@@ -62,6 +62,7 @@ def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() ->
             max_tokens=N_TOKENS,
             fallback="full",
             draft_max=tree.drafted_nodes,
+            lookup=False,
             overlap=False,
         ).speculation
         assert (tree.rounds, tree.verified, tree.accepted) == (
