@@ -149,7 +149,7 @@ class _Opening(Owner):
         """Headers, sizes and the vocabulary check: target first, then the draft."""
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
-        max_nodes = rules.draft_max + 1 if settings.draft or rules.lookup else 1
+        max_nodes = rules.max_nodes if settings.draft or rules.lookup else 1
         request = ModelRequest(
             path=settings.model,
             owner="target",

@@ -206,7 +206,7 @@ class Engine(Owner):
             event = self._read_tail(request)
             root_token = event.token
             yield event
-        tree = TokenTree(root_token, PROVISIONAL_FACTOR * (1 + self.settings.draft_max))
+        tree = TokenTree(root_token, PROVISIONAL_FACTOR * self.settings.max_nodes)
         while not transcript.is_finished:
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
@@ -317,7 +317,7 @@ class Engine(Owner):
         info = self._target.info
         n_free = info.n_ctx - len(self._committed)
         limits = Limits(
-            max_nodes=min(1 + self.settings.draft_max, info.max_nodes, n_free),
+            max_nodes=min(self.settings.max_nodes, info.max_nodes, n_free),
             max_branches=info.max_branches,
             max_depth=min(self.settings.depth, deepest),
         )

@@ -23,8 +23,7 @@ class EngineSettings:
     fallback: str = FallbackName.MARGINAL
     acceptance: str = AcceptanceName.EXACT_REPLAY
     draft_max: int = 48
-    """Most drafted nodes that one pass verifies. From 64 rows on, llama.cpp's attention sums up in
-    another order on the CPU: below, a tree's logits are those of token by token, bit for bit."""
+    """Most drafted nodes that one pass verifies."""
     max_depth: int | None = None
     """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     n_candidates: int = 8
@@ -59,6 +58,11 @@ class EngineSettings:
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes of one pass: the root, and what is drafted below it."""
+        return 1 + self.draft_max
 
     @property
     def depth(self) -> int:
