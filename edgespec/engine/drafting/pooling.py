@@ -26,7 +26,8 @@ class Weights:
     n_bins: ClassVar[int] = 5
     """Of how sure an opinion is."""
     fade: ClassVar[float] = 0.998
-    prior: ClassVar[float] = 0.2
+    prior: ClassVar[float] = 0.5
+    """Of how sure it is, an opinion's weight before anything was seen."""
     prior_places: ClassVar[float] = 4.0
     most_recalled: ClassVar[float] = 50.0
     """Places, of what another run learnt."""
@@ -35,15 +36,14 @@ class Weights:
     """At how many places it was the better authority, and of how many."""
 
     def of(self, opinion: Opinion, sure: float) -> float:
-        right, places = self._seen(_kind(opinion, sure, self.n_bins))
+        right, places = self._seen(opinion, sure)
         return right / places
 
     def observe(self, opinion: Opinion, sure: float, was_better: float) -> Weights:
         """After a node that stood; `was_better` is a probability."""
-        kind = _kind(opinion, sure, self.n_bins)
-        right, places = self._seen(kind)
+        right, places = self._seen(opinion, sure)
         after = self.fade * right + was_better, self.fade * places + 1.0
-        return Weights({**self.seen, kind: after})
+        return Weights({**self.seen, self._kind(opinion, sure): after})
 
     def numbers(self) -> dict[str, float]:
         flat = {}
@@ -62,8 +62,12 @@ class Weights:
                 seen[kind] = (share * believed, believed)
         return Weights({**self.seen, **seen})
 
-    def _seen(self, kind: str) -> tuple[float, float]:
-        return self.seen.get(kind, (self.prior * self.prior_places, self.prior_places))
+    def _kind(self, opinion: Opinion, sure: float) -> str:
+        return f"{opinion[0].source}:{min(self.n_bins - 1, int(sure * self.n_bins))}"
+
+    def _seen(self, opinion: Opinion, sure: float) -> tuple[float, float]:
+        prior = self.prior * min(1.0, sure) * self.prior_places
+        return self.seen.get(self._kind(opinion, sure), (prior, self.prior_places))
 
 
 class Pool:
@@ -133,7 +137,3 @@ class Pool:
 def _together(opinion: Opinion) -> float:
     """How sure an opinion is: the chance that one of its guesses stands."""
     return max(1e-9, sum(guess.confidence for guess in opinion))
-
-
-def _kind(opinion: Opinion, sure: float, n_bins: int) -> str:
-    return f"{opinion[0].source}:{min(n_bins - 1, int(sure * n_bins))}"
