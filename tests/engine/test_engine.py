@@ -154,7 +154,13 @@ def test_without_a_draft_every_pass_gives_a_token() -> None:
 
 def test_a_draft_that_agrees_fills_every_pass() -> None:
     result = generate(
-        counting(), counting(), max_tokens=25, pacer="linear", fallback="fixed", draft_max=4
+        counting(),
+        counting(),
+        max_tokens=25,
+        pacer="linear",
+        fallback="fixed",
+        draft_max=4,
+        lookup=False,
     )
     assert result.speculation.accepted_lengths == (4, 4, 4, 4, 4)
 
