@@ -92,6 +92,8 @@ class RoundInProgress:
             passes=report.passes,
             pass_s=report.wall_s,
             stall_s=report.stall_s,
+            choice_stall_s=report.choice_stall_s,
+            bytes_read=report.bytes_read,
             wall_s=now - self.begun,
         )
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from edgespec.engine.acceptance import Accepted
+from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.values import RoundCost
+from edgespec.engine.pacer import Limits, LinearPacer
+from edgespec.engine.round import RoundInProgress
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import PassReport, RoundCost
+from engine_cases import GREEDY, PROMPT, counting, finish
 
 
 def outcome(accepted: int) -> RoundOutcome:
@@ -45,3 +53,25 @@ def test_decoding_is_the_rounds_alone():
     assert (timings.prompt_s, timings.decode_s) == (4.0, 3.0)
     assert timings.first_token_s == 5.5
     assert timings.tokens_per_s == 4 / 3.0
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_round_tells_what_its_pass_read_and_waited_for(drafts: bool) -> None:
+    """Without a draft, too: a round without guesses is summed up by itself."""
+    read = PassReport(wall_s=1.0, stall_s=0.5, choice_stall_s=0.25, bytes_read=7)
+    target = counting()
+    target._report = lambda n_tokens: read  # type: ignore[method-assign]
+    with Engine(target, counting() if drafts else None) as engine:
+        result = finish(engine.generate(PROMPT, GREEDY, 6))
+    costs = result.speculation.round_costs
+    assert {(cost.stall_s, cost.bytes_read) for cost in costs} == {(0.5, 7)}
+
+
+def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
+    """It was taken for reads that every pass makes, in which more nodes could have hidden."""
+    read = PassReport(wall_s=1.0, stall_s=0.5, choice_stall_s=0.25)
+    none = Limits(max_nodes=0, max_branches=1, max_depth=0)
+    round_ = RoundInProgress(None, LinearPacer(), none, deepest=8, begun=0.0, guesses_before=0)
+    tree = TokenTree(1)
+    accepted = Accepted(path=(ROOT,), next_token=2)
+    assert round_.outcome(tree, [ROOT], accepted, tree, 1, read, 1.0).idle_s == 0.25
