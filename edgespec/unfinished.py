@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,6 +25,8 @@ except ImportError:  # Windows: nothing is locked there, and nothing that others
 
 SUFFIX = ".edgespec-part"
 """Of everything unfinished; its name begins with a dot."""
+SWEEP_S = 1.0
+"""A sweep holds a lock for less; whoever writes holds it for longer."""
 
 
 @contextmanager
@@ -115,7 +118,11 @@ def _claimed_folder(part: Path, out: Path) -> Iterator[Path]:
 
 
 def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:
-    """A descriptor of `part` that holds its lock. Raises UsageError where another one does."""
+    """A descriptor of `part` that holds its lock. Raises UsageError where another one does.
+
+    For a moment a sweep holds what was made and not locked yet: that is waited for.
+    """
+    deadline = time.monotonic() + SWEEP_S
     while True:
         try:
             descriptor = open_part()
@@ -130,8 +137,10 @@ def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:
             if _is_at(descriptor, part):
                 return descriptor
         except BlockingIOError as error:
-            os.close(descriptor)
-            raise _taken(out) from error
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise _taken(out) from error
+            time.sleep(0.002)
         os.close(descriptor)  # its owner finished, or it was swept away, before our lock
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import unfinished
 from edgespec.errors import UsageError
 from edgespec.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file, unfinished_folder
 
@@ -146,3 +147,25 @@ def test_who_need_not_be_alone_may_write_one_place_together(tmp_path: Path) -> N
         other.write(b"other")
     assert out.read_bytes() == b"one"
     assert parts(tmp_path) == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_sweep_that_comes_between_making_and_locking_stops_nobody(
+    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds and deletes what nobody has locked yet. That was taken for another writer."""
+    lock, swept = unfinished._lock, list[str]()
+
+    def locked_a_moment_too_late(descriptor: int) -> None:
+        if not swept:
+            (part,) = tmp_path.iterdir()
+            swept.append(part.name)
+            part.unlink()
+            raise BlockingIOError
+        lock(descriptor)
+
+    monkeypatch.setattr(unfinished, "_lock", locked_a_moment_too_late)
+    with unfinished_file(tmp_path / "out", alone) as file:
+        file.write(b"complete")
+    assert (tmp_path / "out").read_bytes() == b"complete"
+    assert swept and not parts(tmp_path)
