@@ -66,7 +66,8 @@ class GgufModel:
         callback = weights.callback if weights else None
         with catching_backend(native.library_path(), native.library("ggml")) as backends:
             self._context: Any = native.new_context(model, shape, callback, stop)
-        self._row_order = RowOrder(native.library("ggml-cpu"), backends)
+        cache_types = (shape.cache_type_k, shape.cache_type_v)
+        self._row_order = RowOrder(native.library("ggml-cpu"), backends, cache_types)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
@@ -98,7 +99,7 @@ class GgufModel:
                     progress("reading the prompt", (begin + share * size) / len(tokens))
 
             positions = range(self.n_committed, self.n_committed + size)
-            self._row_order.prepare(size, in_tiles=True)
+            self._row_order.prepare(size, positions[-1] + 1, in_tiles=True)
             self._decode(chunk, positions, [[HOME]] * size, False, start, report)
             self._branches.extend(size)
             report(1.0)
@@ -128,14 +129,14 @@ class GgufModel:
         row_of = {node: row for row, node in enumerate(ordered)}
         wanted = [row_of[node] for node in nodes]
         if len(nodes) <= self._at_once:
-            self._row_order.prepare(len(nodes), in_tiles=False)
+            self._row_order.prepare(len(nodes), committed + len(nodes), in_tiles=False)
             self._decode(tokens, positions, sequences, True, committed)
             return self._logits(len(nodes))[wanted]
         rows = np.empty((len(nodes), self.info.n_vocab), np.float32)
         for begin in range(0, len(nodes), self._at_once):
             part = slice(begin, begin + self._at_once)
             n_rows = len(tokens[part])
-            self._row_order.prepare(n_rows, in_tiles=False)
+            self._row_order.prepare(n_rows, committed + len(nodes), in_tiles=False)
             self._decode(tokens[part], positions[part], sequences[part], True, committed)
             rows[part] = self._logits(n_rows)
         return rows[wanted]

@@ -10,7 +10,7 @@ backend is caught when a context makes it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,10 @@ from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 TILE_ROWS = 64
 """From so many rows on, attention is computed in tiles."""
+SPLIT_CELLS = 512
+"""From so many cells on, a single row is split over the threads."""
+CELLS_ROUNDED_TO = 256
+"""A graph's number of cells is a multiple of this."""
 EVEN_BATCH = 2 * TILE_ROWS
 """Prompts cut evenly into batches of at most so many tokens or more round alike: none of the parts
 is smaller than a tile, unless the prompt is."""
@@ -28,15 +32,22 @@ _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 class RowOrder:
     """The switch of one context's CPU backend; where none was caught, rows sum up as ggml likes."""
 
-    def __init__(self, libggml_cpu: Any, backends: Sequence[int]) -> None:
-        """`backends` are those that were caught; the last one is the context's."""
-        self._backend = ctypes.c_void_p(backends[-1] if backends else None)
+    def __init__(self, libggml_cpu: Any, backends: Sequence[int], cache_types: Collection[str]):
+        """`backends` are those that were caught; the last one is the context's. With keys and
+        values of other types than single or half precision there is one kernel only."""
+        is_needed = (
+            bool(backends) and len(set(cache_types)) == 1 and {"f16", "f32"} & {*cache_types}
+        )
+        self._backend = ctypes.c_void_p(backends[-1] if is_needed else None)
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
-    def prepare(self, n_rows: int, in_tiles: bool) -> None:
-        """Call before rows are computed: all sum up alike, unless they may go through tiles."""
+    def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
+        """Call before rows are computed that see up to `n_cells` cells: all sum up alike, unless
+        they may go through tiles. Where they do so anyway the switch, which has other effects,
+        stays off."""
         if self._backend:
-            in_order = not (in_tiles and n_rows >= TILE_ROWS)
+            is_split = n_rows == 1 and n_cells > SPLIT_CELLS - CELLS_ROUNDED_TO
+            in_order = is_split or (n_rows >= TILE_ROWS and not in_tiles)
             self._set_reference(self._backend, ctypes.c_bool(in_order))
 
 
