@@ -25,7 +25,7 @@ except ImportError:  # Windows: nothing is locked there, and nothing that others
 
 SUFFIX = ".edgespec-part"
 """Of everything unfinished; its name begins with a dot."""
-SWEEP_S = 1.0
+SWEEP_S = 0.25
 """A sweep holds a lock for less; whoever writes holds it for longer."""
 
 
