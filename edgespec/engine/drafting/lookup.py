@@ -8,29 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.drafting.hit_rates import HitRates
+from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.tree import ROOT, TokenTree
 
 SHORTEST = 2
 """Tokens that two places must share for one to say something of the other."""
 LONGEST = 24
 """More in common says no more."""
-
-
-class Seen(NamedTuple):
-    """What followed the same words before."""
-
-    kind: str
-    """By how much was the same, and whether it always went on alike."""
-    tokens: list[int]
-    shares: list[float]
-    """Of each token: by how often, how recently and after how much in common it followed."""
 
 
 class TextIndex:
@@ -112,66 +99,28 @@ def kind_of(alike: int, is_sole: bool) -> str:
     return f"{most}{'!' if is_sole else ''}"
 
 
-class LookupDrafter:
+class LookupDrafter(FreeDrafter):
     """Implements `Drafter` with the text so far, prompt included."""
 
     source = "lookup"
-    is_free = True
+    kinds = KINDS
     n_candidates = 4
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
-        self.belief = HitRates(KINDS)
-        self._eog_tokens = eog_tokens
+        super().__init__(eog_tokens)
         self._index = TextIndex()
         self._words: dict[int, tuple[int, ...]] = {}
         """By key, the end of the text down to a node that was looked up."""
-        self._seen: dict[int, Seen | None] = {}
-        """By key, what followed; None for a place like no other."""
 
-    def fresh_belief(self, temperature: float) -> HitRates:
-        return HitRates(KINDS)
+    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+        return self._look_up(self._words_at(tree, node))
 
-    def open_nodes(self, tree: TokenTree) -> list[int]:
-        n_nodes = len(tree)
-        keys, tokens = tree.key[:n_nodes].tolist(), tree.token[:n_nodes].tolist()
-        return [
-            node
-            for node in range(n_nodes)
-            if keys[node] not in self._seen and tokens[node] not in self._eog_tokens
-        ]
-
-    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        for node in nodes:
-            self._seen[int(tree.key[node])] = self._look_up(self._words_at(tree, node))
-        return list(nodes)
-
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        if key not in self._seen:
-            return None
-        seen = self._seen[key]
-        if seen is None:
-            return ()
-        rate = self.belief.of(seen.kind)
-        return [
-            Guess(token, rate * share, share, self.source)
-            for token, share in zip(seen.tokens, seen.shares, strict=True)
-        ]
+    def read(self, tree: TokenTree, path: Sequence[int]) -> None:
+        for node in path:
+            self._index.append(int(tree.token[node]))
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """What the target did not pick is no part of the text."""
-
-    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        for node, picked in pairwise([*path, root]):
-            seen = self._seen.get(int(tree.key[node]))
-            if seen is not None:
-                was_right = int(tree.token[picked]) in seen.tokens
-                self.belief = self.belief.observe(seen.kind, was_right)
-        for node in path:
-            self._index.append(int(tree.token[node]))
-        self.rest()
-
-    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        return None
 
     def is_behind(self, committed: Sequence[int]) -> bool:
         return len(self._index) < len(committed)
@@ -182,15 +131,12 @@ class LookupDrafter:
             self._index.append(token)
 
     def rest(self) -> None:
-        self._seen.clear()
+        super().rest()
         self._words.clear()
 
     def rewind(self, n_tokens: int) -> None:
         self.rest()
         self._index.truncate(min(n_tokens, len(self._index)))
-
-    def cancel(self) -> None:
-        """A search takes microseconds."""
 
     def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
         """The last words of the text down to `node`."""
@@ -204,7 +150,7 @@ class LookupDrafter:
             words = self._words[key] = (*above, int(tree.token[node]))
         return words
 
-    def _look_up(self, words: Sequence[int]) -> Seen | None:
+    def _look_up(self, words: Sequence[int]) -> Answer | None:
         places = self._index.places(words)
         if not places:
             return None
@@ -217,4 +163,4 @@ class LookupDrafter:
         best = sorted(votes, key=lambda token: -votes[token])[: self.n_candidates]
         total = sum(votes.values())
         is_sole = len(best) == 1
-        return Seen(kind_of(most, is_sole), best, [votes[token] / total for token in best])
+        return Answer(kind_of(most, is_sole), best, [votes[token] / total for token in best])

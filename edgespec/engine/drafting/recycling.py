@@ -7,13 +7,10 @@ not stand, too, and they are worth keeping. It owns a table of bounded size; it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.drafting.hit_rates import HitRates
+from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.engine.sampling import top_tokens
 from edgespec.tree import ROOT, TokenTree
 
@@ -22,14 +19,6 @@ KINDS = {PAIR: 0.7, SINGLE: 0.4}
 N_SUCCESSORS = 4
 TEMPERATURE = 0.6
 """Of the shares that successors are given: a target is surer of its words than its logits say."""
-
-
-class Successors(NamedTuple):
-    """What the target gave the best chances, best first."""
-
-    kind: str
-    tokens: list[int]
-    shares: list[float]
 
 
 class SuccessorTable:
@@ -64,51 +53,32 @@ class SuccessorTable:
         return self._tokens[row].tolist(), self._shares[row].tolist()
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(FreeDrafter):
     """Implements `Drafter` with what the target said in earlier passes."""
 
     source = "recycled"
-    is_free = True
+    kinds = KINDS
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
-        self.belief = HitRates(KINDS)
-        self._eog_tokens = eog_tokens
+        super().__init__(eog_tokens)
         self._after_pair = SuccessorTable()
         self._after_token = SuccessorTable()
-        self._asked: dict[int, Successors | None] = {}
-        """By key, what is known of a node that was asked about."""
         self._n_read = 0
         self._before_root = -1
 
-    def fresh_belief(self, temperature: float) -> HitRates:
-        return HitRates(KINDS)
+    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+        token = int(tree.token[node])
+        for kind, found in (
+            (PAIR, self._after_pair.get(self._pair(tree, node))),
+            (SINGLE, self._after_token.get(token)),
+        ):
+            if found is not None:
+                return Answer(kind, *found)
+        return None
 
-    def open_nodes(self, tree: TokenTree) -> list[int]:
-        n_nodes = len(tree)
-        keys, tokens = tree.key[:n_nodes].tolist(), tree.token[:n_nodes].tolist()
-        return [
-            node
-            for node in range(n_nodes)
-            if keys[node] not in self._asked and tokens[node] not in self._eog_tokens
-        ]
-
-    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        for node in nodes:
-            self._asked[int(tree.key[node])] = self._known(tree, node)
-        return list(nodes)
-
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        if key not in self._asked:
-            return None
-        known = self._asked[key]
-        if known is None:
-            return ()
-        rate = self.belief.of(known.kind)
-        return [
-            Guess(token, rate * share, share, self.source)
-            for token, share in zip(known.tokens, known.shares, strict=True)
-            if share > 0
-        ]
+    def read(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._n_read += len(path)
+        self._before_root = int(tree.token[path[-1]])
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         for node, row in zip(nodes, logits, strict=True):
@@ -118,19 +88,6 @@ class RecyclingDrafter:
             self._after_pair.put(self._pair(tree, node), tokens, shares)
             self._after_token.put(int(tree.token[node]), tokens, shares)
 
-    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        for node, picked in pairwise([*path, root]):
-            known = self._asked.get(int(tree.key[node]))
-            if known is not None:
-                was_right = int(tree.token[picked]) in known.tokens
-                self.belief = self.belief.observe(known.kind, was_right)
-        self._n_read += len(path)
-        self._before_root = int(tree.token[path[-1]])
-        self.rest()
-
-    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        return None
-
     def is_behind(self, committed: Sequence[int]) -> bool:
         return self._n_read < len(committed)
 
@@ -138,26 +95,10 @@ class RecyclingDrafter:
         self.rest()
         self._n_read, self._before_root = len(committed), int(committed[-1])
 
-    def rest(self) -> None:
-        self._asked.clear()
-
     def rewind(self, n_tokens: int) -> None:
         self.rest()
         if n_tokens < self._n_read:
             self._n_read, self._before_root = n_tokens, -1
-
-    def cancel(self) -> None:
-        """A look into a table takes microseconds."""
-
-    def _known(self, tree: TokenTree, node: int) -> Successors | None:
-        token = int(tree.token[node])
-        for kind, found in (
-            (PAIR, self._after_pair.get(self._pair(tree, node))),
-            (SINGLE, self._after_token.get(token)),
-        ):
-            if found is not None:
-                return Successors(kind, *found)
-        return None
 
     def _pair(self, tree: TokenTree, node: int) -> int:
         """The key of a node's token and the one before it."""
