@@ -14,6 +14,7 @@ from edgespec.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import embedded_pair
 from edgespec_runtimes.gguf import baselines, runtime
+from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from reference import LlamaCpp
 
 PROMPT = "def read_lines(filename):\n"
@@ -40,7 +41,7 @@ def sure_tokens(mapped: BaselineRun) -> list[int]:
 
     model = native.load_sizes_only(embedded_pair().target)
     try:
-        prompt = native.GgufVocabulary(model, []).encode(PROMPT)
+        prompt = GgufVocabulary(model, []).encode(PROMPT)
     finally:
         model.close()
     with LlamaCpp(embedded_pair().target) as llama:

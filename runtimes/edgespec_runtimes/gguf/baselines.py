@@ -22,6 +22,7 @@ from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.owning import Owner
 from edgespec.values import RoundCost
 from edgespec_runtimes.gguf.llama import log, native
+from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
 
@@ -164,7 +165,7 @@ class _Decoder(Owner):
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
         load = native.load_resident if keeps_all else _load_mapped
         self._model = load(path, 0, native.Stop())
-        self.vocabulary = native.GgufVocabulary(self._model, [])
+        self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
         params.n_ctx = request.ctx_size
         n_threads = native.useful_threads(path.stat().st_size, request.n_threads)

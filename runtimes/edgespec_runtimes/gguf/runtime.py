@@ -33,6 +33,7 @@ from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
+from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.resident import resident_weights
 from edgespec_runtimes.gguf.rounding import rounding_notes
@@ -347,7 +348,7 @@ class PreparedGguf:
         try:
             with self._phase("context"):
                 told = chat_format(self._header, self._token_table)
-                vocabulary = native.GgufVocabulary(model, self._token_table, told)
+                vocabulary = GgufVocabulary(model, self._token_table, told)
                 return GgufModel(
                     model, shape, self.info, vocabulary, self._stop, paged, trace=trace
                 )

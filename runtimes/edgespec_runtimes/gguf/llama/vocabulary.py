@@ -1,0 +1,48 @@
+"""Tokens and text of a GGUF model, by llama.cpp's own tokenizer. Knows no context, no weights."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.chat_format import ChatFormat
+from edgespec_runtimes.gguf.llama.native import Model
+
+
+class GgufVocabulary:
+    """Tokens and text through llama.cpp's own tokenizer."""
+
+    def __init__(
+        self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
+    ) -> None:
+        self.chat_format = chat_format or ChatFormat()
+        self._vocab = model.vocab
+        self._users = model.users
+        self.n_vocab = model.n_vocab
+        self.eog_tokens = frozenset(
+            token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
+        )
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        raw = text.encode()
+        room = len(raw) + 16
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            with self._users.use():
+                n = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, add_special, True)
+            if n >= 0:
+                return list(tokens[:n])
+            room = -n
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - the vocabulary lives as long as its model
+    def piece(self, token: int) -> bytes:
+        room = 64
+        while True:
+            text = ctypes.create_string_buffer(room)
+            with self._users.use():
+                n = lib.llama_token_to_piece(self._vocab, token, text, room, 0, False)
+            if n >= 0:
+                return text.raw[:n]
+            room = -n
