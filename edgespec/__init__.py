@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
-    from edgespec.trace_file import open_trace as open_trace
+    from edgespec.tracing.trace_file import open_trace as open_trace
     from edgespec.values import GenerationResult as GenerationResult
     from edgespec.values import TokenEvent as TokenEvent
 
@@ -60,7 +60,7 @@ _HOME = {
     "json_schema": "grammar.specification",
     "lark_grammar": "grammar.specification",
     "load": "session",
-    "open_trace": "trace_file",
+    "open_trace": "tracing.trace_file",
     "plan": "session",
     "regular_expression": "grammar.specification",
 }

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 from edgespec.settings import Names, PythonNames, Settings, expanded, nearest, spell
 from edgespec.units import parse_size
 

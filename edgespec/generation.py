@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from edgespec.concurrency.owning import Owner, Users
 from edgespec.engine.request import Request
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import Cancelled, UsageError
-from edgespec.owning import Owner, Users
 from edgespec.ports import Progress
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgespec import arguments, runtimes
+from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
@@ -20,11 +22,9 @@ from edgespec.grammar.compiling import bytes_needed
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
-from edgespec.owning import Owner
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
-from edgespec.tracing import OFF, Trace, Track
-from edgespec.worker import Worker
+from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
 

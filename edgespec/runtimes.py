@@ -15,12 +15,12 @@ from typing import Protocol, runtime_checkable
 
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
-from edgespec.findings import Finding
+from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
-from edgespec.regular_files import special_kind
-from edgespec.tracing import OFF, Trace
+from edgespec.ports.findings import Finding
+from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
 
 ENTRY_POINTS = "edgespec.runtimes"

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import arguments, cache_folder
+from edgespec import arguments
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
-from edgespec.chat_format import ChatFormat, HasChatFormat
+from edgespec.concurrency.owning import Owner, close_forgotten
 from edgespec.config import LoadSettings
 from edgespec.engine.admission import encoded_prompt
 from edgespec.engine.drafting.remembering import CalibrationFile
@@ -24,13 +24,14 @@ from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
+from edgespec.files import cache_folder
 from edgespec.generation import Generation
 from edgespec.grammar.compiling import new_compiler
 from edgespec.grammar.specification import Grammar
 from edgespec.loading import GRAMMARS, LoadedModels, open_models, plan
-from edgespec.owning import Owner, close_forgotten
 from edgespec.ports import Progress
-from edgespec.tracing import OFF, Trace
+from edgespec.ports.chat_format import ChatFormat, HasChatFormat
+from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, ModelInfo, PagingStats
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def nothing_learnt_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """What earlier runs learnt of the embedded pair is no part of a test."""
     folder = tmp_path_factory.mktemp("calibrations")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.cache_folder.calibrations", lambda: folder)
+        patch.setattr("edgespec.files.cache_folder.calibrations", lambda: folder)
         yield
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.owning import Owner
+from edgespec.concurrency.owning import Owner
 
 
 @lib.llama_log_callback

@@ -12,10 +12,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "arguments", "endings", "errors", "findings", "owning", "regular_files", "theory", "tracing",
-    "tree", "unfinished", "units", "values", "worker",
+    "arguments", "concurrency", "errors", "files", "theory", "tracing", "tree", "units", "values",
 }  # fmt: skip
-PORTS = CORE | {"baselines", "cache_folder", "chat_format", "config", "ports", "settings"}
+PORTS = CORE | {"config", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
 SESSION = LOADING | {"generation", "session"}
@@ -32,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asynchronous": SESSION | {"chat"},
     "server": SESSION | {"asynchronous", "completions"},
     "runtimes": RESOURCES,
-    "trace_file": RESOURCES,
+    "tracing.trace_file": RESOURCES,
     "loading": LOADING | {"grammar"},
     "generation": LOADING,
     "session": LOADING | {"chat", "completions", "generation", "grammar"},
@@ -42,12 +41,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": SESSION | {"models"},
     "cli": SESSION
     | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"server", "trace_file"},
+    | {"server", "tracing.trace_file"},
     "__main__": {"cli"},
     "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
-    | {"trace_file", "values"},
+    | {"tracing.trace_file", "values"},
 }
-"""By part of `edgespec`, the parts that it may import besides itself."""
+"""By part of `edgespec`, the parts that it may import besides itself; a module that may import more
+than its folder stands by itself."""
 
 RUNTIMES = RESOURCES | {"runtimes"}
 """What any runtime may import of `edgespec`: ports and what lies below them."""
@@ -84,6 +84,8 @@ def imports(module: str) -> set[str]:
 def room(module: str, depth: int = 1) -> str:
     """The part of its package that a module belongs to: `memory` of `edgespec.memory.budget`."""
     parts = [*module.split("."), ""]
+    if ".".join(parts[1:3]) in MAY_IMPORT:
+        return ".".join(parts[1:3])
     return parts[depth]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from edgespec.trace_file import TraceFile
-from edgespec.tracing import Track
+from edgespec.tracing.spans import Track
+from edgespec.tracing.trace_file import TraceFile
 
 Event = dict[str, Any]
 

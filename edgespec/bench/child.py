@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 
 from edgespec import runtimes, session
-from edgespec.baselines import BaselineRequest, OffersBaselines
 from edgespec.bench import modes
 from edgespec.bench.runs import (
     Answer,
@@ -34,6 +33,7 @@ from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
+from edgespec.ports.baselines import BaselineRequest, OffersBaselines
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
 """Of a read loop: what is not timed."""

@@ -18,7 +18,7 @@ from edgespec.bench.report import BenchReport
 from edgespec.bench.settings import BenchSettings
 from edgespec.config import MOST_CONFIG_BYTES
 from edgespec.errors import UsageError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 from edgespec.settings import Settings
 
 BEST = "best"

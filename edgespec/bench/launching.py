@@ -20,9 +20,9 @@ from typing import IO
 
 import psutil
 
-from edgespec import endings
 from edgespec.bench.limits import UNLIMITED, Limiter
 from edgespec.bench.runs import Answer, Failed, Job, from_json, to_json
+from edgespec.concurrency import endings
 
 SAMPLE_S = 0.05
 

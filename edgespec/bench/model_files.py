@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgespec import cache_folder, runtimes
+from edgespec import runtimes
+from edgespec.files import cache_folder
 
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
 

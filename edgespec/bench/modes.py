@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgespec.baselines import Baseline
 from edgespec.config import FallbackName as Fallback
 from edgespec.config import PacerName as Pacer
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
+from edgespec.ports.baselines import Baseline
 from edgespec.settings import nearest
 
 

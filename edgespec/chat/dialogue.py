@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.chat.messages import checked
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 
 MOST_BYTES = 64 << 20
 

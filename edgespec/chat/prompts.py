@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.messages import Message
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
-from edgespec.chat_format import ChatFormat
 from edgespec.errors import UsageError
+from edgespec.ports.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
-from edgespec.baselines import OffersBaselines
 from edgespec.bench import limits, table
 from edgespec.bench.expectations import (
     Expectations,
@@ -40,6 +39,7 @@ from edgespec.cli.invocation import model_path, read_prompts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
+from edgespec.ports.baselines import OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings import spell
 from edgespec.units import format_size

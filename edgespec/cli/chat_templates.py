@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 
 MOST_BYTES = 4 << 20
 

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import cache_folder
 from edgespec.chat.dialogue import Dialogue
 from edgespec.cli import asking, chat_templates, grammars, reports
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import cache_folder
 from edgespec.memory import process
 
 if TYPE_CHECKING:

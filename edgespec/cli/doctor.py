@@ -16,8 +16,8 @@ from edgespec.config import LoadSettings
 from edgespec.diagnosis.levers import Outlook, outlook
 from edgespec.diagnosis.machine import examine
 from edgespec.errors import UsageError
-from edgespec.findings import Finding, Topic
 from edgespec.paging import disk_speed
+from edgespec.ports.findings import Finding, Topic
 from edgespec.units import format_size
 
 MARKS = {"fine": " ", "note": "-", "problem": "!"}

@@ -24,7 +24,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
 from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
-from edgespec.tracing import OFF, Trace
+from edgespec.tracing.spans import OFF, Trace
 from edgespec.units import parse_rate, parse_size
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -272,7 +272,7 @@ def _telling_of_draft_max(request: Request) -> Iterator[None]:
 def _trace(given: argparse.Namespace) -> Trace:
     if "trace" not in given:
         return OFF
-    from edgespec.trace_file import open_trace
+    from edgespec.tracing.trace_file import open_trace
 
     return open_trace(given.trace)
 

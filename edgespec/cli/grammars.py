@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.files.regular import read_regular
 from edgespec.grammar.specification import (
     MOST_CHARACTERS,
     Grammar,
@@ -14,7 +15,6 @@ from edgespec.grammar.specification import (
     lark_grammar,
     regular_expression,
 )
-from edgespec.regular_files import read_regular
 
 _FLAGS: dict[str, tuple[str, Callable[[str], Grammar]]] = {
     "json_schema": ("--json-schema", json_schema),

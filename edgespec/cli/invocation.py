@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from edgespec.cli import fetching
 from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config
 from edgespec.errors import UsageError
+from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair, find_config
-from edgespec.regular_files import read_at_most
 from edgespec.settings import Names, expanded, spell
 
 MOST_PROMPT_BYTES = 64 << 20

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from edgespec import cache_folder
 from edgespec.cli import fetching, model_report
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.model_flags import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
 from edgespec.config import GenerateSettings, LoadSettings
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
 from edgespec.settings import spell
 from edgespec.units import parse_size

@@ -15,7 +15,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 from edgespec.units import format_size, parse_size
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope
 from edgespec.completions.writing import MessageWriter
-from edgespec.owning import Owner
+from edgespec.concurrency.owning import Owner
 from edgespec.values import GenerationResult, TokenEvent
 
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgespec import cache_folder, runtimes
+from edgespec import runtimes
 from edgespec.errors import EdgespecError
-from edgespec.findings import Finding
+from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.paging.reader import READ_BYTES
+from edgespec.ports.findings import Finding
 from edgespec.units import format_size
 
 INSTRUCTION_SETS = (

@@ -14,6 +14,8 @@ from functools import partial
 
 import numpy as np
 
+from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.admission import check_prompt, obstacle
 from edgespec.engine.drafting.drafter import Drafter
@@ -34,12 +36,10 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.strategy import Controller, Strategy, drafting_is_free
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled, UsageError
-from edgespec.owning import Owner
 from edgespec.ports import LanguageModel, Progress
-from edgespec.tracing import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
-from edgespec.worker import Running, Worker
 
 __all__ = ["Engine", "EngineSettings"]
 

@@ -14,7 +14,7 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.strategy import Strategy
-from edgespec.tracing import Trace, Track
+from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 

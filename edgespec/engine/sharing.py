@@ -10,11 +10,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
+from edgespec.concurrency.owning import POLL_S, Owner, Users
 from edgespec.engine.loop import Engine
 from edgespec.engine.request import Request
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.errors import SessionClosed, UsageError
-from edgespec.owning import POLL_S, Owner, Users
 from edgespec.ports import Progress
 from edgespec.values import TokenEvent
 

@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from edgespec import cache_folder
 from edgespec.errors import ModelError
+from edgespec.files import cache_folder
 from edgespec.models.embedded import (
     EmbeddedFile,
     EmbeddedModel,

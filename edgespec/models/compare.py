@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel, Progress
 from edgespec.session import open_models
 from edgespec.tree import TokenTree
-from edgespec.worker import Worker
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
-from edgespec.unfinished import scratch_folder
 from edgespec.values import EnlargeReport
 
 ENTRY_POINTS = "edgespec.tools"

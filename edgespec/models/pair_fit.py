@@ -14,6 +14,7 @@ from itertools import count
 
 import numpy as np
 
+from edgespec.concurrency.worker import Worker
 from edgespec.config import FallbackName
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
@@ -22,7 +23,6 @@ from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, ModelInfo, PagingStats, PassReport, TokenEvent
-from edgespec.worker import Worker
 
 TREE_SIZES = (1, 4, 8, 16, 32)
 LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgespec import runtimes, session
+from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
+from edgespec.files.unfinished import scratch_folder
 from edgespec.models import enlarging, pair_fit
 from edgespec.ports import Progress
-from edgespec.unfinished import scratch_folder
 from edgespec.values import GenerationResult
-from edgespec.worker import Worker
 
 BITS = {
     "F16": 16.0,

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError
-from edgespec.owning import Owner
 from edgespec.paging.eviction import Eviction, LeastLikely
 from edgespec.paging.reader import BLOCK_BYTES, Extent, Memory, Reader, Run, block_ceil, block_floor
-from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import ExpertStats
 
 READERS = 4

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError
-from edgespec.owning import Owner
 from edgespec.paging.reader import Memory, Reader, Segment, read_segment
-from edgespec.tracing import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Trace, Track
 
 
 @dataclass(slots=True)

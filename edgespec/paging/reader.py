@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import WeightReadError
-from edgespec.owning import Owner
 
 BLOCK_BYTES = 4096
 """Direct reads need offset, length and memory aligned to the device's block; 4096 suits all."""

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_rows import report, row
-from edgespec.baselines import Baseline
 from edgespec.bench import limits
 from edgespec.bench.model_files import copies, files_of, largest_of, size_of
 from edgespec.bench.modes import ENGINE_MODES, known_modes
@@ -19,6 +18,7 @@ from edgespec.cli import bench, entry, flags
 from edgespec.cli.bench import applicable, chosen_prompts, request_from
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair
+from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(
     [Baseline("mmap", ""), Baseline("resident", "", resident=True), Baseline("spec", "", True)]

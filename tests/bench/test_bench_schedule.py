@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.baselines import Baseline
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
 from edgespec.bench.schedule import RAW, Sizes, duration, estimate_s, turns
 from edgespec.bench.settings import BenchSettings, parse_rate
 from edgespec.errors import UsageError
+from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes([Baseline("mmap", "mapped"), Baseline("resident", "kept", resident=True)])
 MODE = {mode.name: mode for mode in KNOWN}

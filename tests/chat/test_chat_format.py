@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from edgespec.chat_format import ChatFormat
 from edgespec.errors import ModelError
+from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.file.chat_format import chat_format as gguf_format
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format

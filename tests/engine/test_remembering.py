@@ -104,7 +104,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 def test_a_session_remembers_unless_it_is_told_not_to(
     remember: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.cache_folder.calibrations", lambda: tmp_path)
+    monkeypatch.setattr("edgespec.files.cache_folder.calibrations", lambda: tmp_path)
     embedded = embedded_pair()
     settings = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=128)
     rules = EngineSettings(step_aside=False, remember=remember)

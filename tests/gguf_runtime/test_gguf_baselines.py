@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
-from edgespec.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import embedded_pair
+from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec_runtimes.gguf import baselines, runtime
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from reference import LlamaCpp

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import cache_folder
 from edgespec.errors import EdgespecError, ModelError
+from edgespec.files import cache_folder
 from edgespec.models import catalogue
 from edgespec.models.catalogue import (
     FileState,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix, tokens_at_once
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
-from edgespec.tracing import Track
+from edgespec.tracing.spans import Track
 from traces import read, spans, trace_in_memory
 
 SLICE = 3 * BLOCK_BYTES + 160

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
 from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]

@@ -17,9 +17,15 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.baselines import Baseline, BaselineRequest, BaselineRun, check_room, decode_plainly
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.owning import Owner
+from edgespec.ports.baselines import (
+    Baseline,
+    BaselineRequest,
+    BaselineRun,
+    check_room,
+    decode_plainly,
+)
 from edgespec.values import RoundCost
 from edgespec_runtimes.gguf.llama import log, native
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError
-from edgespec.findings import Finding
+from edgespec.ports.findings import Finding
 from edgespec_runtimes.gguf.llama import native
 
 

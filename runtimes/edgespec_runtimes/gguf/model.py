@@ -21,7 +21,7 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.runtimes import even_parts
-from edgespec.tracing import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf.llama import native

@@ -14,15 +14,15 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import Cancelled, ModelError, UsageError
-from edgespec.findings import Finding
+from edgespec.files.regular import open_regular
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import LanguageModel, Progress
-from edgespec.regular_files import open_regular
+from edgespec.ports.baselines import BaselineRequest, BaselineRun
+from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest, without_padding
-from edgespec.tracing import OFF, Track
+from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.gguf import baselines, diagnosis, row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures

@@ -21,7 +21,7 @@ from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
-from edgespec.tracing import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile

@@ -16,10 +16,16 @@ import numpy as np
 import onnxruntime as ort
 from onnx import helper
 
-from edgespec.baselines import Baseline, BaselineRequest, BaselineRun, check_room, decode_plainly
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
-from edgespec.owning import Owner
+from edgespec.ports.baselines import (
+    Baseline,
+    BaselineRequest,
+    BaselineRun,
+    check_room,
+    decode_plainly,
+)
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source import Source, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.owning import Owner
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.ort.sessions import Bound

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.concurrency.owning import Owner
 from edgespec.memory.process import return_free_memory
-from edgespec.owning import Owner
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles

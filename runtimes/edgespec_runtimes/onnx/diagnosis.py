@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnxruntime as ort
 
-from edgespec.findings import Finding
+from edgespec.ports.findings import Finding
 from edgespec.units import format_size
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
 

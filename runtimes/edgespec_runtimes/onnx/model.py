@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from edgespec.concurrency.owning import Users
 from edgespec.errors import UsageError
-from edgespec.owning import Users
 from edgespec.paging.store import paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.runtimes import even_parts
-from edgespec.tracing import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.onnx.batches import Batch, Batcher

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import onnx
 
-from edgespec.baselines import BaselineRequest, BaselineRun
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.findings import Finding
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.baselines import BaselineRequest, BaselineRun
+from edgespec.ports.findings import Finding
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
-from edgespec.tracing import OFF, Track
+from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelDetails, ModelInfo
 from edgespec_runtimes.onnx import baselines, diagnosis
 from edgespec_runtimes.onnx.batches import Batcher

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.unfinished import unfinished_file
+from edgespec.files.unfinished import unfinished_file
 from edgespec.values import ENLARGED_FROM, EnlargeReport
 from edgespec_runtimes.enlarge.gguf.replication import (
     LlamaShape,

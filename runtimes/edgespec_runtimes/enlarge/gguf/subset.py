@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgespec.errors import EdgespecError, ModelError
+from edgespec.files.unfinished import unfinished_file
 from edgespec.ports import Progress
-from edgespec.unfinished import unfinished_file
 from edgespec_runtimes.enlarge.gguf.enlarge import CHUNK_BYTES
 from edgespec_runtimes.enlarge.sizing import check_room
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.unfinished import unfinished_folder
+from edgespec.files.unfinished import unfinished_folder
 from edgespec.values import ENLARGED_FROM, EnlargeReport
 from edgespec_runtimes.enlarge.onnx.llama import Llama, recognise
 from edgespec_runtimes.enlarge.onnx.llama_graph import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.chat_format import DEFAULT, ChatFormat
+from edgespec.ports.chat_format import DEFAULT, ChatFormat
 from edgespec_runtimes.gguf.file.header import GgufFile
 
 _TEMPLATE = "tokenizer.chat_template"

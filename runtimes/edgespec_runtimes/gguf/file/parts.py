@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import ModelError
-from edgespec.owning import Owner
-from edgespec.regular_files import open_regular, special_kind
+from edgespec.files.regular import open_regular, special_kind
 from edgespec_runtimes.gguf.file.layout import (
     DEFAULT_ALIGNMENT,
     MAGIC,

@@ -17,9 +17,9 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
+from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
-from edgespec.owning import Users
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import log, trials
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.endings import crash_name, died
+from edgespec.concurrency.endings import crash_name, died
 from edgespec.errors import EdgespecError, UsageError
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES

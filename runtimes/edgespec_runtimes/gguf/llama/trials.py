@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from edgespec import cache_folder
-from edgespec.endings import crash_name
+from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError
+from edgespec.files import cache_folder
 from edgespec_runtimes.gguf.llama import product_trial
 
 TIMEOUT_S = 30.0

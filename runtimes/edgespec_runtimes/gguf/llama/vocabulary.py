@@ -7,7 +7,7 @@ import functools
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.chat_format import ChatFormat
+from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.native import Model
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.chat_format import DEFAULT, ChatFormat
 from edgespec.errors import ModelError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
+from edgespec.ports.chat_format import DEFAULT, ChatFormat
 
 MOST_BYTES = 16 << 20
 

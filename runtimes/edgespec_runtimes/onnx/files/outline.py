@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import ModelError
-from edgespec.owning import Owner
-from edgespec.regular_files import open_regular
+from edgespec.files.regular import open_regular
 
 INLINE_BYTES = 64
 """Tensors up to this size stay in the outline: shapes, axes and scalars, which the graph is."""

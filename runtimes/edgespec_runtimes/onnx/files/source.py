@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
 from edgespec.errors import ModelError
+from edgespec.files.regular import read_regular
 from edgespec.paging.reader import Extent
-from edgespec.regular_files import read_regular
 from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_outline
 from edgespec_runtimes.onnx.files.roles import set_head_size
 

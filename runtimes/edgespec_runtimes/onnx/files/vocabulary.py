@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgespec.chat_format import ChatFormat
 from edgespec.errors import ModelError
-from edgespec.regular_files import read_regular
+from edgespec.files.regular import read_regular
+from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 
 MOST_BYTES = 256 << 20

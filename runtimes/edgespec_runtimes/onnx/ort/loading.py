@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from edgespec.concurrency.worker import Worker
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import Progress
-from edgespec.worker import Worker
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import Cancelled, EdgespecError, ModelError
-from edgespec.owning import Owner
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
 
 _ERRORS: tuple[type[Exception], ...] = (

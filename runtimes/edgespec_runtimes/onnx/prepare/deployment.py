@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.budget import MIB
-from edgespec.owning import Owner
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place

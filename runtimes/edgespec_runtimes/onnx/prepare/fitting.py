@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import onnx
 
+from edgespec.concurrency.owning import Owner
 from edgespec.memory.needs import affordable
-from edgespec.owning import Owner
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source

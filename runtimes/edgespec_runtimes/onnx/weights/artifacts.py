@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from edgespec import cache_folder
 from edgespec.errors import Cancelled, ModelError
+from edgespec.files import cache_folder
+from edgespec.files.unfinished import unfinished_file
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
-from edgespec.unfinished import unfinished_file
 from edgespec_runtimes.onnx.files.source import Source, Weight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 

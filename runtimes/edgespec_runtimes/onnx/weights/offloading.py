@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.errors import Cancelled
 from edgespec.paging.pager import PinnedSegments
 from edgespec.ports import Progress
-from edgespec.tracing import Track
+from edgespec.tracing.spans import Track
 from edgespec_runtimes.onnx.files.source import Weight
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.sessions import Bound, Session, copy_to, room_on, translated_memory

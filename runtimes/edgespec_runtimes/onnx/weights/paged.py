@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
+from edgespec.concurrency.owning import Owner
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.owning import Owner
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Segment
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
-from edgespec.tracing import OFF, Trace, Track
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.onnx.files.source import Source, Weight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.sessions import Bound, Session

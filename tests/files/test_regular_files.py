@@ -11,7 +11,7 @@ import pytest
 
 from edgespec import runtimes
 from edgespec.errors import ModelError
-from edgespec.regular_files import open_regular, read_at_most, read_regular
+from edgespec.files.regular import open_regular, read_at_most, read_regular
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from edgespec.owning import POLL_S, Owner
+from edgespec.concurrency.owning import POLL_S, Owner
 
 T = TypeVar("T")
 

@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import unfinished
 from edgespec.errors import UsageError
-from edgespec.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file, unfinished_folder
+from edgespec.files import unfinished
+from edgespec.files.unfinished import (
+    SUFFIX,
+    scratch_folder,
+    sweep,
+    unfinished_file,
+    unfinished_folder,
+)
 
 pytest.importorskip("fcntl", reason="there are no such locks here")
 
 WRITE = """
 import sys
 from pathlib import Path
-from edgespec import unfinished
+from edgespec.files import unfinished
 with getattr(unfinished, sys.argv[1])(Path(sys.argv[2])) as part:
     if isinstance(part, Path):
         (part / "weights").write_bytes(bytes(1000))

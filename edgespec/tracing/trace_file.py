@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.process import process_rss_bytes
-from edgespec.tracing import Detail, Span, Trace, Track
+from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MOST_EVENTS = 2048
 """Events in memory, about 1 MiB; they are written when the engine asks, or when this is reached."""

@@ -10,7 +10,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
-from edgespec.owning import Owner
+from edgespec.concurrency.owning import Owner
 
 Detail = str | int | float
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.endings import crash_name, died
+from edgespec.concurrency.endings import crash_name, died
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.trace_file import MOST_EVENTS, TraceFile, open_trace
-from edgespec.tracing import OFF, Track
+from edgespec.tracing.spans import OFF, Track
+from edgespec.tracing.trace_file import MOST_EVENTS, TraceFile, open_trace
 from traces import KeptFile, check, counts, read, read_cut_off, spans, ticking, trace_in_memory
 
 MIB = 1 << 20

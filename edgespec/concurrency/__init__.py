@@ -1,0 +1,1 @@
+"""Threads and processes: who owns what they work on, who works, and how they ended."""
