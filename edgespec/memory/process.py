@@ -31,8 +31,8 @@ LIBRARY_SHARE = 0.5
 """Of the mapped bytes of libraries, what is resident at the end of a run: 0.43 with llama.cpp, 0.51
 with onnxruntime. How much is before loading, varies with what else the machine has cached."""
 LIBRARY_GROWTH = 0.125
-"""Of the library bytes that are not resident before loading, what becomes so by the end of a run: at
-most. Seen: 0.08 with onnxruntime, 0.05 with llama.cpp."""
+"""Of the library bytes that are not resident before loading, at most what is by the end of a run:
+0.08 with onnxruntime, 0.05 with llama.cpp."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")

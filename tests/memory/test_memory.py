@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -233,7 +234,7 @@ def test_libraries_of_which_more_is_resident_than_usual_count_that_and_some_grow
 def test_one_page_more_never_makes_a_cliff(machine: Machine):
     """A machine that maps just over half of the libraries is planned like one of just under."""
     counts = [taken(machine, kib) for kib in range(1000, 3000, 4)]
-    assert max(b - a for a, b in zip(counts, counts[1:], strict=False)) <= 4096
+    assert max(b - a for a, b in pairwise(counts)) <= 4096
 
 
 def test_a_plan_counts_the_process_in_whole_steps():
