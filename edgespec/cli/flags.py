@@ -72,6 +72,8 @@ edgespec runs a language model that does not fit in memory.
   edgespec demo                               see it work, on models that come along
   edgespec generate -p 'def gcd(a, b):'       let them continue a text
   edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
+  edgespec chat -hf USER/REPO:Q4_K_M          fetch a model, and converse
+  edgespec serve -m big.gguf -md small.gguf   answer OpenAI's protocol
   edgespec --help                             everything else
 """
 """For those who give no command."""
