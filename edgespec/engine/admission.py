@@ -1,11 +1,15 @@
-"""What a pair and a prompt must be before a text can begin. Knows the port; no rule and no tree."""
+"""What a pair, a prompt and a request must be before a text begins. Knows no rule and no tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.engine.request import Request
+from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
+from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
-from edgespec.ports import LanguageModel, Vocabulary
+from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.values import FinishReason
 
 PIECE_CHARACTERS = 8
 """Of text for each token that the context holds: more than most tokens have."""
@@ -25,6 +29,34 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
                 "drop single tokens: the target decodes alone, one token a pass"
             )
     return None
+
+
+def admit(
+    target: LanguageModel,
+    prompt_tokens: Sequence[int],
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    stop: Sequence[str],
+    progress: Progress | None,
+    constraint: Constraint | None,
+    n_logprobs: int | None,
+) -> Request:
+    """A request that `target` can serve. Raises UsageError for what cannot be meant."""
+    check_prompt(prompt_tokens, target)
+    sampling.check_vocabulary(target.info.n_vocab)
+    if max_tokens is not None and max_tokens < 0:
+        raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
+    # The text's last token is not evaluated, so it may stand one place past the context.
+    limit = target.info.n_ctx - len(prompt_tokens) + 1
+    limit_reason: FinishReason = "context"
+    if max_tokens is not None and max_tokens <= limit:
+        limit, limit_reason = max_tokens, "length"
+    return Request(
+        prompt=tuple(prompt_tokens),
+        sampler=Sampler(sampling, prompt_tokens, constraint, n_logprobs),
+        transcript=Transcript(target.vocabulary, stop, limit, limit_reason),
+        progress=progress,
+    )
 
 
 def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:

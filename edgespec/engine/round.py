@@ -1,19 +1,27 @@
-"""One round as it runs: what it may use, what it has cost so far, and its outcome in the end.
+"""One round as it runs: its tree grows, what is worth a pass is verified, and it is counted.
 
-It measures and judges nothing: the engine fills it in, the rules read its outcome.
+Does what the rules say, and measures it; which rules they are, and what they learn from the
+outcome, is the engine's business.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
+
+from edgespec.concurrency.worker import Running
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.fallback import Fallback, RoundSoFar
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, Pacer
+from edgespec.engine.pair import Pair
 from edgespec.engine.strategy import Strategy
+from edgespec.errors import Cancelled
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
@@ -23,17 +31,89 @@ from edgespec.values import PassReport
 class RoundInProgress:
     """What one round may use, and what it has cost so far."""
 
+    pair: Pair
     grower: TreeGrower | None
+    """None for a round without guesses."""
     pacer: Pacer
+    fallback: Fallback
     limits: Limits
-    deepest: int
-    """No token of the text can stand deeper than this: it would be past its end."""
+    limits_beside: Limits
+    """Of what grows beside the pass."""
     begun: float
     guesses_before: int
     draft_steps: int = 0
     draft_s: float = 0.0
     provisional: range = range(0)
     """Keys of the nodes drafted beside the pass."""
+
+    def grow(self, tree: TokenTree) -> None:
+        """Draft until the fallback rule fires or no growth within the limits is of use."""
+        if self.grower is None:
+            return
+        clock = self.pair.clock
+        begun = clock()
+        growing_s = 0.0
+        self.grower.begin(tree, self.pacer, self.limits)
+        while True:
+            self.pair.check_cancelled()
+            open_nodes = self.grower.open_nodes(tree)
+            if self.fallback.fires(RoundSoFar(tree, open_nodes, self.draft_steps, growing_s)):
+                break
+            if not self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE):
+                break
+            self.draft_steps += 1
+            growing_s = clock() - begun
+        end = clock()
+        self.draft_s += end - begun
+        self.pair.trace.add(Track.ENGINE, "grow", begun, end, steps=self.draft_steps)
+
+    def select(self, tree: TokenTree) -> list[int]:
+        """The nodes that are worth their place in the pass."""
+        if len(tree) == 1:
+            return [ROOT]
+        so_far = RoundSoFar(tree, (), self.draft_steps, self.draft_s)
+        n_worth = self.fallback.n_worth_verifying(so_far)
+        limits = replace(self.limits, max_nodes=min(self.limits.max_nodes, n_worth))
+        return self.pacer.select(tree, limits)
+
+    def verify(self, tree: TokenTree, nodes: Sequence[int], overlap: bool) -> np.ndarray:
+        """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
+        grower = self.grower if overlap and self.pair.has_idle_cores else None
+        beside = None if grower is None else partial(self._grow_beside, tree, grower)
+        with self.pair.trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
+            return self.pair.evaluate(tree, nodes, beside)
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Let the drafters see what the target said, also after guesses that do not stand."""
+        if self.grower is None:
+            return
+        begun = self.pair.clock()
+        self.grower.witness(tree, nodes, logits)
+        self.draft_s += self.pair.clock() - begun
+
+    def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
+        """The tree below the target's own token, with the growth that already hangs there."""
+        if self.grower is None:
+            return tree.after(accepted.next_token)
+        end = accepted.path[-1]
+        root = tree.child(end, accepted.next_token)
+        if root is None:
+            root = tree.add(end, accepted.next_token, confidence=1.0)
+        if is_last:
+            return tree.reroot(root)
+        self.grower.prepare(self.pair.committed, accepted.next_token)
+        if not self.grower.is_ready:
+            return tree.reroot(root)
+        begun = self.pair.clock()
+        try:
+            with self.pair.trace.span(Track.ENGINE, "re-root"):
+                return self.grower.follow(tree, accepted.path, root, self.pacer)
+        except Cancelled:
+            # What was accepted stands and is still to be yielded; the next round ends the text.
+            self.grower.rest()
+            return tree.reroot(root).bare()
+        finally:
+            self.draft_s += self.pair.clock() - begun
 
     def outcome(
         self,
@@ -42,10 +122,9 @@ class RoundInProgress:
         accepted: Accepted,
         rerooted: TokenTree,
         n_tokens: int,
-        report: PassReport,
-        now: float,
     ) -> RoundOutcome:
         """What the round cost and brought: `nodes` of `tree` were verified, `n_tokens` yielded."""
+        report, now = self.pair.target.last_report, self.pair.clock()
         if self.grower is None:
             return self._without_guesses(n_tokens, report, now)
         parents = {int(tree.parent[node]) for node in nodes}
@@ -97,9 +176,45 @@ class RoundInProgress:
             wall_s=now - self.begun,
         )
 
+    def _grow_beside(
+        self, tree: TokenTree, grower: TreeGrower, target_pass: Running[np.ndarray]
+    ) -> None:
+        """Grow the tree that is being verified, past what was selected, while the pass runs.
+
+        What it adds is worth something if the accepted path leads there: the next round starts
+        with it.
+        """
+        first_key = tree.next_key
+        while not target_pass.done:
+            self.pair.check_cancelled()
+            open_nodes = grower.open_nodes(tree)
+            if not self._step(tree, open_nodes, grower, self.limits_beside, Track.BESIDE):
+                break
+        self.provisional = range(first_key, tree.next_key)
+
+    def _step(
+        self,
+        tree: TokenTree,
+        open_nodes: Sequence[int],
+        grower: TreeGrower,
+        limits: Limits,
+        track: Track,
+    ) -> bool:
+        """One step of a drafter, recorded. False if nothing was to do, which is no step."""
+        n_before = len(tree)
+        trace = self.pair.trace
+        with trace.span(track, "draft step") as span:
+            grew = grower.step(tree, open_nodes, self.pacer, limits)
+            if not grew:
+                span.forget()
+            elif trace.is_on:
+                best = float(tree.cumulative[list(open_nodes)].max())
+                span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
+        return grew
+
 
 def record_round(
-    trace: Trace, outcome: RoundOutcome, round_: RoundInProgress, way: Strategy
+    trace: Trace, outcome: RoundOutcome, round_: RoundInProgress, strategy: Strategy
 ) -> None:
     """The span of a round that is over."""
     trace.add(
@@ -107,7 +222,7 @@ def record_round(
         "round",
         round_.begun,
         round_.begun + outcome.wall_s,
-        way=way.value if round_.grower else Strategy.NONE.value,
+        strategy=strategy.value if round_.grower else Strategy.NONE.value,
         tokens=outcome.n_tokens,
         accepted=outcome.accepted,
         verified=outcome.verified,

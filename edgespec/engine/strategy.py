@@ -1,4 +1,4 @@
-"""Which way a round goes: a tree, a line of guesses, or no draft at all.
+"""How a round guesses: with a tree, with a line, or not at all.
 
 A value that is told what every round cost and brought, and answers with its successor. It reads no
 clock, and knows no model: the engine does what it says and measures.
@@ -24,7 +24,7 @@ class Strategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoundRate:
-    """What rounds of one way cost and brought of late: an old round fades with every new one."""
+    """What rounds of one strategy cost and brought of late: old ones fade with every new one."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -42,20 +42,20 @@ class RoundRate:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One way: what is known of it, and the rounds until it is tried again."""
+    """One strategy: what is known of it, and the rounds until it is tried again."""
 
-    way: Strategy
+    strategy: Strategy
     wait: int
-    pace: RoundRate = RoundRate()
+    rate: RoundRate = RoundRate()
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Goes the way whose tokens cost the fewest seconds, and measures the others to know.
+    """Prefers the strategy whose tokens cost the fewest seconds, and measures the others to know.
 
-    Now and then a short probe goes another way, and the two are compared. The more a probe has
-    cost, the longer that way waits for the next: each costs `probe_share` of the time, whatever the
-    models. Only a way that is cheaper by `margin` becomes the preferred one, so that noise makes
+    Now and then a short probe tries another one, and the two are compared. The more a probe has
+    cost, the longer its strategy waits for the next: each costs `probe_share` of the time, whatever
+    the models. Only one that is cheaper by `margin` becomes the preferred one, so that noise makes
     none.
     """
 
@@ -70,40 +70,41 @@ class Controller:
     }
 
     trials: tuple[Trial, ...]
-    """The preferred way first."""
+    """The preferred one first."""
     probing: Strategy | None = None
     rounds_left: int = 0
     """Of the probe."""
     is_first_round: bool = True
-    """The first round of a way pays for the change (the draft reads what it missed): it says
-    nothing of the way's pace, but belongs to what a probe cost."""
+    """The first round of a strategy pays for the change (the draft reads what it missed): it says
+    nothing of the strategy's rate, but belongs to what a probe cost."""
     probe_s: float = 0.0
     probe_tokens: int = 0
     """Of the probe so far."""
 
     @classmethod
-    def for_paged_target(cls, *ways: Strategy) -> Controller:
-        """Begin with the first of `ways`: a pass over storage is dear, and guesses cost little."""
-        return cls(tuple(Trial(way, 6 + cls.shortest_wait * n) for n, way in enumerate(ways)))
+    def for_paged_target(cls, *strategies: Strategy) -> Controller:
+        """Begin with the first: a pass over storage is dear, and guesses cost little."""
+        waits = (6 + cls.shortest_wait * n for n in range(len(strategies)))
+        return cls(tuple(map(Trial, strategies, waits)))
 
     @classmethod
-    def for_resident_target(cls, *ways: Strategy) -> Controller:
-        """Begin without a draft, which is never slower, and try the first of `ways` soon."""
-        others = (way for way in ways if way is not Strategy.NONE)
-        waits = (Trial(way, 3 + cls.shortest_wait * n) for n, way in enumerate(others))
+    def for_resident_target(cls, *strategies: Strategy) -> Controller:
+        """Begin without a draft, which is never slower, and try the first of the others soon."""
+        others = (strategy for strategy in strategies if strategy is not Strategy.NONE)
+        waits = (Trial(strategy, 3 + cls.shortest_wait * n) for n, strategy in enumerate(others))
         return cls((Trial(Strategy.NONE, 0), *waits))
 
     @property
     def preferred(self) -> Strategy:
-        return self.trials[0].way
+        return self.trials[0].strategy
 
     @property
-    def way(self) -> Strategy:
-        """How the next round goes."""
+    def strategy(self) -> Strategy:
+        """How the next round guesses."""
         return self.probing or self.preferred
 
     def observe(self, seconds: float, tokens: int, is_free: bool = False) -> Controller:
-        """The rule after a round of the way that it asked for.
+        """The rule after a round of the strategy that it asked for.
 
         `is_free` says that guessing cost the round nothing: to probe could only lose.
         """
@@ -111,8 +112,8 @@ class Controller:
             return self
         after = replace(self, is_first_round=False)
         if not self.is_first_round:
-            pace = self._trial(self.way).pace.with_round(seconds, tokens)
-            after = after._with(replace(self._trial(self.way), pace=pace))
+            rate = self._trial(self.strategy).rate.with_round(seconds, tokens)
+            after = after._with(replace(self._trial(self.strategy), rate=rate))
         if self.probing is None:
             return after._wait()
         after = replace(
@@ -123,15 +124,15 @@ class Controller:
         )
         return after if after.rounds_left > 0 else after._judge(self.probing)
 
-    def _trial(self, way: Strategy) -> Trial:
-        return next(trial for trial in self.trials if trial.way is way)
+    def _trial(self, strategy: Strategy) -> Trial:
+        return next(trial for trial in self.trials if trial.strategy is strategy)
 
     def _with(self, changed: Trial) -> Controller:
-        trials = (changed if trial.way is changed.way else trial for trial in self.trials)
+        trials = (changed if trial.strategy is changed.strategy else trial for trial in self.trials)
         return replace(self, trials=tuple(trials))
 
     def _wait(self) -> Controller:
-        """Come a round nearer to the other ways' probes, and begin one that is due."""
+        """Come a round nearer to the other strategies' probes, and begin one that is due."""
         preferred, *others = self.trials
         waiting = [replace(trial, wait=trial.wait - 1) for trial in others]
         after = replace(self, trials=(preferred, *waiting))
@@ -140,29 +141,29 @@ class Controller:
             return after
         # What an earlier probe measured still says something, and less than this one will.
         trial = due[0]
-        old = RoundRate(trial.pace.seconds / 4, trial.pace.tokens / 4, trial.pace.rounds / 4)
+        old = RoundRate(trial.rate.seconds / 4, trial.rate.tokens / 4, trial.rate.rounds / 4)
         return replace(
-            after._with(replace(trial, pace=old)),
-            probing=trial.way,
-            rounds_left=self.probe_rounds[trial.way],
+            after._with(replace(trial, rate=old)),
+            probing=trial.strategy,
+            rounds_left=self.probe_rounds[trial.strategy],
             is_first_round=True,
             probe_s=0.0,
             probe_tokens=0,
         )
 
     def _judge(self, probed: Strategy) -> Controller:
-        """End a probe: go on that way if it was cheaper, else go back."""
+        """End a probe: stay with its strategy if that was cheaper, else go back."""
         trial, preferred = self._trial(probed), self.trials[0]
         after = replace(self, probing=None, is_first_round=True)
-        usual = preferred.pace.seconds_per_token
-        if trial.pace.seconds_per_token < (1 - self.margin) * usual:
-            others = (other for other in self.trials if other.way is not probed)
+        usual = preferred.rate.seconds_per_token
+        if trial.rate.seconds_per_token < (1 - self.margin) * usual:
+            others = (other for other in self.trials if other.strategy is not probed)
             waiting = (
                 replace(other, wait=self.shortest_wait * n) for n, other in enumerate(others, 1)
             )
             return replace(after, trials=(trial, *waiting))
         excess_s = self.probe_s - self.probe_tokens * usual
-        round_s = preferred.pace.seconds / max(preferred.pace.rounds, 1e-9)
+        round_s = preferred.rate.seconds / max(preferred.rate.rounds, 1e-9)
         wait = excess_s / self.probe_share / max(round_s, 1e-9)
         rounds = int(min(max(wait, self.shortest_wait), self.longest_wait))
         return after._with(replace(trial, wait=rounds))

@@ -15,22 +15,22 @@ STARTS = [Controller.for_paged_target(*ALL), Controller.for_resident_target(*ALL
 def rounds(
     rule: Controller, n: int, tree: Cost, line: Cost, plain: Cost = PLAIN
 ) -> tuple[Controller, list[Strategy]]:
-    """Run `n` rounds that cost and bring what is given for each way."""
+    """Run `n` rounds that cost and bring what is given for each strategy."""
     costs = {Strategy.TREE: tree, Strategy.LINE: line, Strategy.NONE: plain}
-    ways = []
+    chosen = []
     for _ in range(n):
-        ways.append(rule.way)
-        rule = rule.observe(*costs[rule.way])
-    return rule, ways
+        chosen.append(rule.strategy)
+        rule = rule.observe(*costs[rule.strategy])
+    return rule, chosen
 
 
 def test_a_paged_target_begins_with_a_tree() -> None:
-    assert Controller.for_paged_target(*ALL).way is Strategy.TREE
+    assert Controller.for_paged_target(*ALL).strategy is Strategy.TREE
 
 
 def test_a_resident_target_begins_alone_and_soon_tries_a_tree() -> None:
-    _, ways = rounds(Controller.for_resident_target(*ALL), 8, (0.5, 1), (0.5, 1))
-    assert ways[0] is Strategy.NONE and Strategy.TREE in ways
+    _, chosen = rounds(Controller.for_resident_target(*ALL), 8, (0.5, 1), (0.5, 1))
+    assert chosen[0] is Strategy.NONE and Strategy.TREE in chosen
 
 
 @pytest.mark.parametrize("start", STARTS, ids=["paged", "resident"])
@@ -45,8 +45,8 @@ def test_a_resident_target_begins_alone_and_soon_tries_a_tree() -> None:
 def test_the_cheapest_way_is_found(
     start: Controller, tree: Cost, line: Cost, best: Strategy
 ) -> None:
-    _, ways = rounds(start, 500, tree, line)
-    assert ways.count(best) > 0.85 * 500
+    _, chosen = rounds(start, 500, tree, line)
+    assert chosen.count(best) > 0.85 * 500
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_way_that_becomes_the_cheapest_is_taken(tree: Cost, line: Cost, best: 
 @pytest.mark.parametrize("drafted_s", [1.1, 2.0, 10.0])
 def test_probing_costs_a_small_share_of_the_time(drafted_s: float) -> None:
     rule, _ = rounds(STARTS[1], 100, (drafted_s, 1), (drafted_s, 1))
-    _, ways = rounds(rule, 5000, (drafted_s, 1), (drafted_s, 1))
-    drafted = len(ways) - ways.count(Strategy.NONE)
+    _, chosen = rounds(rule, 5000, (drafted_s, 1), (drafted_s, 1))
+    drafted = len(chosen) - chosen.count(Strategy.NONE)
     assert drafted * (drafted_s - 1.0) < 0.03 * 5000
 
 
@@ -78,8 +78,8 @@ def test_a_difference_within_the_noise_changes_nothing(start: Controller) -> Non
 def test_the_first_round_after_a_change_is_not_counted() -> None:
     """A draft that sat out many rounds first reads what it missed."""
     rule, _ = rounds(STARTS[1], 300, (2.0, 1), (2.0, 1))
-    while rule.way is not Strategy.TREE:
-        rule = rule.observe(*((1.0, 1) if rule.way is Strategy.NONE else (2.0, 1)))
+    while rule.strategy is not Strategy.TREE:
+        rule = rule.observe(*((1.0, 1) if rule.strategy is Strategy.NONE else (2.0, 1)))
     rule = rule.observe(60.0, 1)
     rule, _ = rounds(rule, 10, (1.2, 8), (2.0, 1))
     assert rule.preferred is Strategy.TREE
@@ -88,10 +88,10 @@ def test_the_first_round_after_a_change_is_not_counted() -> None:
 def test_what_the_draft_reads_first_belongs_to_what_a_probe_costs() -> None:
     rule, excess, before = STARTS[1], 0.0, Strategy.NONE
     for n in range(5000):
-        way = rule.way
-        seconds = 1.0 if way is Strategy.NONE else 1.2 if way is before else 20.0
+        strategy = rule.strategy
+        seconds = 1.0 if strategy is Strategy.NONE else 1.2 if strategy is before else 20.0
         excess += seconds - 1.0 if n > 100 else 0.0
-        rule, before = rule.observe(seconds, 1), way
+        rule, before = rule.observe(seconds, 1), strategy
     assert 0 < excess < 0.03 * 5000
 
 
@@ -104,5 +104,5 @@ def test_a_round_whose_draft_cost_nothing_brings_no_probe_nearer() -> None:
 
 def test_only_the_given_ways_are_tried() -> None:
     start = Controller.for_resident_target(Strategy.TREE, Strategy.NONE)
-    _, ways = rounds(start, 500, (2.0, 1), (0.1, 1))
-    assert Strategy.LINE not in ways
+    _, chosen = rounds(start, 500, (2.0, 1), (0.1, 1))
+    assert Strategy.LINE not in chosen

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from edgespec.engine.acceptance import Accepted
+from edgespec.engine.fallback import FixedLength
 from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer
+from edgespec.engine.pair import Pair
 from edgespec.engine.round import RoundInProgress
+from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, RoundCost
 from engine_cases import GREEDY, PROMPT, counting, finish
@@ -71,7 +74,10 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     """It was taken for reads that every pass makes, in which more nodes could have hidden."""
     read = PassReport(wall_s=1.0, stall_s=0.5, choice_stall_s=0.25)
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
-    round_ = RoundInProgress(None, LinearPacer(), none, deepest=8, begun=0.0, guesses_before=0)
+    target = counting()
+    target.last_report = read
+    pair = Pair(target, None, clock=lambda: 1.0, trace=OFF)
+    round_ = RoundInProgress(pair, None, LinearPacer(), FixedLength(), none, none, 0.0, 0)
     tree = TokenTree(1)
     accepted = Accepted(path=(ROOT,), next_token=2)
-    assert round_.outcome(tree, [ROOT], accepted, tree, 1, read, 1.0).idle_s == 0.25
+    assert round_.outcome(tree, [ROOT], accepted, tree, 1).idle_s == 0.25

@@ -119,7 +119,7 @@ def test_a_draft_that_has_nothing_to_evaluate_makes_no_step(overlap: bool):
 def test_without_a_draft_nothing_grows():
     _, events = traced(counting())
     assert not spans(events, "grow") and not spans(events, "draft step")
-    assert {event["args"]["way"] for event in spans(events, "round")} == {"none"}
+    assert {event["args"]["strategy"] for event in spans(events, "round")} == {"none"}
 
 
 def test_the_file_holds_every_round_that_was_yielded():

@@ -1,0 +1,122 @@
+"""The target, whatever guesses for it, and the text that all of them have committed.
+
+Keeps their KV caches a transaction, and a pass out of the thread that hears Ctrl-C. It knows models
+through the port, and no rule but when a pass leaves cores to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.worker import Running, Worker
+from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.gating import OverlapGate
+from edgespec.engine.request import Request
+from edgespec.ports import LanguageModel, Progress
+from edgespec.tracing.spans import Trace, Track
+from edgespec.tree import TokenTree
+
+SHORT_PASS_S = 0.01
+"""A resident target's pass that is shorter, to go by those before, runs in the caller's thread: it
+keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond, and far
+longer on a busy machine. A paged one calls back, and an exception of a signal handler that breaks
+into a callback is lost there."""
+
+
+class Pair(Owner):
+    """A target at work with its drafters. Models are borrowed: closing ends the thread alone."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        grower: TreeGrower | None,
+        clock: Callable[[], float],
+        trace: Trace,
+    ) -> None:
+        self.target = target
+        self.grower = grower
+        self.is_paged = target.paging().segments > 0
+        self.committed: list[int] = []
+        """Tokens of the target's committed prefix; that of each drafter is a prefix of it."""
+        self.running: Request | None = None
+        """What the models work for."""
+        self.clock = clock
+        self.trace = trace
+        self._gate = OverlapGate()
+        self._usual_pass_s = 0.0
+        self._worker = Worker()
+
+    @property
+    def has_idle_cores(self) -> bool:
+        """Whether a draft may work beside the next pass."""
+        return self._gate.is_open
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled if the request that runs is."""
+        if self.running is not None:
+            self.running.check_cancelled()
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
+        """Commit `tokens` to the target, in its own batches."""
+        read = partial(self.target.prefill, tokens, progress)
+        self._worker.run(read, self.target.cancel, self.check_cancelled)
+        self.committed += tokens
+        self._gate = self._gate.observe(self.target.last_report)
+
+    def evaluate(
+        self,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        beside: Callable[[Running[np.ndarray]], None] | None = None,
+    ) -> np.ndarray:
+        """Logits [len(nodes), n_vocab] of one pass of the target, beside which `beside` works."""
+        is_short = 0 < self._usual_pass_s < SHORT_PASS_S
+        if beside is None and is_short and not self.is_paged:
+            logits = self.target.evaluate(tree, nodes)
+        else:
+            check = partial(self.target.evaluate, tree, nodes)
+            with self._worker.running(check, self.target.cancel) as running:
+                if beside is not None:
+                    beside(running)
+                logits = running.result(self.check_cancelled)
+        self._gate = self._gate.observe(self.target.last_report)
+        self._expect_pass(self.target.last_report.wall_s)
+        return logits
+
+    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Make the target's KV of `path` final."""
+        with self.trace.span(Track.ENGINE, "commit"):
+            self.target.commit(tree, path)
+        self.committed += (int(tree.token[node]) for node in path)
+
+    def catch_up(self, grower: TreeGrower) -> None:
+        """Let drafters read what was committed without them: a prompt, rounds that they sat out."""
+        if grower.is_behind(self.committed):
+            with self.trace.span(Track.ENGINE, "catch up"):
+                catch_up = partial(grower.catch_up, self.committed)
+                self._worker.run(catch_up, grower.cancel, self.check_cancelled)
+
+    def rewind(self, n_tokens: int) -> None:
+        """Leave the models with `n_tokens` of the committed text, or fewer, and nothing else."""
+        self.target.truncate(min(n_tokens, self.target.n_committed))
+        del self.committed[min(n_tokens, self.target.n_committed) :]
+        if self.grower is not None:
+            self.grower.rewind(len(self.committed))
+
+    def cancel(self) -> None:
+        """From any thread: end soon whatever a model computes."""
+        self.target.cancel()
+        if self.grower is not None:
+            self.grower.cancel()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._worker.close()
+
+    def _expect_pass(self, pass_s: float) -> None:
+        """One pass that was held up says little of the next one."""
+        self._usual_pass_s = min(pass_s, 2 * self._usual_pass_s) if self._usual_pass_s else pass_s

@@ -1,0 +1,65 @@
+"""How a prompt is read: what differs from the text before it, and its end with the first token.
+
+Knows the pair and the request; neither drafts nor decides whether anybody does.
+"""
+
+from __future__ import annotations
+
+from edgespec.engine.pair import Pair
+from edgespec.engine.request import Request
+from edgespec.engine.round import common_length
+from edgespec.tracing.spans import Track
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import TokenEvent
+
+
+def read_prompt(pair: Pair, request: Request, drafts: bool) -> None:
+    """Commit all but the prompt's last token, reading no more than differs from the last text.
+
+    What goes on from there and fits into one pass is left to `read_tail`. With `drafts` those who
+    guess read it, too.
+    """
+    pair.check_cancelled()
+    prompt = list(request.prompt)
+    begun = pair.clock()
+    reused = common_length(pair.committed, prompt[:-1])
+    if reused < len(pair.committed) and not pair.target.info.tree_capable:
+        reused = 0  # recurrent state cannot be rewound by a few tokens
+    pair.rewind(reused)
+    reused = len(pair.committed)
+    unread = prompt[reused:-1]
+    if unread and not (reused and _fits_a_pass(pair, len(unread) + 1)):
+        pair.prefill(unread, request.progress)
+    if pair.grower is not None and drafts:
+        pair.grower.prepare(pair.committed, prompt[-1])
+        pair.catch_up(pair.grower)
+    end = pair.clock()
+    request.tally.prompt_s = end - begun
+    request.tally.reused_tokens = reused
+    pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
+
+
+def read_tail(pair: Pair, request: Request) -> TokenEvent:
+    """Read what is left of the prompt, a branch of a tree, in the pass of the first token.
+
+    The next turn of a conversation costs one pass so, instead of a prefill and one.
+    """
+    begun = pair.clock()
+    tail = request.prompt[len(pair.committed) :]
+    tree = TokenTree(tail[0], len(tail))
+    branch = [ROOT]
+    for token in tail[1:]:
+        branch.append(tree.add(branch[-1], token, confidence=1.0))
+    with pair.trace.span(Track.ENGINE, "verify").note(nodes=len(branch)):
+        logits = pair.evaluate(tree, branch)
+    token = request.sampler.pick(logits[-1])
+    (event,) = request.transcript.extend([token], 0, request.sampler.logprobs)
+    pair.commit(tree, branch)
+    request.tally.read_first_token(pair.clock() - begun)
+    return event
+
+
+def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
+    """Whether one pass may both read so many tokens and say what follows them."""
+    info = pair.target.info
+    return info.tree_capable and n_tokens <= info.max_nodes
