@@ -89,6 +89,8 @@ class PassReport:
     """Of it, for experts that the tokens had chosen: the more tokens, the longer."""
     bytes_read: int = 0
     """Since the call before: what was read ahead between them counts."""
+    read_s: float = 0.0
+    """That reading took which no choice asked for, since the call before; 0 where none is known."""
     passes: int = 1
     n_tokens: int = 0
 

@@ -18,7 +18,7 @@ from edgespec.config import FallbackName
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_cost import PassCost
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo
+from edgespec.values import ModelInfo, PassReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Fallback(ABC):
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
+        return self
+
+    def observe_prompt(self, report: PassReport) -> Self:
+        """The rule after a prompt was read, which says something of what passes cost."""
         return self
 
     def for_target(self, info: ModelInfo) -> Self:
@@ -154,6 +158,9 @@ class MarginalRate(Fallback):
     def for_target(self, info: ModelInfo) -> Self:
         return replace(self, cost=replace(self.cost, used_share=info.used_share))
 
+    def observe_prompt(self, report: PassReport) -> Self:
+        return replace(self, cost=self.cost.with_prompt(report))
+
     def observe(self, outcome: RoundOutcome) -> Self:
         fade = 0.95
         step_s = outcome.draft_s / outcome.draft_steps if outcome.draft_steps else self.step_s
@@ -161,7 +168,11 @@ class MarginalRate(Fallback):
             self,
             step_s=step_s,
             cost=self.cost.with_pass(
-                1 + outcome.verified, outcome.pass_s, outcome.idle_s, outcome.choice_stall_s
+                1 + outcome.verified,
+                outcome.pass_s,
+                outcome.idle_s,
+                outcome.choice_stall_s,
+                outcome.read_s,
             ),
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,

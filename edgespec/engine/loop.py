@@ -138,7 +138,10 @@ class Engine(Owner):
                 if not request.transcript.is_finished:
                     if self._grower is not None:
                         self._grower.sample_at(request.sampler.params.temperature)
-                    read_prompt(self._pair, request, self._strategy is not Strategy.NONE)
+                    drafts = self._strategy is not Strategy.NONE
+                    report = read_prompt(self._pair, request, drafts)
+                    if report is not None:
+                        self._fallback = self._fallback.observe_prompt(report)
                     yield from self._rounds(request)
         except Cancelled:
             request.transcript.cancel()

@@ -43,6 +43,8 @@ class RoundOutcome:
     choice_stall_s: float = 0.0
     """Of the stall, for experts that the pass's nodes chose."""
     bytes_read: int = 0
+    read_s: float = 0.0
+    """That reading what every pass needs took; 0 where none is known."""
 
     @property
     def idle_s(self) -> float:

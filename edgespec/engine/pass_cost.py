@@ -11,25 +11,36 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.values import PassReport
+
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
     """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
 
+    What reads take is what the store measured. Where nobody does, a pass that waited for a good
+    part of its time was as long as its reads, and none takes less: a pass that computed all the
+    time waits a little, too, and would make its own nodes seem free.
+
     Computing several nodes is a line over their number: least squares, old passes fading. A single
-    node lies far below that line where kernels for one row are faster than those for several.
+    node lies far below that line where kernels for one row are faster than those for several. What
+    no passes of different size have shown yet is guessed in favour of the size that was not tried.
 
     Of a mixture, nodes choose experts that have to be read for them, which nothing hides. The more
     nodes, the more experts, but nodes choose alike: that time follows the share of all experts that
     so many nodes choose, and a further node costs less and less.
     """
 
-    stalled_share: ClassVar[float] = 0.05
-    """A pass that waited for storage for less of its time was as long as its computing."""
+    stalled_share: ClassVar[float] = 0.25
+    """A pass that waited for storage for less of its time tells only what reads take at most."""
     guessed_slope: ClassVar[float] = 0.25
     """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
     ridge: ClassVar[float] = 0.05
     fade: ClassVar[float] = 0.9
+    fade_of_reads: ClassVar[float] = 0.7
+    """A disk's speed changes, and every pass shows it."""
+    shortest_prompt: ClassVar[int] = 8
+    """Fewer tokens say little of what one of many costs."""
 
     horizons: ClassVar[tuple[int, ...]] = (1, 4, 16)
 
@@ -39,6 +50,9 @@ class PassCost:
     """What a pass would wait for experts if its nodes chose all of them."""
     read_s: float = 0.0
     """What a pass takes at least, since its reads do."""
+    prompt_token_s: float = 0.0
+    """What computing a token of a prompt took: the first guess of a node's; 0 before one was seen.
+    """
     single_s: float = 0.0
     """One node, its experts read; 0 before it was seen."""
     weight: float = 0.0
@@ -50,16 +64,29 @@ class PassCost:
 
     @property
     def is_known(self) -> bool:
-        return self.weight > 0 or self.single_s > 0
+        return self.weight > 0 or self.single_s > 0 or self.prompt_token_s > 0
+
+    def with_prompt(self, report: PassReport) -> PassCost:
+        """After a prompt was read."""
+        if report.n_tokens < self.shortest_prompt:
+            return self
+        token_s = max(0.0, report.wall_s - report.stall_s) / report.n_tokens
+        return replace(
+            self, prompt_token_s=token_s, read_s=self.read_s or report.read_s / report.passes
+        )
 
     def with_pass(
-        self, n_nodes: int, wall_s: float, idle_s: float, choice_s: float = 0.0
+        self,
+        n_nodes: int,
+        wall_s: float,
+        idle_s: float,
+        choice_s: float = 0.0,
+        read_s: float = 0.0,
     ) -> PassCost:
-        """After a pass that waited `idle_s` for what every pass reads, and `choice_s` for experts
-        that its nodes chose."""
+        """After a pass that waited `idle_s` for what every pass reads, which took the store
+        `read_s` if it measures that, and `choice_s` for experts that its nodes chose."""
         compute_s = wall_s - idle_s
-        waited = idle_s > self.stalled_share * wall_s
-        after = replace(self, read_s=wall_s if waited else min(self.read_s, wall_s))
+        after = replace(self, read_s=self._read_s(wall_s, idle_s, read_s))
         after = replace(after, all_experts_s=self._all_experts_s(n_nodes, choice_s))
         if n_nodes == 1:
             before_s = self.single_s or compute_s
@@ -86,8 +113,9 @@ class PassCost:
         if self.weight:
             mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
         else:
-            mean_nodes, mean_s = 1.0, self._single_compute_s
-        line = mean_s + self.per_node_s * (n_nodes - mean_nodes)
+            mean_nodes, mean_s = 1.0, self._single_compute_s or self.prompt_token_s
+        slope_s = np.where(n_nodes < mean_nodes, self._slope_s(self._share_s), self.per_node_s)
+        line = mean_s + slope_s * (n_nodes - mean_nodes)
         if self.used_share < 1:
             line += self.all_experts_s * self._chosen(n_nodes)
         return np.asarray(np.maximum(line, self.read_s), np.float64)
@@ -117,14 +145,32 @@ class PassCost:
 
     @property
     def per_node_s(self) -> float:
-        """The line's slope, at most the share of a node. While passes are of one size it is a
-        guess, and the more they differ the less the guess counts (ridge regression)."""
+        """What a node more than in passes of late costs."""
         if not self.weight:
-            return self.guessed_slope * self._single_compute_s
+            return self.prompt_token_s or self.guessed_slope * self._single_compute_s
+        mean_s = self.compute_s / self.weight
+        guess_s = self.prompt_token_s or self.guessed_slope * (self._single_compute_s or mean_s)
+        return self._slope_s(min(self._share_s, guess_s))
+
+    @property
+    def _share_s(self) -> float:
+        """A node's of passes of late: no line's slope is steeper."""
+        return self.compute_s / self.nodes if self.nodes else 0.0
+
+    def _read_s(self, wall_s: float, idle_s: float, measured_s: float) -> float:
+        if measured_s > 0:
+            before_s = self.read_s or measured_s
+            return self.fade_of_reads * before_s + (1 - self.fade_of_reads) * measured_s
+        waited = idle_s > self.stalled_share * wall_s
+        return wall_s if waited else min(self.read_s, wall_s)
+
+    def _slope_s(self, guess_s: float) -> float:
+        """The line's slope. While passes are of one size it is a guess, and the more they differ
+        the less the guess counts (ridge regression)."""
+        if not self.weight:
+            return guess_s
         mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
-        share = self.compute_s / self.nodes
-        guess = min(share, self.guessed_slope * (self._single_compute_s or mean_s))
         variance = self.nodes_squared / self.weight - mean_nodes**2
         covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
-        slope = (covariance + self.ridge * guess) / (variance + self.ridge)
-        return min(max(slope, 0.0), share)
+        slope = (covariance + self.ridge * guess_s) / (variance + self.ridge)
+        return min(max(slope, 0.0), self._share_s)

@@ -10,11 +10,12 @@ from edgespec.engine.request import Request
 from edgespec.engine.round import common_length
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import TokenEvent
+from edgespec.values import PassReport, TokenEvent
 
 
-def read_prompt(pair: Pair, request: Request, drafts: bool) -> None:
+def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None:
     """Commit all but the prompt's last token, reading no more than differs from the last text.
+    Returns what that cost the target, None if it had nothing to read.
 
     What goes on from there and fits into one pass is left to `read_tail`. With `drafts` those who
     guess read it, too.
@@ -28,8 +29,10 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> None:
     pair.rewind(reused)
     reused = len(pair.committed)
     unread = prompt[reused:-1]
+    report = None
     if unread and not (reused and _fits_a_pass(pair, len(unread) + 1)):
         pair.prefill(unread, request.progress)
+        report = pair.target.last_report
     if pair.grower is not None and drafts:
         pair.grower.prepare(pair.committed, prompt[-1])
         pair.catch_up(pair.grower)
@@ -37,6 +40,7 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> None:
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
     pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
+    return report
 
 
 def read_tail(pair: Pair, request: Request) -> TokenEvent:

@@ -148,6 +148,7 @@ class RoundInProgress:
             stall_s=report.stall_s,
             choice_stall_s=report.choice_stall_s,
             bytes_read=report.bytes_read,
+            read_s=report.read_s,
             wall_s=now - self.begun,
             missed=accepted.path[-1] in parents,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
@@ -173,6 +174,7 @@ class RoundInProgress:
             stall_s=report.stall_s,
             choice_stall_s=report.choice_stall_s,
             bytes_read=report.bytes_read,
+            read_s=report.read_s,
             wall_s=now - self.begun,
         )
 

@@ -194,6 +194,11 @@ class ExpertCache(Owner):
         )
 
     @property
+    def read_s(self) -> float:
+        """No pass needs all experts: what is read was chosen, or may be."""
+        return 0.0
+
+    @property
     def choice_stall_s(self) -> float:
         return self.stall_s
 

@@ -71,7 +71,7 @@ class WeightPager(Owner):
         self._cancelled = False
         self._change = threading.Condition()
         self.bytes_read = 0
-        self.stall_s = self.choice_stall_s = 0.0
+        self.stall_s = self.choice_stall_s = self.read_s = 0.0
         self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
         self._thread.start()
 
@@ -234,6 +234,7 @@ class WeightPager(Owner):
     def _read_into(self, slot: _Slot) -> None:
         segment, n = self._segments[slot.segment], 0
         failure: BaseException | None = None
+        begun = self._clock()
         span = self._trace.span(Track.STORAGE, "read")
         try:
             n = read_segment(
@@ -245,6 +246,7 @@ class WeightPager(Owner):
         with self._change:
             self.bytes_read += n
             slot.ready, slot.ready_at = True, self._clock()
+            self.read_s += slot.ready_at - begun
             if failure is not None and not slot.dropped:
                 slot.dropped = True
                 self._failure = failure

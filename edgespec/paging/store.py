@@ -29,8 +29,12 @@ class Store(Protocol):
         """In which passes waited for reads, so far."""
 
     @property
+    def read_s(self) -> float:
+        """That reading what every pass needs has taken so far, waited for or not."""
+
+    @property
     def choice_stall_s(self) -> float:
-        """Of it, for what the tokens of a pass had chosen: the more tokens, the longer."""
+        """Of the stall, for what the tokens of a pass had chosen: the more tokens, the longer."""
 
     def cancel(self) -> None:
         """Wake whoever waits for weights, and let nobody wait; lasts until `resume`."""
@@ -47,12 +51,14 @@ class Reads:
     nbytes: int = 0
     stall_s: float = 0.0
     choice_stall_s: float = 0.0
+    read_s: float = 0.0
 
     def __sub__(self, earlier: Reads) -> Reads:
         return Reads(
             self.nbytes - earlier.nbytes,
             self.stall_s - earlier.stall_s,
             self.choice_stall_s - earlier.choice_stall_s,
+            self.read_s - earlier.read_s,
         )
 
 
@@ -62,6 +68,7 @@ def reads_of(stores: Sequence[Store]) -> Reads:
         sum(store.bytes_read for store in stores),
         sum(store.stall_s for store in stores),
         sum(store.choice_stall_s for store in stores),
+        sum(store.read_s for store in stores),
     )
 
 

@@ -83,7 +83,8 @@ class Cell:
 
 
 class FakeModel:
-    """The port, in memory. `hook` runs inside every `evaluate` and may wait or raise."""
+    """The port, in memory. `hook` runs inside every `evaluate` and may wait or raise; `cost` says
+    what a call over so many tokens reports."""
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class FakeModel:
         max_rollback: int = 0,
         stall_share: float = 0.0,
         hook: Callable[[FakeModel], None] | None = None,
+        cost: Callable[[int], PassReport] | None = None,
     ) -> None:
         self.language = language
         self.info = ModelInfo(
@@ -121,6 +123,7 @@ class FakeModel:
         self.prefilled: list[int] = []
         """Tokens of every `prefill` that succeeded."""
         self._stall_share = stall_share
+        self._cost = cost
         self._committed: list[int] = []
         self._cells: dict[int, Cell] = {}
         self._is_running = False
@@ -261,5 +264,7 @@ class FakeModel:
         return (*self._committed, *reversed(branch))
 
     def _report(self, n_tokens: int) -> PassReport:
+        if self._cost is not None:
+            return self._cost(n_tokens)
         report = PassReport(wall_s=1.0, n_tokens=n_tokens)
         return replace(report, stall_s=self._stall_share * report.wall_s)

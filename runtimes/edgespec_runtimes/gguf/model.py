@@ -50,7 +50,7 @@ class GgufModel:
         self.info = replace(info, used_share=weights.used_share) if weights else info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._bytes_told = 0
+        self._told = Reads()
         self._model = model
         self._users = model.users
         self._paging: PagingStats | None = None
@@ -261,13 +261,14 @@ class GgufModel:
                     self._is_running = False
                     self._stop.clear()
         after = reads_of(stores) if stores else before
-        reads, told = after - before, self._bytes_told
-        self._bytes_told = after.nbytes
+        reads, told = after - before, self._told
+        self._told = after
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=after.nbytes - told,
+            bytes_read=after.nbytes - told.nbytes,
+            read_s=after.read_s - told.read_s,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import UsageError
-from edgespec.paging.store import paging_stats, reads_of
+from edgespec.paging.store import Reads, paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -40,7 +40,7 @@ class OnnxModel:
         self.info = info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._bytes_told = 0
+        self._told = Reads()
         self._decoder = decoder
         self._users = Users("the model")
         self._paging: PagingStats | None = None
@@ -167,13 +167,14 @@ class OnnxModel:
                 if self._weights:
                     self._weights.passes += self._n_passes
         after = reads_of(stores)
-        reads, told = after - before, self._bytes_told
-        self._bytes_told = after.nbytes
+        reads, told = after - before, self._told
+        self._told = after
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=after.nbytes - told,
+            bytes_read=after.nbytes - told.nbytes,
+            read_s=after.read_s - told.read_s,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

@@ -1,0 +1,104 @@
+"""What guesses may cost where computing decides: passes of known costs, by a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.pass_cost import PassCost
+from edgespec.engine.settings import EngineSettings
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from edgespec.values import PagingStats, PassReport
+from engine_cases import N_VOCAB, PROMPT, WARM, finish
+
+LANGUAGE = random_language(5, N_VOCAB, sharpness=2.0)
+DRAFT = blend(LANGUAGE, random_language(6, N_VOCAB), 0.35)
+STEP_S = 0.005
+
+
+class Paged(FakeModel):
+    def paging(self) -> PagingStats:
+        return PagingStats(segments=1)
+
+
+class Machine:
+    """A target whose passes take their reads or, if longer, their computing; some wait a little
+    for storage though computing decides. And a draft."""
+
+    def __init__(self, read_s: float, base_s: float, node_s: float) -> None:
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self._read_s, self._base_s, self._node_s = read_s, base_s, node_s
+        self._hitches: Iterator[float] = cycle([0.0, 0.02, 0.08, 0.0, 0.06])
+
+    def clock(self) -> float:
+        return self.now
+
+    def target_pass(self, n_tokens: int) -> PassReport:
+        compute_s = self._base_s + self._node_s * n_tokens
+        wall_s = (1.0 + next(self._hitches)) * max(self._read_s, compute_s)
+        self.now += wall_s
+        self.sizes.append(n_tokens)
+        return PassReport(wall_s, wall_s - compute_s, n_tokens=n_tokens, read_s=self._read_s)
+
+    def draft_step(self, n_tokens: int) -> PassReport:
+        self.now += STEP_S
+        return PassReport(STEP_S, n_tokens=n_tokens)
+
+    def seconds_per_token(self, n_tokens: int, **rules: Any) -> float:
+        target = Paged(LANGUAGE, N_VOCAB, cost=self.target_pass, n_ctx=4096)
+        draft = FakeModel(DRAFT, N_VOCAB, cost=self.draft_step, n_ctx=4096)
+        settings = EngineSettings(overlap=False, **rules)
+        with Engine(target, draft, settings, self.clock) as engine:
+            result = finish(engine.generate(PROMPT * 8, WARM, n_tokens))
+        return result.timings.decode_s / n_tokens
+
+
+READS_S = pytest.mark.parametrize("read_s", [0.3, 1.2, 2.0], ids=lambda s: f"reads take {s} s")
+
+
+@READS_S
+def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
+    rules = {"step_aside": False}
+    drafted_s = Machine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=False, **rules)
+    assert Machine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=True, **rules) < drafted_s
+
+
+@READS_S
+def test_trees_do_not_outgrow_the_reads_that_hide_them(read_s: float) -> None:
+    """A pass that waited a little though it computed all the time once made all nodes up to its
+    own size seem free, the next one larger, and so on."""
+    machine = Machine(read_s, 0.1, 0.08)
+    machine.seconds_per_token(200, step_aside=False)
+    n_hidden = (read_s - 0.1) / 0.08
+    assert max(machine.sizes[1:]) < n_hidden + 4
+
+
+def test_the_prompt_shows_what_nodes_of_the_first_tree_cost() -> None:
+    machine = Machine(0.3, 0.1, 0.08)
+    machine.seconds_per_token(20, step_aside=False)
+    _prompt, first, *_ = machine.sizes
+    assert first < 8
+
+
+def test_a_large_pass_does_not_end_drafting() -> None:
+    """One pass of many nodes does not say that few of them cost nearly as much."""
+    cost = PassCost()
+    for n_nodes in (49, 1, 1):
+        cost = cost.with_pass(n_nodes, 0.1 + 0.08 * n_nodes, 0.0)
+    assert float(cost.drafted_s(np.array([3]))[0]) < 0.4
+
+
+def test_what_reads_take_is_what_the_store_measured() -> None:
+    cost = PassCost().with_pass(9, 1.0, 0.9, read_s=0.6)
+    assert float(cost.seconds(np.array([1]))[0]) == 0.6
+
+
+def test_a_pass_that_waited_a_little_does_not_show_what_reads_take() -> None:
+    cost = PassCost().with_pass(2, 0.5, 0.4).with_pass(9, 1.0, 0.1)
+    assert cost.read_s == 0.5
