@@ -12,18 +12,23 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SkipValidation,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
+from edgespec.options import RuntimeOptions, declared, option_names
 from edgespec.settings import Names, PythonNames, Settings, expanded, nearest, spell
 from edgespec.units import parse_size
-
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-Provider = Literal["auto", "cpu", "cuda", "coreml"]
 
 
 class PacerName(StrEnum):
@@ -126,38 +131,43 @@ class LoadSettings(Settings):
     """Prompt tokens per pass; None plans it."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """None is every physical core that the process may use."""
-    cache_type_k: CacheType = "f16"
-    cache_type_v: CacheType = "f16"
-    flash_attn: Literal["auto", "on", "off"] = "auto"
-    provider: Provider = "auto"
-    """What computes ONNX models; GGUF models go to a GPU by `n_gpu_layers`."""
+    options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
+    """What only models of one runtime know, by its name. Each can be given by its own name, too, as
+    on the command line: `cache_type_k="q8_0"`."""
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
     """Of the GPU that computes ONNX models: bytes, a percentage of its memory, or `auto`, which is
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
-    n_gpu_layers: Count = 0
-    n_gpu_layers_draft: Count = 0
     grammars: bool = False
     """Keep memory for structured answers; a target that is paged gives none without."""
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:
-        names: Names = info.context or self.names
-        if self.gpu_memory_budget is not None and self.provider in {"cpu", "coreml"}:
-            raise UsageError(
-                f"{names.of('gpu_memory_budget')} has no effect with "
-                f"{names.given('provider', self.provider)}, which computes in the process's "
-                "memory: leave one of them out"
-            )
-        if self.draft is None and self.n_gpu_layers_draft:
-            raise UsageError(
-                f"{names.of('n_gpu_layers_draft')} needs a draft: name one with --model-draft"
-            )
-        if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
-            raise UsageError(
-                f"{names.given('cache_type_v', self.cache_type_v)} needs flash attention: "
-                f"leave {names.of('flash_attn')} at auto or on, or use f16"
-            )
+        for options in self.options.values():
+            options.check(self, info.context or self.names)
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_options(cls, given: Any, info: ValidationInfo) -> Any:
+        """Gather what runtimes declare into `options`."""
+        if not isinstance(given, Mapping) or given.keys() <= cls.model_fields.keys():
+            return given
+        runtime_of = option_names()
+        parts: dict[str, dict[str, Any]] = {}
+        for name in given.keys() & runtime_of.keys():
+            parts.setdefault(runtime_of[name], {})[name] = given[name]
+        known = declared()
+        options = dict(given.get("options", {}))
+        for runtime, part in parts.items():
+            before = options[runtime].model_dump(exclude_unset=True) if runtime in options else {}
+            wanted = known[runtime].model_validate(before | part, context=info.context)
+            options[runtime] = wanted
+        kept = {name: value for name, value in given.items() if name not in runtime_of}
+        return kept | {"options": options}
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return {*super().known(), *option_names()} - {"options"}
 
 
 class Sampling(Settings):
@@ -247,8 +257,6 @@ class GenerateSettings(Sampling):
 DRAFTING = frozenset({"pacer", "fallback", "acceptance", "draft_max", "max_depth", "no_overlap"})
 """Settings of GenerateSettings that mean nothing without a draft."""
 
-QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
-
 
 def read_config(path: Path) -> dict[str, Any]:
     """Settings of a TOML file, by their Python names.
@@ -264,8 +272,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: not TOML: nested too deep") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not TOML: {error}") from error
-    names = {spell(name).removeprefix("--"): name for name in _SETTINGS}
-    names |= {name.replace("_", "-"): name for name in _SETTINGS}
+    known = LoadSettings.known() | GenerateSettings.known()
+    names = {spell(name).removeprefix("--"): name for name in known}
+    names |= {name.replace("_", "-"): name for name in known}
     settings = {}
     for key, value in content.items():
         name = names.get(key.replace("_", "-"))
@@ -276,6 +285,3 @@ def read_config(path: Path) -> dict[str, Any]:
         is_path = name in {"model", "draft"} and isinstance(value, str)
         settings[name] = path.parent / expanded(value) if is_path else value
     return settings
-
-
-_SETTINGS = (*LoadSettings.model_fields, *GenerateSettings.model_fields)

@@ -22,6 +22,7 @@ from edgespec.grammar.compiling import bytes_needed
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
+from edgespec.options import Role, refuse_unused
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -157,19 +158,20 @@ class _Opening(Owner):
             max_nodes=max_nodes,
             max_branches=min(MAX_BRANCHES, max_nodes),
             n_threads=n_threads,
-            cache_type_k=settings.cache_type_k,
-            cache_type_v=settings.cache_type_v,
-            flash_attn=settings.flash_attn,
-            n_gpu_layers=settings.n_gpu_layers,
-            provider=settings.provider,
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
             trace=self._trace,
         )
         with self._trace.span(Track.ENGINE, "import"):
             runtime = runtimes.find(request.path)
+            draft_runtime = runtimes.find(settings.draft) if settings.draft else None
+        models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
+        if settings.draft and draft_runtime:
+            models["draft"] = (settings.draft, draft_runtime.name)
+        refuse_unused(settings.options, models)
+        request = replace(request, options=settings.options.get(runtime.name))
         target = self._adopt(runtime.prepare(request))
-        if settings.draft is None:
+        if settings.draft is None or draft_runtime is None:
             return
         # as much context as the target has, or what the draft was trained on
         wanted = replace(
@@ -178,9 +180,9 @@ class _Opening(Owner):
             owner="draft",
             ctx_size=0,
             most_ctx=target.info.n_ctx,
-            n_gpu_layers=settings.n_gpu_layers_draft,
+            options=settings.options.get(draft_runtime.name),
         )
-        draft = self._adopt(runtimes.find(wanted.path).prepare(wanted))
+        draft = self._adopt(draft_runtime.prepare(wanted))
         check_pair(target, draft)
 
     def _adopt(self, prepared: PreparedModel) -> PreparedModel:

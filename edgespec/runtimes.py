@@ -18,12 +18,11 @@ from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
+from edgespec.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.findings import Finding
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
-
-ENTRY_POINTS = "edgespec.runtimes"
 
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
@@ -41,12 +40,8 @@ class ModelRequest:
     """Most nodes in one `evaluate`."""
     max_branches: int
     n_threads: int
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attn: str = "auto"
-    n_gpu_layers: int = 0
-    provider: str = "auto"
-    """`auto`, `cpu`, `cuda` or `coreml`: what onnxruntime computes with."""
+    options: RuntimeOptions | None = None
+    """The runtime's own; None is its defaults."""
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
     budget_bytes: int | None = None

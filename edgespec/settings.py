@@ -80,6 +80,11 @@ class Settings(BaseModel):
 
     names: ClassVar[Names] = Names()
 
+    @classmethod
+    def known(cls) -> set[str]:
+        """What may be set."""
+        return set(cls.model_fields)
+
     @model_validator(mode="wrap")
     @classmethod
     def _as_usage_error(
@@ -107,7 +112,7 @@ def spell(setting: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for a name that begins or resembles a known one, else nothing."""
-    known = list(known)
+    known = sorted(known)
     begun = sorted((full for full in known if len(name) > 2 and full.startswith(name)), key=len)
     found = begun or get_close_matches(name, known, n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
@@ -126,7 +131,7 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
     name = str(details["loc"][0]) if details["loc"] else ""
     value = details["input"]
     if details["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{nearest(name, settings.model_fields)}"
+        return f"unknown setting {name!r}{nearest(name, settings.known())}"
     if details["type"] == "missing":
         return f"{names.of(name)} is missing"
     if details["type"] in {"literal_error", "enum"}:

@@ -6,7 +6,6 @@ is what happens on a GPU.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,19 @@ from typing import Any
 import pytest
 
 from edgespec.testing.paging_contract import load_paged
-from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx import prepared, runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
 from edgespec_runtimes.onnx.prepare.providers import Choice
 from onnx_models import request
 
-RUNTIME = sys.modules["edgespec_runtimes.onnx.runtime"]
-"""The module: its package calls what it makes by the same name."""
 GIB = 1 << 30
 STAND_IN = Device(CPU_PROVIDER, "a stand-in", "cpu", total_bytes=GIB, free_bytes=GIB)
 
 
 def use(device: Device, patch: pytest.MonkeyPatch) -> None:
     """Let ONNX models choose this device from now on."""
-    patch.setattr(RUNTIME, "choose", lambda _: Choice(device))
+    patch.setattr(prepared, "choose", lambda _: Choice(device))
 
 
 def prepare(path: Path, owner: str = "target", **options: object) -> Any:

@@ -14,6 +14,7 @@ from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
+from edgespec_runtimes.gguf.options import GgufOptions
 
 GIB = 1 << 30
 LAYERS = tuple(SegmentSize(f"layer {n}", GIB, GIB) for n in range(8))
@@ -26,7 +27,7 @@ def planned(budget_bytes: int, n_pinned: int) -> MemoryPlan:
 def fake_plan(settings: LoadSettings) -> MemoryPlan:
     """A budget pins as many layers as it has GiB; a smaller cache leaves room for one more."""
     budget = int(settings.memory_budget)
-    n_pinned = budget // GIB + (settings.cache_type_k == "q8_0")
+    n_pinned = budget // GIB + (GgufOptions.of(settings.options.get("gguf")).cache_type_k == "q8_0")
     return planned(budget, n_pinned)
 
 

@@ -14,7 +14,7 @@ PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes
 CORE = {
     "arguments", "concurrency", "errors", "files", "theory", "tracing", "tree", "units", "values",
 }  # fmt: skip
-PORTS = CORE | {"config", "ports", "settings"}
+PORTS = CORE | {"config", "options", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "loading", "runtimes"}
 SESSION = LOADING | {"generation", "session"}

@@ -6,20 +6,34 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 
 import edgespec
-from edgespec import runtimes
+from edgespec import options, runtimes
 from edgespec.cli import entry
+from edgespec.config import read_config
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.options import Flag, RuntimeOptions
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.fake_model import FakeModel, fixed_text
+from edgespec.testing.fake_model import FakeModel, FakeVocabulary, fixed_text
 
 TEXT = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 N_VOCAB = 12
+
+
+class LetterOptions(RuntimeOptions):
+    kind: ClassVar[str] = "a model of letters"
+
+    letters: Annotated[
+        Literal["small", "capital"], Flag("that are written (default: small)", "KIND", "-l3")
+    ] = "small"
+
+
+OPTIONS = LetterOptions
 
 
 class PreparedLetters:
@@ -34,6 +48,8 @@ class PreparedLetters:
         self._model = FakeModel(
             fixed_text(TEXT, N_VOCAB, 4), N_VOCAB, max_nodes=request.max_nodes, n_ctx=64
         )
+        if LetterOptions.of(request.options).letters == "capital":
+            self._model.vocabulary = FakeVocabulary(N_VOCAB, pieces=self.tokens())
         self.info = self._model.info
 
     def tokens(self) -> Sequence[bytes]:
@@ -69,7 +85,8 @@ LETTERS = LetterRuntime()
 @pytest.fixture(autouse=True)
 def only_letters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = (EntryPoint("letters", f"{__name__}:LETTERS", runtimes.ENTRY_POINTS),)
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: found)
+    for asking in (options, runtimes):
+        monkeypatch.setattr(asking, "entry_points", lambda group: found)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -98,3 +115,43 @@ def test_the_command_line_runs_it(model: str, capsys: pytest.CaptureFixture[str]
 def test_its_rows_are_in_the_plan(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["plan", "-m", model, "--memory-budget", "1GiB"]) == 0
     assert "letters" in capsys.readouterr().out
+
+
+def test_its_own_option_is_a_flag_and_reaches_it(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "-m", model, "-p", "abcd", "-n", "10", "--letters", "capital"]
+    assert entry.main([*arguments, "--memory-budget", "1GiB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "ACEGIBDFHJ"
+
+
+def test_its_own_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["generate", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "for a model of letters:" in told
+    assert "-l3 KIND, --letters KIND" in told and "-ctk" not in told
+
+
+def test_its_own_option_is_an_argument_and_a_key_of_a_file(model: str, tmp_path: Path) -> None:
+    capital = {"letters": LetterOptions(letters="capital")}
+    given = {"model": model, "letters": "capital"}
+    assert edgespec.LoadSettings.model_validate(given).options == capital
+    assert edgespec.LoadSettings(model=Path(model), options=capital).options == capital
+    file = tmp_path / "settings.toml"
+    file.write_text('letters = "capital"')
+    assert read_config(file) == {"letters": "capital"}
+
+
+def test_its_own_option_is_checked_with_its_name(model: str) -> None:
+    given = {"model": model, "letters": "capitol"}
+    with pytest.raises(edgespec.UsageError, match=r"--letters 'capitol' is unknown.*'capital'"):
+        edgespec.LoadSettings.model_validate(given)
+
+
+def test_its_own_option_is_refused_for_models_of_others(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LETTERS, "name", "digits", raising=False)
+    settings = edgespec.LoadSettings.model_validate({"model": model, "letters": "capital"})
+    with pytest.raises(edgespec.UsageError, match="is a model of the runtime digits"):
+        edgespec.plan(settings)

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Iterable
-from typing import get_args
 
 from edgespec.cli import fetching
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
     LOSSLESS,
     AcceptanceName,
-    CacheType,
     FallbackName,
     GenerateSettings,
     PacerName,
-    Provider,
 )
+from edgespec.options import declared
+from edgespec.settings import spell
 
 
 def add_models(parser: ArgumentParser) -> None:
@@ -66,36 +65,17 @@ def add_memory(parser: ArgumentParser) -> None:
     group.add_argument(
         "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
     )
-    cache_types = ", ".join(get_args(CacheType))
-    for which in ("k", "v"):
-        group.add_argument(
-            f"-ct{which}",
-            f"--cache-type-{which}",
-            metavar="TYPE",
-            help=f"of the {which.upper()} cache: {cache_types} (default: f16)",
-        )
-    group.add_argument(
-        "-fa", "--flash-attn", metavar="{auto,on,off}", help="flash attention (default: auto)"
-    )
-    group.add_argument(
-        "--provider",
-        metavar=_choices(get_args(Provider)),
-        help="what computes ONNX models; CUDA and CoreML were never run on a real device yet "
-        "(default: auto, which is cuda where it can be used, else cpu)",
-    )
     group.add_argument(
         "--gpu-memory-budget",
         metavar="SIZE",
         help="memory of the GPU for ONNX models, the draft's first: 6GiB, 512M, 75%% or auto "
         "(default: auto, what is free there now less a margin)",
     )
-    for short, name, owner in (("-ngl", "", "target"), ("-ngld", "-draft", "draft")):
-        group.add_argument(
-            short,
-            f"--n-gpu-layers{name}",
-            metavar="N",
-            help=f"layers of the {owner} on the GPU, with a GPU build of llama.cpp (default: 0)",
-        )
+    for options in declared().values():
+        group = parser.add_argument_group(f"for {options.kind}")
+        for name, flag in options.flags():
+            short = [flag.short] if flag.short else []
+            group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
 
 
 def add_sampling(parser: ArgumentParser) -> None:

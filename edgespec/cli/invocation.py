@@ -20,6 +20,7 @@ from edgespec.errors import UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair, find_config
+from edgespec.options import option_names
 from edgespec.settings import Names, expanded, spell
 
 MOST_PROMPT_BYTES = 64 << 20
@@ -44,7 +45,7 @@ def settings_from(given: argparse.Namespace) -> Request:
     Raises UsageError, ModelError and FetchError.
     """
     notes = fetching.bring(given)
-    known = {*LoadSettings.model_fields, *GenerateSettings.model_fields}
+    known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(given).items() if name in known}
     file = find_config(given.config) if "config" in given else None
     config = read_config(file) if file else {}
@@ -149,7 +150,7 @@ def _settle_draft(
                 f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
             )
     if flags.get("no_draft"):
-        _drop({"draft", "n_gpu_layers_draft"} & config.keys(), config, notes)
+        _drop({"draft", *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
@@ -189,7 +190,7 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
 
 
 def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in of.model_fields}
+    return {name: value for name, value in settings.items() if name in of.known()}
 
 
 def _read(path: Path, flag: str) -> str:

@@ -72,9 +72,7 @@ def run_check(given: argparse.Namespace) -> None:
 
     console = Console(quiet="quiet" in given)
     target, draft = catalogue.find(given.target), catalogue.find(given.draft)
-    wanted = {
-        name: value for name, value in vars(given).items() if name in LoadSettings.model_fields
-    }
+    wanted = {name: value for name, value in vars(given).items() if name in LoadSettings.known()}
     settings = LoadSettings.model_validate(wanted | {"model": target, "draft": draft})
     max_tokens = _max_tokens(given)
     file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
@@ -146,7 +144,7 @@ def run_draft(given: argparse.Namespace) -> None:
         raise UsageError(f"{out} must be a file in a folder that exists")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
-    load = {name: value for name, value in vars(given).items() if name in LoadSettings.model_fields}
+    load = {name: value for name, value in vars(given).items() if name in LoadSettings.known()}
     settings = LoadSettings.model_validate(load | {"model": target})
     file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1

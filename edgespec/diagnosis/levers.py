@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from edgespec import theory
+from edgespec import options, theory
 from edgespec.config import LoadSettings
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
 
 GIB = 1 << 30
@@ -56,7 +56,7 @@ def outlook(
         Lever("a draft that yields one token more per pass", rate(plan, more=1)),
     ]
     for change, changed in _changes(settings, plan):
-        with suppress(BudgetError):
+        with suppress(BudgetError, UsageError):  # does not fit, or is for other models
             levers.append(Lever(change, rate(planner(changed))))
     now = rate(plan)
     better = [lever for lever in levers if now is not None and _gain(lever, now) > 0.01]
@@ -74,9 +74,9 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
     if settings.ctx_size > 1024:
         half = settings.ctx_size // 2
         found.append((f"half the context (--ctx-size {half})", changed(ctx_size=half)))
-    if settings.cache_type_k == settings.cache_type_v == "f16" and settings.flash_attn != "off":
-        smaller = changed(cache_type_k="q8_0", cache_type_v="q8_0")
-        found.append(("-ctk q8_0 -ctv q8_0, which changes the text", smaller))
+    for runtime, declared in options.declared().items():
+        for change, thriftier in declared.of(settings.options.get(runtime)).thriftier().items():
+            found.append((change, changed(options={**settings.options, runtime: thriftier})))
     return found
 
 

@@ -25,6 +25,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
+from edgespec_runtimes.gguf.options import GgufOptions
 
 MIB = 1 << 20
 PLAN = MemoryPlan(
@@ -173,7 +174,8 @@ def test_flags_reach_the_session(fake: FakeSession):
     assert entry.main([*command.split(), "-p", "hi"]) == 0
     load = fake.load_settings
     assert (load.model, load.draft) == (Path("big.gguf"), Path("small.gguf"))
-    assert (load.ctx_size, load.threads, load.cache_type_k) == (128, 3, "q8_0")
+    assert (load.ctx_size, load.threads) == (128, 3)
+    assert load.options == {"gguf": GgufOptions(cache_type_k="q8_0")}
     assert load.memory_budget == 2 << 30
     assert fake.engine_settings == EngineSettings(
         pacer="linear", fallback="fixed", draft_max=5, max_depth=4, overlap=False

@@ -28,6 +28,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.options import GgufOptions
 
 PAIR = embedded_pair()
 N_CTX = 256
@@ -43,7 +44,7 @@ def request(path: Path) -> ModelRequest:
         max_nodes=17,
         max_branches=17,
         n_threads=2,
-        flash_attn="on",
+        options=GgufOptions(flash_attn="on"),
         batch_size=32,
     )
 

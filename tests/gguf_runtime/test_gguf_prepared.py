@@ -10,9 +10,16 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.testing.prepared_contract import PreparedContract
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.options import GgufOptions
 
 REQUEST = ModelRequest(
-    embedded_pair().target, "target", 1024, 17, 17, 1, cache_type_k="f32", cache_type_v="f32"
+    embedded_pair().target,
+    "target",
+    1024,
+    17,
+    17,
+    1,
+    options=GgufOptions(cache_type_k="f32", cache_type_v="f32"),
 )
 
 

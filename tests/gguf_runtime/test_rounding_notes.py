@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
@@ -30,10 +31,13 @@ def test_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> None:
 
 
 def test_attention_without_flash_is_told() -> None:
-    (note,) = notes(replace(REQUEST, flash_attn="off"))
+    (note,) = notes(replace(REQUEST, options=GgufOptions(flash_attn="off")))
     assert "flash attention is off" in note
 
 
 def test_without_a_draft_nothing_needs_to_be_told() -> None:
-    assert notes(replace(REQUEST, flash_attn="off", max_nodes=1, max_branches=1)) == []
-    assert notes(replace(REQUEST, flash_attn="off", owner="draft")) == []
+    assert (
+        notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), max_nodes=1, max_branches=1))
+        == []
+    )
+    assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), owner="draft")) == []

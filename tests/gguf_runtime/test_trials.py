@@ -17,12 +17,12 @@ from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import log, native, product_trial, trials
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 from edgespec_runtimes.gguf.llama.trials import Library, Outcome, Packing, Trial
 from edgespec_runtimes.gguf.resident import resident_weights
-from edgespec_runtimes.gguf.runtime import GgufRuntime
 
 PAIR = embedded_pair()
 AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from edgespec import runtimes
+from edgespec import runtimes, session
+from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx import runtime
@@ -191,8 +192,9 @@ def test_several_models_in_a_folder_are_a_question(folder: Path) -> None:
     ],
 )
 def test_options_that_cannot_apply_are_refused(folder: Path, options: dict[str, object]) -> None:
+    settings = LoadSettings.model_validate({"model": folder, "memory_budget": "2GiB"} | options)
     with pytest.raises(UsageError):
-        prepare(folder, **options)
+        session.plan(settings)
 
 
 def test_an_empty_file_is_no_model(tmp_path: Path) -> None:

@@ -1,5 +1,20 @@
-"""GGUF models on llama.cpp, through llama-cpp-python."""
+"""GGUF models on llama.cpp, by llama-cpp-python: options, and the runtime when it is asked for."""
 
-from edgespec_runtimes.gguf.runtime import GgufRuntime
+from __future__ import annotations
 
-runtime = GgufRuntime()
+from typing import TYPE_CHECKING
+
+from edgespec_runtimes.gguf.options import GgufOptions
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.gguf.entry import runtime as runtime
+
+OPTIONS = GgufOptions
+
+
+def __getattr__(name: str) -> object:
+    if name != "runtime":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edgespec_runtimes.gguf.entry import runtime
+
+    return runtime

@@ -1,5 +1,20 @@
-"""ONNX models on onnxruntime."""
+"""ONNX models on onnxruntime: options, and the runtime when it is asked for."""
 
-from edgespec_runtimes.onnx.runtime import OnnxRuntime
+from __future__ import annotations
 
-runtime = OnnxRuntime()
+from typing import TYPE_CHECKING
+
+from edgespec_runtimes.onnx.options import OnnxOptions
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.onnx.entry import runtime as runtime
+
+OPTIONS = OnnxOptions
+
+
+def __getattr__(name: str) -> object:
+    if name != "runtime":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edgespec_runtimes.onnx.entry import runtime
+
+    return runtime

@@ -10,28 +10,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import onnx
 
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.baselines import BaselineRequest, BaselineRun
-from edgespec.ports.findings import Finding
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
-from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.onnx import baselines, diagnosis
+from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import Source, find_model, read_source, refer
+from edgespec_runtimes.onnx.files.source import Source, read_source, refer
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
@@ -39,12 +35,13 @@ from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES, PACKED, si
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.loading import watched
 from edgespec_runtimes.onnx.ort.sessions import Session, Stop
 from edgespec_runtimes.onnx.prepare import rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
-from edgespec_runtimes.onnx.prepare.details import context_length, details_of
+from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
@@ -56,58 +53,6 @@ SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
 TREES_OF_ROOM = 4
 """Trees that have slots beside a full context; what is not written to takes no memory."""
-
-
-class OnnxRuntime:
-    """The entry point `onnx`."""
-
-    name = "onnx"
-    library = baselines.LIBRARY
-    baselines = baselines.BASELINES
-
-    def recognises(self, path: Path) -> bool:
-        return find_model(path) is not None
-
-    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
-        return baselines.run(name, replace(request, model=_named(request.model)))
-
-    def diagnose(self) -> Sequence[Finding]:
-        return diagnosis.diagnose()
-
-    def describe(self, path: Path) -> ModelDetails:
-        source = read_source(_named(path))
-        model = simplified(source.model, str(source.path))
-        return details_of(source, find_roles(model.graph, str(source.path)))
-
-    def prepare(self, request: ModelRequest) -> PreparedOnnx:
-        _refuse_what_cannot_apply(request)
-        prepared = PreparedOnnx(request)
-        try:
-            prepared.read(_named(request.path))
-        except BaseException:
-            prepared.close()
-            raise
-        return prepared
-
-
-def _named(path: Path) -> Path:
-    found = find_model(path)
-    if found is None:
-        raise ModelError(f"{path} is no ONNX model: name a file .onnx or its folder")
-    return found
-
-
-def _refuse_what_cannot_apply(request: ModelRequest) -> None:
-    """Raises UsageError for options that only llama.cpp knows."""
-    what = f"{request.path.name} is an ONNX model"
-    if request.n_gpu_layers:
-        raise UsageError(f"{what}: -ngl and -ngld are for GGUF models; leave them out")
-    if request.owner == "draft":
-        return  # what else was asked for may be for a target of another kind
-    if request.flash_attn != "auto":
-        raise UsageError(f"{what}: its graph says how attention is computed; leave -fa out")
-    if {request.cache_type_k, request.cache_type_v} != {"f16"}:
-        raise UsageError(f"{what}: its graph says of what type the KV cache is; leave -ctk out")
 
 
 class PreparedOnnx:
@@ -122,7 +67,7 @@ class PreparedOnnx:
         self.seconds: dict[str, float] = {}
         self._request = request
         self._stop = Stop()
-        self._choice = choose(request.provider)
+        self._choice = choose(OnnxOptions.of(request.options).provider)
         self._opened: Deployment | None = None
 
     def read(self, path: Path) -> None:

@@ -12,29 +12,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 from edgespec.errors import Cancelled, ModelError, UsageError
-from edgespec.files.regular import open_regular
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.baselines import BaselineRequest, BaselineRun
-from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
-from edgespec.values import ModelDetails, ModelInfo
-from edgespec_runtimes.gguf import baselines, diagnosis, row_tables, segments, weights
+from edgespec.values import ModelInfo
+from edgespec_runtimes.gguf import row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
-from edgespec_runtimes.gguf.file.details import details_of
-from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
-from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import native
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.resident import resident_weights
 from edgespec_runtimes.gguf.rounding import rounding_notes
 
@@ -44,61 +39,13 @@ MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
 
-class GgufRuntime:
-    """The entry point `gguf`."""
-
-    name = "gguf"
-    library = baselines.LIBRARY
-    baselines = baselines.BASELINES
-
-    def recognises(self, path: Path) -> bool:
-        if path.suffix == ".gguf":
-            return True
-        try:
-            with open_regular(path) as file:
-                return file.read(len(MAGIC)) == MAGIC
-        except OSError:
-            return False
-
-    def prepare(self, request: ModelRequest) -> PreparedGguf:
-        if request.n_gpu_layers and not native.supports_gpu():
-            raise UsageError(
-                f"{request.n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
-                "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
-            )
-        if request.provider != "auto" and request.owner == "target":
-            # a draft may be beside an ONNX target, for which it is meant
-            raise UsageError(
-                f"--provider {request.provider}: {request.path.name} is a GGUF model, which "
-                "-ngl and -ngld put on a GPU; leave --provider out"
-            )
-        began = time.perf_counter()
-        header = read_header(request.path)
-        validate(header)
-        prepared = PreparedGguf(request, header)
-        done, phase = time.perf_counter(), "header and vocabulary"
-        prepared.seconds[phase] = done - began
-        request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)
-        return prepared
-
-    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
-        return baselines.run(name, request)
-
-    def diagnose(self) -> Sequence[Finding]:
-        return diagnosis.diagnose()
-
-    def describe(self, path: Path) -> ModelDetails:
-        header = read_header(path)
-        validate(header)
-        return details_of(header)
-
-
 class PreparedGguf:
     """Implements `PreparedModel` of `edgespec.runtimes`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
         self._request = request
+        self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = native.Stop()
         sizes_only = native.load_sizes_only(header.path)
@@ -124,7 +71,7 @@ class PreparedGguf:
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         if request.owner == "target" and request.max_nodes > 1:
-            notes += rounding_notes(self._header, self.info.name, request.flash_attn)
+            notes += rounding_notes(self._header, self.info.name, self._options.flash_attn)
         return notes
 
     def tokens(self) -> Sequence[bytes]:
@@ -237,14 +184,18 @@ class PreparedGguf:
                 n_outputs=info.max_nodes,
                 n_branches=info.max_branches,
                 n_threads=self._n_threads(),
-                cache_type_k=request.cache_type_k,
-                cache_type_v=request.cache_type_v,
-                flash_attn=request.flash_attn,
+                cache_type_k=self._options.cache_type_k,
+                cache_type_v=self._options.cache_type_v,
+                flash_attn=self._options.flash_attn,
                 n_rollback=info.max_rollback,
             )
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
         return [(shape, native.context_sizes(model, shape)) for shape in shapes]
+
+    @property
+    def _n_gpu_layers(self) -> int:
+        return self._options.gpu_layers_of(self._request.owner)
 
     def _n_threads(self) -> int:
         return native.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -260,8 +211,7 @@ class PreparedGguf:
     def _traced(self) -> list[segments.Weight]:
         """The weights in order of use; maps the model, which stays mapped for `load`."""
         with self._phase("mapping"):
-            path, n_gpu_layers = self._header.path, self._request.n_gpu_layers
-            self._mapped, self._lazy = native.load_mapped(path, n_gpu_layers)
+            self._mapped, self._lazy = native.load_mapped(self._header.path, self._n_gpu_layers)
             traced = segments.trace_weights(self._mapped, self._header, self._stop)
         return [weight for weight in traced if segments.in_host_memory(weight)]
 
@@ -299,7 +249,7 @@ class PreparedGguf:
         self.close()
         with self._phase("weights"):
             model = native.load_resident(
-                self._header.path, self._request.n_gpu_layers, self._stop, progress
+                self._header.path, self._n_gpu_layers, self._stop, progress
             )
         return self._open(model, shape, None)
 

@@ -1,0 +1,124 @@
+"""What may be set for the models of one runtime, as that runtime declares it.
+
+Knows how options are found, spelled and refused; none by itself, and no model library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from edgespec.errors import UsageError
+from edgespec.settings import Names, Settings, spell
+
+if TYPE_CHECKING:
+    from edgespec.config import LoadSettings
+
+ENTRY_POINTS = "edgespec.runtimes"
+"""Beside the runtime that an entry point of this group names, in the same module, may stand
+`OPTIONS`, its subclass of `RuntimeOptions`. It is asked for before any model is opened: the module
+imports no model library."""
+
+Role = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How the command line spells and explains an option; stands in the annotation of its field."""
+
+    help: str
+    metavar: str
+    short: str | None = None
+    role: Role | None = None
+    """Whose option it is; None: whichever model is of the runtime."""
+
+
+class RuntimeOptions(Settings):
+    """The options of one runtime: fields with defaults, each annotated with a `Flag`."""
+
+    kind: ClassVar[str]
+    """What its models are: `a GGUF model`."""
+
+    @classmethod
+    def of(cls, given: RuntimeOptions | None) -> Self:
+        """Those that were given, else the defaults."""
+        return given if isinstance(given, cls) else cls()
+
+    @classmethod
+    def flags(cls) -> Iterator[tuple[str, Flag]]:
+        """The options' names, and how each is spelled."""
+        for name, field in cls.model_fields.items():
+            yield from ((name, flag) for flag in field.metadata if isinstance(flag, Flag))
+
+    def check(self, load: LoadSettings, names: Names) -> None:
+        """Raise UsageError for what cannot be meant beside the settings of loading."""
+
+    def thriftier(self) -> Mapping[str, Self]:
+        """Options with which a model takes less memory, by what a user would add for them."""
+        return {}
+
+    def given(self, role: Role) -> Iterator[str]:
+        """Options of a model in this role that are not at their defaults."""
+        for name, flag in self.flags():
+            if flag.role in (role, None) and getattr(self, name) != self._default(name):
+                yield name
+
+    def _default(self, name: str) -> object:
+        return type(self).model_fields[name].default
+
+
+def declared() -> dict[str, type[RuntimeOptions]]:
+    """The installed runtimes' options, by the runtime's name."""
+    found = ((entry.name, _declared_beside(entry)) for entry in entry_points(group=ENTRY_POINTS))
+    return {name: options for name, options in sorted(found) if options is not None}
+
+
+def option_names(role: Role | None = None) -> dict[str, str]:
+    """The runtime of each option; with `role`, of those that are only for a model in it."""
+    return {
+        name: runtime
+        for runtime, options in declared().items()
+        for name, flag in options.flags()
+        if role is None or flag.role == role
+    }
+
+
+def refuse_unused(
+    options: Mapping[str, RuntimeOptions], models: Mapping[Role, tuple[Path, str]]
+) -> None:
+    """Raise UsageError for an option that reaches none of the models.
+
+    `models` are their files and the names of their runtimes, by role.
+    """
+    for runtime, wanted in options.items():
+        reached = {
+            name
+            for role, (_, its_runtime) in models.items()
+            if its_runtime == runtime
+            for name in wanted.given(role)
+        }
+        for role, (path, its_runtime) in models.items():
+            for name in wanted.given(role):
+                if name not in reached:
+                    raise UsageError(_refusal(name, wanted, path, its_runtime))
+
+
+def _refusal(name: str, wanted: RuntimeOptions, path: Path, runtime: str) -> str:
+    options = declared().get(runtime)
+    kind = f"a model of the runtime {runtime}" if options is None else options.kind
+    return (
+        f"{spell(name)} {getattr(wanted, name)}: {path.name} is {kind}, and {spell(name)} is for "
+        f"{wanted.kind}: leave it out"
+    )
+
+
+def _declared_beside(entry: EntryPoint) -> type[RuntimeOptions] | None:
+    """None for a runtime that has none, or that cannot be imported, which whoever needs it says."""
+    try:
+        return getattr(import_module(entry.module), "OPTIONS", None)
+    except ImportError:
+        return None

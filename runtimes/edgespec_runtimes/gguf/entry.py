@@ -1,0 +1,72 @@
+"""The entry point `gguf`: what the runtime recognises, prepares, describes and compares with.
+
+Opens no model itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.files.regular import open_regular
+from edgespec.ports.baselines import BaselineRequest, BaselineRun
+from edgespec.ports.findings import Finding
+from edgespec.runtimes import ModelRequest
+from edgespec.tracing.spans import Track
+from edgespec.values import ModelDetails
+from edgespec_runtimes.gguf import baselines, diagnosis
+from edgespec_runtimes.gguf.file.details import details_of
+from edgespec_runtimes.gguf.file.header import MAGIC, read_header
+from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+
+
+class GgufRuntime:
+    """The entry point `gguf`."""
+
+    name = "gguf"
+    library = baselines.LIBRARY
+    baselines = baselines.BASELINES
+
+    def recognises(self, path: Path) -> bool:
+        if path.suffix == ".gguf":
+            return True
+        try:
+            with open_regular(path) as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    def prepare(self, request: ModelRequest) -> PreparedGguf:
+        n_gpu_layers = GgufOptions.of(request.options).gpu_layers_of(request.owner)
+        if n_gpu_layers and not native.supports_gpu():
+            raise UsageError(
+                f"{n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
+                "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
+            )
+        began = time.perf_counter()
+        header = read_header(request.path)
+        validate(header)
+        prepared = PreparedGguf(request, header)
+        done, phase = time.perf_counter(), "header and vocabulary"
+        prepared.seconds[phase] = done - began
+        request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)
+        return prepared
+
+    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
+        return baselines.run(name, request)
+
+    def diagnose(self) -> Sequence[Finding]:
+        return diagnosis.diagnose()
+
+    def describe(self, path: Path) -> ModelDetails:
+        header = read_header(path)
+        validate(header)
+        return details_of(header)
+
+
+runtime = GgufRuntime()

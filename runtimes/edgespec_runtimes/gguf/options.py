@@ -1,0 +1,61 @@
+"""What may be set for GGUF models besides what may be set for all; needs no llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
+
+from edgespec.config import Count
+from edgespec.errors import UsageError
+from edgespec.options import Flag, RuntimeOptions
+from edgespec.settings import Names
+
+if TYPE_CHECKING:
+    from edgespec.config import LoadSettings
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
+_CACHE_TYPES = ", ".join(get_args(CacheType))
+_GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
+
+
+class GgufOptions(RuntimeOptions):
+    """How llama.cpp computes."""
+
+    kind: ClassVar[str] = "a GGUF model"
+
+    cache_type_k: Annotated[
+        CacheType, Flag(f"of the K cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctk")
+    ] = "f16"
+    cache_type_v: Annotated[
+        CacheType, Flag(f"of the V cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctv")
+    ] = "f16"
+    flash_attn: Annotated[
+        Literal["auto", "on", "off"],
+        Flag("flash attention (default: auto)", "{auto,on,off}", "-fa"),
+    ] = "auto"
+    n_gpu_layers: Annotated[Count, Flag(f"layers of the target {_GPU}", "N", "-ngl", "target")] = 0
+    n_gpu_layers_draft: Annotated[
+        Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld", "draft")
+    ] = 0
+
+    def check(self, load: LoadSettings, names: Names) -> None:
+        if load.draft is None and self.n_gpu_layers_draft:
+            raise UsageError(
+                f"{names.of('n_gpu_layers_draft')} needs a draft: name one with --model-draft"
+            )
+        if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
+            raise UsageError(
+                f"{names.given('cache_type_v', self.cache_type_v)} needs flash attention: "
+                f"leave {names.of('flash_attn')} at auto or on, or use f16"
+            )
+
+    def thriftier(self) -> Mapping[str, Self]:
+        if not self.cache_type_k == self.cache_type_v == "f16" or self.flash_attn == "off":
+            return {}
+        smaller = self.model_copy(update={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
+        return {"-ctk q8_0 -ctv q8_0, which changes the text": smaller}
+
+    def gpu_layers_of(self, owner: str) -> int:
+        """Layers of the target or of the draft that go to a GPU."""
+        return self.n_gpu_layers_draft if owner == "draft" else self.n_gpu_layers

@@ -1,0 +1,39 @@
+"""What may be set for ONNX models besides what may be set for all; needs no onnxruntime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+
+from edgespec.errors import UsageError
+from edgespec.options import Flag, RuntimeOptions
+from edgespec.settings import Names
+
+if TYPE_CHECKING:
+    from edgespec.config import LoadSettings
+
+Provider = Literal["auto", "cpu", "cuda", "coreml"]
+IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})
+"""Providers that compute in the memory of the process."""
+
+
+class OnnxOptions(RuntimeOptions):
+    """How onnxruntime computes."""
+
+    kind: ClassVar[str] = "an ONNX model"
+
+    provider: Annotated[
+        Provider,
+        Flag(
+            "what computes ONNX models; CUDA and CoreML were never run on a real device yet "
+            "(default: auto, which is cuda where it can be used, else cpu)",
+            f"{{{','.join(get_args(Provider))}}}",
+        ),
+    ] = "auto"
+
+    def check(self, load: LoadSettings, names: Names) -> None:
+        if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:
+            raise UsageError(
+                f"{names.of('gpu_memory_budget')} has no effect with "
+                f"{names.given('provider', self.provider)}, which computes in the process's "
+                "memory: leave one of them out"
+            )
