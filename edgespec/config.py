@@ -131,6 +131,8 @@ class LoadSettings(Settings):
     """Prompt tokens per pass; None plans it."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """None is every physical core that the process may use."""
+    threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Of the draft; None is as many as the target has."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """What only models of one runtime know, by its name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
@@ -144,6 +146,11 @@ class LoadSettings(Settings):
     def _applies(self, info: ValidationInfo) -> Self:
         for options in self.options.values():
             options.check(self, info.context or self.names)
+        if self.draft is None and self.threads_draft:
+            names: Names = info.context or self.names
+            raise UsageError(
+                f"{names.of('threads_draft')} needs a draft: name one with --model-draft"
+            )
         return self
 
     @model_validator(mode="before")
@@ -168,6 +175,13 @@ class LoadSettings(Settings):
     @classmethod
     def known(cls) -> set[str]:
         return {*super().known(), *option_names()} - {"options"}
+
+    def as_given(self) -> dict[str, Any]:
+        """What was set, as a file or a call would set it again."""
+        given = self.model_dump(exclude_unset=True, exclude={"options"})
+        for options in self.options.values():
+            given |= options.model_dump(exclude_unset=True)
+        return given
 
 
 class Sampling(Settings):

@@ -181,6 +181,7 @@ class _Opening(Owner):
             ctx_size=0,
             most_ctx=target.info.n_ctx,
             options=settings.options.get(draft_runtime.name),
+            n_threads=settings.threads_draft or n_threads,
         )
         draft = self._adopt(draft_runtime.prepare(wanted))
         check_pair(target, draft)

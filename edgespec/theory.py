@@ -1,9 +1,11 @@
 """The formulas that decide speed, each with its source. Pure arithmetic; it measures nothing.
 
-`plan`, `bench` and `doctor` predict with these, so that each quantity has one formula.
+`plan`, `tune`, `bench` and `doctor` predict with these, so that each quantity has one formula.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -40,3 +42,29 @@ def is_worth(gain_tokens: float, cost_s: float, tokens: float, seconds: float) -
     brings `tokens` in `seconds`: the marginal value theorem (Charnov, Theoretical Population
     Biology 9, 1976)."""
     return gain_tokens * seconds > tokens * cost_s
+
+
+def best_round(tokens: Sequence[float], seconds: Sequence[float]) -> int:
+    """Which of several rounds brings the most tokens a second: where one drafts on until the next
+    guess would lower the rate, as `is_worth` says it, this is where one stops."""
+    rates = [gained / max(spent, 1e-9) for gained, spent in zip(tokens, seconds, strict=True)]
+    return rates.index(max(rates))
+
+
+def at(places: Sequence[tuple[float, float]], x: float) -> float:
+    """Between measured places on straight lines, beyond the last on its own line, before the first
+    as high as that: what a pass takes is a line over its nodes with a kink or two."""
+    (x0, y0), *rest = places
+    if x <= x0 or not rest:
+        return y0
+    for x1, y1 in rest:
+        if x <= x1 or (x1, y1) == rest[-1]:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        x0, y0 = x1, y1
+    raise AssertionError("the last place ends the loop")
+
+
+def round_seconds(draft_s: float, compute_s: float, read_s: float, ring_s: float = 0.0) -> float:
+    """A round drafts, then makes a pass. Reads go on while it drafts, for as long as the ring has
+    room: `ring_s` is what filling it takes."""
+    return draft_s + max(compute_s, read_s - min(draft_s, ring_s))

@@ -39,9 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": SESSION,
     "diagnosis": SESSION | {"models"},
     "bench": SESSION | {"models"},
+    "tuning": SESSION | {"bench", "models"},
     "cli": SESSION
     | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"server", "tracing.trace_file"},
+    | {"server", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
     | {"tracing.trace_file", "values"},

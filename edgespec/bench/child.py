@@ -16,21 +16,20 @@ import psutil
 
 from edgespec import runtimes, session
 from edgespec.bench import modes
+from edgespec.bench.messages import answer_one
 from edgespec.bench.runs import (
+    MESSAGES,
     Answer,
     Decode,
     Decoded,
-    Failed,
     Job,
     RawRead,
     ReadRaw,
     Survey,
     Surveyed,
-    from_json,
-    to_json,
 )
 from edgespec.config import LoadSettings
-from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines
@@ -43,17 +42,11 @@ ANY_BUDGET_BYTES = 1 << 50
 
 
 def main() -> int:
-    """Answer one job; a failure is an answer, too."""
-    try:
-        answer = _answer(from_json(sys.stdin.buffer.read()))
-    except (EdgespecError, OSError, MemoryError) as error:
-        smallest = error.smallest_bytes if isinstance(error, BudgetError) else None
-        answer = Failed(str(error), type(error).__name__, smallest)
-    sys.stdout.buffer.write(to_json(answer))
-    return 0
+    """Answer one job."""
+    return answer_one(MESSAGES, _answer)
 
 
-def _answer(job: Job | Answer) -> Answer:
+def _answer(job: Job) -> Answer:
     match job:
         case Decode():
             return _decode(job)

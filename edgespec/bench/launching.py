@@ -16,12 +16,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
 from edgespec.bench.limits import UNLIMITED, Limiter
-from edgespec.bench.runs import Answer, Failed, Job, from_json, to_json
+from edgespec.bench.messages import Failed, Messages
+from edgespec.bench.runs import MESSAGES
 from edgespec.concurrency import endings
 
 SAMPLE_S = 0.05
@@ -36,20 +37,32 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Child:
+    """A module that answers one job from stdin on stdout, and the kinds of both."""
+
+    module: str
+    messages: Messages
+
+
+BENCH = Child("edgespec.bench.child", MESSAGES)
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """An answer, and how the process's memory went meanwhile."""
 
-    answer: Answer
+    answer: Any
     began_s: float
     """On the machine's monotonic clock."""
     samples: tuple[Sample, ...]
 
 
 def launch(
-    job: Job,
+    job: Any,
     limiter: Limiter = UNLIMITED,
     cold: Iterable[Path] = (),
     tick: Callable[[], None] = lambda: None,
+    child: Child = BENCH,
 ) -> Launched:
     """The answer of a process of its own; a process that dies answers `Failed`.
 
@@ -62,15 +75,16 @@ def launch(
             prefix = cleanup.enter_context(limiter.made())
             # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
             asked, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
-            asked.write(to_json(job))
+            asked.write(child.messages.to_json(job))
             asked.seek(0)
-            command = [*prefix, sys.executable, "-m", "edgespec.bench.child"]
+            command = [*prefix, sys.executable, "-m", child.module]
             began_s = time.monotonic()
             process = cleanup.enter_context(_started(command, asked, out, err))
         samples = tuple(_watch(process, tick))
         out.seek(0)
         err.seek(0)
-        return Launched(_answer(process.returncode, out.read(), err.read()), began_s, samples)
+        answer = _answer(child.messages, process.returncode, out.read(), err.read())
+        return Launched(answer, began_s, samples)
 
 
 def drop_cache(path: Path) -> None:
@@ -112,12 +126,10 @@ def _watch(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
             return
 
 
-def _answer(code: int, out: bytes, err: bytes) -> Answer:
+def _answer(messages: Messages, code: int, out: bytes, err: bytes) -> Any:
     if code == 0:
         with suppress(ValueError):
-            answer = from_json(out)
-            assert not isinstance(answer, Job)
-            return answer
+            return messages.from_json(out)
     lines = err.decode(errors="replace").strip().splitlines()
     why = endings.why(code, lines[-1] if lines else "")
     return Failed(f"the process ended before it was done ({why})")

@@ -17,10 +17,11 @@ from edgespec import errors
 from edgespec.bench import limits, table
 from edgespec.bench.launching import Launched, launch
 from edgespec.bench.limits import Limiter
+from edgespec.bench.messages import Failed
 from edgespec.bench.model_files import copies, files_of, largest_of, size_of
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import Decode, Decoded, Failed, RawRead, ReadRaw, Survey, Surveyed
+from edgespec.bench.runs import Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
 from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row, thinned

@@ -1,17 +1,14 @@
-"""What one process is asked to measure and what it answers, and both as JSON.
+"""What one process is asked to measure and what it answers.
 
 Values only: who starts the process, and how it measures, is elsewhere.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
-
+from edgespec.bench.messages import Failed, Messages
 from edgespec.values import RoundCost
 
 
@@ -99,34 +96,8 @@ class Surveyed:
     """What a pass reads under the budget; 0 where the target fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Why a run came to nothing."""
-
-    message: str
-    type: str = "EdgespecError"
-    smallest_bytes: int | None = None
-    """A budget that would do."""
-
-
 Job = Decode | ReadRaw | Survey
 Answer = Decoded | RawRead | Surveyed | Failed
 
-_KINDS: dict[str, type] = {
-    kind.__name__: kind for kind in (Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed)
-}
-
-
-def to_json(value: Job | Answer) -> bytes:
-    """The value and its kind, as one line."""
-    body = TypeAdapter[Any](type(value)).dump_python(value, mode="json")
-    return json.dumps({"kind": type(value).__name__, "body": body}).encode()
-
-
-def from_json(line: bytes) -> Job | Answer:
-    """The value that `to_json` wrote. Raises ValueError for anything else."""
-    content = json.loads(line)
-    if not isinstance(content, dict) or content.get("kind") not in _KINDS:
-        raise ValueError("neither a job nor an answer")
-    value: Job | Answer = TypeAdapter[Any](_KINDS[content["kind"]]).validate_python(content["body"])
-    return value
+MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
+to_json, from_json = MESSAGES.to_json, MESSAGES.from_json

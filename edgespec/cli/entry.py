@@ -210,6 +210,13 @@ def run_bench(given: argparse.Namespace) -> None:
     bench.run(bench.request_from(given), Console())
 
 
+def run_tune(given: argparse.Namespace) -> None:
+    """`edgespec tune`."""
+    from edgespec.cli import tune
+
+    tune.run(given)
+
+
 def run_models(given: argparse.Namespace) -> None:
     """`edgespec models ...`."""
     from edgespec.cli import model_commands
@@ -249,6 +256,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "doctor": run_doctor,
     "demo": run_demo,
     "bench": run_bench,
+    "tune": run_tune,
     "models": run_models,
 }
 

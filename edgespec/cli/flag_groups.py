@@ -20,7 +20,8 @@ from edgespec.options import declared
 from edgespec.settings import spell
 
 
-def add_models(parser: ArgumentParser) -> None:
+def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
+    """Of a command that uses models; `tuning` compares drafts and uses no preset of its own."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "-m",
@@ -34,7 +35,9 @@ def add_models(parser: ArgumentParser) -> None:
         "--model-draft",
         metavar="FILE",
         dest="draft",
-        help="small model of the same family that guesses (default: none with -m)",
+        action="append" if tuning else "store",
+        help="small model of the same family that guesses (default: none with -m)"
+        + ("; given several times, the best of them is found" if tuning else ""),
     )
     fetching.add_flags(group)
     group.add_argument("--no-draft", action="store_true", help="let the target decode alone")
@@ -43,6 +46,12 @@ def add_models(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file of settings, named like the long flags, or a preset's name; flags win",
     )
+    if not tuning:
+        group.add_argument(
+            "--no-tuned",
+            action="store_true",
+            help="do not use what `edgespec tune` found for these models and this budget",
+        )
 
 
 def add_memory(parser: ArgumentParser) -> None:
@@ -64,6 +73,9 @@ def add_memory(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
+    )
+    group.add_argument(
+        "-td", "--threads-draft", metavar="N", help="of the draft (default: as --threads)"
     )
     group.add_argument(
         "--gpu-memory-budget",

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from edgespec.cli import bench_flags, chatting, flag_groups, grammars, model_flags, serving
+from edgespec.cli import (
+    bench_flags,
+    chatting,
+    flag_groups,
+    grammars,
+    model_flags,
+    serving,
+    tune_flags,
+)
 from edgespec.config import GenerateSettings
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
@@ -146,6 +154,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
         "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
+        "tune": tune_flags.add_to(
+            adder.add_parser("tune", help="find the best settings for a memory budget")
+        ),
         "doctor": _doctor(adder.add_parser("doctor", help="say what this machine allows")),
         "models": adder.add_parser(
             "models", help="list, describe, fetch, compare and enlarge models"

@@ -22,6 +22,7 @@ from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair, find_config
 from edgespec.options import option_names
 from edgespec.settings import Names, expanded, spell
+from edgespec.tuning import presets
 
 MOST_PROMPT_BYTES = 64 << 20
 """Of a prompt, or of a file of prompts: more text than any context holds."""
@@ -55,6 +56,8 @@ def settings_from(given: argparse.Namespace) -> Request:
     settings = config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
+    if file is None and "no_tuned" not in given:
+        _recall_tuned(settings, notes)
     if settings.get("draft") is None and not settings.get("lookup"):
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
@@ -129,6 +132,25 @@ def _prompt_of(line: str, source: str) -> str:
     return prompt
 
 
+def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
+    """Add what was tuned for this device, pair and budget, as far as no flag says otherwise."""
+    try:
+        load = LoadSettings.model_validate(_part(settings, LoadSettings))
+    except UsageError:
+        return  # said later, with the names that the user gave
+    found = presets.recall(load)
+    if found is None:
+        return
+    path, tuned = found
+    about_drafts = {*DRAFTING, "threads_draft", *option_names("draft")}
+    if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
+        settings["draft"] = None
+        tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
+        notes.append("no draft: without it this pair was faster here when it was tuned")
+    settings |= {name: value for name, value in tuned.items() if name not in settings}
+    notes.append(f"settings tuned for this device, pair and budget: {path} (--no-tuned: without)")
+
+
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
     """Numbers that mean something else in llama.cpp: seed -1 draws one, 0 guesses are no draft."""
     if str(settings.get("seed")) == "-1":
@@ -150,7 +172,7 @@ def _settle_draft(
                 f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
             )
     if flags.get("no_draft"):
-        _drop({"draft", *option_names("draft")} & config.keys(), config, notes)
+        _drop({"draft", "threads_draft", *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 

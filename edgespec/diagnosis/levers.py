@@ -1,7 +1,7 @@
 """What limits a pair on this machine, and what would help most, in predicted tokens a second.
 
-Plans the pair again with one thing changed at a time; loads no weights. Predictions are the paging
-bound of `theory`: they leave out computing, so they are what storage allows at best.
+Plans the pair again with one thing changed at a time; loads no weights. Who predicts is told what
+was measured: storage alone, or what a pass computes and a draft guesses, too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgespec import options, theory
 from edgespec.config import LoadSettings
@@ -42,18 +43,43 @@ class Outlook:
     """The most helpful first."""
 
 
+class Rate(Protocol):
+    """Who predicts."""
+
+    def __call__(
+        self, plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0
+    ) -> float | None:
+        """Tokens a second under a plan, on a disk so many times as fast, with so many more tokens a
+        pass. None where nothing is read and what computing takes is not known."""
+
+
+def storage_alone(disk_bytes_per_s: float, tokens_per_pass: float) -> Rate:
+    """The paging bound: at best so much, where no model was loaded to know more."""
+
+    def rate(plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0) -> float | None:
+        if not plan.paged or not plan.bytes_per_pass:
+            return None
+        pass_s = theory.pass_seconds(plan.bytes_per_pass, disk_factor * disk_bytes_per_s)
+        return 1 / theory.seconds_per_token(pass_s, tokens_per_pass + more_tokens)
+
+    return rate
+
+
 def outlook(
-    settings: LoadSettings, planner: Planner, disk_bytes_per_s: float, tokens_per_pass: float
+    settings: LoadSettings,
+    planner: Planner,
+    disk_bytes_per_s: float,
+    tokens_per_pass: float,
+    rate: Rate | None = None,
+    limit: str = "",
 ) -> Outlook:
-    """Predict, and try what could be changed. Raises what planning raises."""
+    """Predict, and try what could be changed; by storage alone without a `rate`. Raises what
+    planning raises."""
+    rate = rate or storage_alone(disk_bytes_per_s, tokens_per_pass)
     plan = planner(settings)
-
-    def rate(planned: MemoryPlan, disk: float = disk_bytes_per_s, more: float = 0) -> float | None:
-        return _rate(planned, disk, tokens_per_pass + more)
-
     levers = [
-        Lever("a disk twice as fast", rate(plan, 2 * disk_bytes_per_s)),
-        Lever("a draft that yields one token more per pass", rate(plan, more=1)),
+        Lever("a disk twice as fast", rate(plan, disk_factor=2)),
+        Lever("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
     ]
     for change, changed in _changes(settings, plan):
         with suppress(BudgetError, UsageError):  # does not fit, or is for other models
@@ -61,7 +87,8 @@ def outlook(
     now = rate(plan)
     better = [lever for lever in levers if now is not None and _gain(lever, now) > 0.01]
     better.sort(key=lambda lever: -_gain(lever, now or 1.0))
-    return Outlook(plan, disk_bytes_per_s, tokens_per_pass, _limit(plan), now, tuple(better))
+    limit = limit or _limit(plan)
+    return Outlook(plan, disk_bytes_per_s, tokens_per_pass, limit, now, tuple(better))
 
 
 def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:
@@ -78,13 +105,6 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
         for change, thriftier in declared.of(settings.options.get(runtime)).thriftier().items():
             found.append((change, changed(options={**settings.options, runtime: thriftier})))
     return found
-
-
-def _rate(plan: MemoryPlan, disk_bytes_per_s: float, tokens_per_pass: float) -> float | None:
-    if not plan.paged or not plan.bytes_per_pass:
-        return None
-    pass_s = theory.pass_seconds(plan.bytes_per_pass, disk_bytes_per_s)
-    return 1 / theory.seconds_per_token(pass_s, tokens_per_pass)
 
 
 def _gain(lever: Lever, now: float) -> float:

@@ -52,6 +52,11 @@ def calibrations() -> Path:
     return folder() / "calibrations"
 
 
+def tuned() -> Path:
+    """Presets that `edgespec tune` found, for devices, pairs and budgets: a small file each."""
+    return folder() / "tuned"
+
+
 def models() -> list[Path]:
     """GGUF files and folders with ONNX files, by name; what is hidden is unfinished."""
     if not folder().is_dir():

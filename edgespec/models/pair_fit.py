@@ -181,13 +181,7 @@ def _replay(
     step: Callable[[], None],
 ) -> TreeFit:
     """What full trees of this size would have brought the target on its way to `texts`."""
-    rules = EngineSettings(
-        fallback=FallbackName.FULL,
-        draft_max=drafted_nodes,
-        lookup=False,
-        overlap=False,
-        step_aside=False,
-    )
+    rules = full_trees(drafted_nodes)
     rounds = verified = accepted = 0
     draft.truncate(0)
     known = KnownText(target)
@@ -201,6 +195,17 @@ def _replay(
             verified += done.verified
             accepted += done.accepted
     return TreeFit(drafted_nodes, rounds, verified, accepted)
+
+
+def full_trees(drafted_nodes: int) -> EngineSettings:
+    """Rules under which every pass verifies so many guesses of the draft, if it has them."""
+    return EngineSettings(
+        fallback=FallbackName.FULL,
+        draft_max=drafted_nodes,
+        lookup=False,
+        overlap=False,
+        step_aside=False,
+    )
 
 
 class KnownText:

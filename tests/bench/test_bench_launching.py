@@ -15,7 +15,8 @@ from bench_rows import row
 from edgespec.bench import launching
 from edgespec.bench.launching import launch
 from edgespec.bench.limits import Limiter
-from edgespec.bench.runs import Decode, Failed, RawRead, ReadRaw, Survey, from_json, to_json
+from edgespec.bench.messages import Failed
+from edgespec.bench.runs import Decode, RawRead, ReadRaw, Survey, from_json, to_json
 
 
 def test_jobs_and_answers_survive_their_json():

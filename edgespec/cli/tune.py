@@ -1,0 +1,119 @@
+"""`edgespec tune`: measures this device and pair, finds the best settings, leaves a preset.
+
+It decides what is asked and says what came out; measuring and searching are elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from edgespec import runtimes
+from edgespec.bench import limits
+from edgespec.cli.console import Console
+from edgespec.cli.flags import installed_version
+from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
+from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
+from edgespec.errors import UsageError
+from edgespec.memory import process
+from edgespec.models.embedded import shipped_prompts
+from edgespec.tuning import presets, report
+from edgespec.tuning.laboratory import Laboratory
+from edgespec.tuning.presets import TUNED
+from edgespec.tuning.search import Tuned, Wanted, tune
+from edgespec.units import parse_rate
+
+LEAST_SECONDS = 10
+
+
+def run(given: argparse.Namespace) -> None:
+    """Measure, say what was found, keep it. Raises what a command raises."""
+    console = Console(quiet="quiet" in given)
+    wanted, prompts = wanted_from(given, console)
+    out = Path(given.out) if "out" in given else presets.place(wanted.load)
+    presets.check_place(out)
+    laboratory = _laboratory(given, wanted, prompts, console)
+    say = partial(console.note) if "json" not in given else _silent
+    tuned = tune(laboratory, wanted, say)
+    helps = _helps(laboratory, tuned)
+    console.end_of_progress()
+    text = presets.toml(report.preset_settings(tuned), [*_reasons(tuned), *helps])
+    if "json" in given:
+        console.json(report.as_dict(tuned) | {"preset": str(out), "helps": helps})
+    else:
+        console.write("\n".join(["", *report.lines(tuned), *helps]))
+    presets.save(text, out)
+    console.note(f"preset: {out}")
+
+
+def wanted_from(given: argparse.Namespace, console: Console) -> tuple[Wanted, tuple[str, ...]]:
+    """What is tuned, on which prompts. Raises UsageError and ModelError."""
+    drafts = list(dict.fromkeys(getattr(given, "draft", [])))
+    if drafts:
+        given.draft = drafts[0]
+    given.no_tuned = True  # what is to be found is not to be read
+    prompts = read_prompts(Path(given.prompts) if "prompts" in given else shipped_prompts())
+    request = settings_from(given)
+    for note in request.notes:
+        console.note(note)
+    load = request.load
+    others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
+    for path in (load.model, *([load.draft] if load.draft else ()), *others):
+        runtimes.find(path)
+    settled = (load.model_fields_set | request.generate.model_fields_set) & TUNED
+    wanted = Wanted(
+        load=load,
+        engine=engine_settings(request.generate),
+        drafts=(*([load.draft] if load.draft else ()), *others),
+        usual_threads=process.usable_cores(),
+        settled=frozenset(settled),
+    )
+    return wanted, tuple(prompts[:N_PROMPTS])
+
+
+def _laboratory(
+    given: argparse.Namespace, wanted: Wanted, prompts: tuple[str, ...], console: Console
+) -> Laboratory:
+    limiter = limits.UNLIMITED
+    if "disk_bandwidth" in given:
+        asked = limits.Limits(read_bytes_per_s=parse_rate(given.disk_bandwidth))
+        limiter, reasons = limits.find(asked, wanted.load.model)
+        if limiter is limits.UNLIMITED:
+            raise UsageError(
+                f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
+                "leave it out, or try sudo"
+            )
+    return Laboratory(
+        wanted.load.model,
+        prompts,
+        seconds_from(given),
+        limiter,
+        partial(console.progress_with_rest, "tuning"),
+    )
+
+
+def seconds_from(given: argparse.Namespace) -> float:
+    text = getattr(given, "seconds", str(SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise UsageError(f"--seconds {text}: write a number such as {SECONDS}") from error
+    if not LEAST_SECONDS <= seconds <= 1e5:
+        raise UsageError(f"--seconds {text}: measuring takes {LEAST_SECONDS} seconds at least")
+    return seconds
+
+
+def _helps(laboratory: Laboratory, tuned: Tuned) -> list[str]:
+    return [*report.read_advice(tuned)]
+
+
+def _reasons(tuned: Tuned) -> Sequence[str]:
+    when = datetime.now().astimezone().isoformat(timespec="minutes")
+    return report.preset_reasons(tuned, when, installed_version())
+
+
+def _silent(text: str) -> None:
+    """Programs get one object."""

@@ -1,0 +1,246 @@
+"""The process of one measurement: a job comes in on stdin, its answer goes out on stdout.
+
+A fresh interpreter under the budget that is tuned for, so that no measurement takes more memory
+than the runs that it speaks of.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+
+from edgespec.bench.messages import answer_one
+from edgespec.concurrency.worker import Worker
+from edgespec.config import LoadSettings
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, UsageError
+from edgespec.loading import open_models, plan
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
+from edgespec.models import pair_fit
+from edgespec.models.compare import PortReader
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Memory, Run, block_floor
+from edgespec.ports import LanguageModel
+from edgespec.tree import ROOT, TokenTree
+from edgespec.tuning.measurements import (
+    MESSAGES,
+    PassTiming,
+    ReadDisk,
+    ReadSpeed,
+    Refused,
+    Replay,
+    Replayed,
+    Survey,
+    Surveyed,
+    Text,
+    TreeYield,
+    Trust,
+    Write,
+    Written,
+)
+from edgespec.values import GenerationResult, RoundCost
+
+GREEDY = SamplingParams()
+WRITING_SHARE = 0.6
+"""Of the time of a job that also times passes."""
+TRUST_EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+UNTIMED_S = 0.1
+"""At the beginning of reads: what a device or a limit lets through faster than it lasts."""
+
+
+def main() -> int:
+    """Answer one job."""
+    return answer_one(MESSAGES, _answer)
+
+
+def _answer(job: object) -> Surveyed | ReadSpeed | Written | Replayed:
+    match job:
+        case Survey():
+            return Surveyed(tuple(_planned(load, engine) for load, engine in job.asked))
+        case ReadDisk():
+            return _read_disk(job)
+        case Write():
+            return _write(job)
+        case Replay():
+            return _replay(job)
+    raise UsageError(f"{type(job).__name__} is no job")
+
+
+def _planned(load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused:
+    try:
+        return plan(load, engine)
+    except BudgetError as error:
+        return Refused(str(error), error.smallest_bytes or 0)
+
+
+def _read_disk(job: ReadDisk) -> ReadSpeed:
+    """Reads spread over the file, each of `n_parallel` threads in a part of its own."""
+    size = job.path.stat().st_size
+    places = max(1, (size - BLOCK_BYTES) // job.read_bytes)
+    begun = time.perf_counter()
+    timed_from = begun + UNTIMED_S
+    until = timed_from + job.seconds
+    with closing(Memory(job.n_parallel * job.read_bytes)) as memory:
+
+        def read(part: int) -> int:
+            done, at = 0, part * places // job.n_parallel
+            view = memory.view(part * job.read_bytes, job.read_bytes)
+            with closing(DirectReader([job.path])) as reader, view:
+                while (now := time.perf_counter()) < until:
+                    run = Run(0, block_floor(at * job.read_bytes), job.read_bytes, 0, 0)
+                    n = reader.read(run, view, lambda: False)
+                    done += n if now >= timed_from else 0
+                    at = (at + 7) % places
+            return done
+
+        with ThreadPoolExecutor(job.n_parallel) as pool:
+            done = sum(pool.map(read, range(job.n_parallel)))
+        return ReadSpeed(job.read_bytes, job.n_parallel, done / (time.perf_counter() - timed_from))
+
+
+def _write(job: Write) -> Written:
+    with open_models(job.load, job.engine) as models:
+        begun = time.monotonic()
+        share = WRITING_SHARE if job.pass_sizes else 1.0
+        texts: list[Text] = []
+        rounds: list[RoundCost] = []
+        decode_s, notes = 0.0, list(models.plan.notes)
+        with Engine(models.target, models.draft, job.engine) as engine:
+            for prompt in job.prompts:
+                if time.monotonic() > begun + share * job.seconds:
+                    break
+                tokens = models.target.vocabulary.encode(prompt)
+                result = write_until(engine, tokens, job.n_tokens, begun + share * job.seconds)
+                texts.append(Text(result.prompt_tokens, result.tokens))
+                rounds += result.speculation.round_costs
+                decode_s += result.timings.decode_s
+                notes += result.notes
+        passes = time_passes(models.target, job.pass_sizes, begun + job.seconds)
+        return Written(
+            texts=tuple(texts),
+            rounds=tuple(rounds),
+            decode_s=decode_s,
+            load_s=models.load_report["total"],
+            peak_bytes=process.peak_rss_bytes(),
+            bytes_per_pass=models.plan.bytes_per_pass,
+            passes=tuple(passes),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+
+def write_until(
+    engine: Engine, prompt: Sequence[int], n_tokens: int, deadline: float
+) -> GenerationResult:
+    """The greedy text, or what there is of it when the time is over."""
+    request = engine.request(prompt, GREEDY, n_tokens)
+    with closing(engine.run(request)) as events:
+        for _ in events:
+            if time.monotonic() > deadline:
+                break
+    return request.result()
+
+
+def time_passes(
+    target: LanguageModel, sizes: Sequence[int], deadline: float, n_times: int = 2
+) -> list[PassTiming]:
+    """Passes over a line of each number of nodes that the target takes, in turn, until they are
+    done or the time is over; each number once at least."""
+    info = target.info
+    most = min(info.max_nodes if info.tree_capable else 1 + info.max_rollback, info.n_ctx)
+    timings: list[PassTiming] = []
+    with Worker() as worker:
+        for turn in range(n_times):
+            for n_nodes in sorted({min(size, most) for size in sizes}):
+                if turn and time.monotonic() > deadline:
+                    return timings
+                if target.n_committed + n_nodes > info.n_ctx:
+                    target.truncate(info.n_ctx - n_nodes)
+                tree = TokenTree(ROOT, n_nodes)
+                for parent in range(n_nodes - 1):
+                    tree.add(parent, parent % info.n_vocab, confidence=1.0)
+                worker.run(partial(target.evaluate, tree, range(n_nodes)), target.cancel)
+                report = target.last_report
+                target.commit(tree, [ROOT])
+                timings.append(
+                    PassTiming(n_nodes, report.wall_s, report.stall_s, report.bytes_read)
+                )
+    return timings
+
+
+def _replay(job: Replay) -> Replayed:
+    rules = EngineSettings(draft_max=max(job.tree_sizes), lookup=True)
+    with open_models(job.load, rules) as models:
+        draft = models.target
+        trust = trust_in(draft, job.texts)
+        trees = replay_trees(draft, job.texts, job.tree_sizes, job.seconds)
+        return Replayed(tuple(trees), tuple(trust), process.peak_rss_bytes())
+
+
+def replay_trees(
+    draft: LanguageModel, texts: Sequence[Text], sizes: Sequence[int], seconds: float
+) -> list[TreeYield]:
+    """Full trees of each size, grown at texts that need not be written again. Fewer texts are
+    replayed where the smaller sizes took their share of the time."""
+    known = [GenerationResult("", text.prompt_tokens, text.tokens, "length") for text in texts]
+    deadline = time.monotonic() + seconds
+    found = []
+    for n_left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        rounds, accepted, spent_s = 0, 0, 0.0
+        share_s = (deadline - time.monotonic()) / n_left
+        for text in known:
+            costs = replay_costs(draft, text, size)
+            rounds += len(costs)
+            accepted += sum(cost.accepted for cost in costs)
+            spent_s += sum(cost.wall_s for cost in costs)
+            if spent_s > share_s:
+                break
+        if rounds:
+            found.append(TreeYield(size, 1 + accepted / rounds, spent_s / rounds))
+    return found
+
+
+def replay_costs(draft: LanguageModel, text: GenerationResult, size: int) -> tuple[RoundCost, ...]:
+    """The rounds of one text, whose passes take no time."""
+    known = pair_fit.KnownText(draft)
+    known.tokens = (*text.prompt_tokens, *text.tokens)
+    draft.truncate(0)
+    with Engine(known, draft, pair_fit.full_trees(size)) as engine:
+        request = engine.request(text.prompt_tokens, GREEDY, len(text.tokens))
+        with closing(engine.run(request)) as events:
+            for _ in events:
+                pass
+    return request.result().speculation.round_costs
+
+
+def trust_in(draft: LanguageModel, texts: Sequence[Text]) -> list[Trust]:
+    """How often the draft's first choice is the target's token, by the probability it gives it."""
+    n_guesses, n_right = [0] * len(TRUST_EDGES), [0] * len(TRUST_EDGES)
+    with Worker() as worker:
+        for text in texts:
+            tokens = [*text.prompt_tokens, *text.tokens][: draft.info.n_ctx]
+            start = len(text.prompt_tokens) - 1
+            logits = PortReader(draft, worker)(tokens[:-1], start)
+            best = logits.argmax(axis=1)
+            shifted = logits - logits.max(axis=1, keepdims=True)
+            sure = 1 / np.exp(shifted).sum(axis=1)
+            for guess, confidence, token in zip(best, sure, tokens[start + 1 :], strict=True):
+                place = min(int(confidence * len(TRUST_EDGES)), len(TRUST_EDGES) - 1)
+                n_guesses[place] += 1
+                n_right[place] += int(guess == token)
+    return [
+        Trust(edge, n, right)
+        for edge, n, right in zip(TRUST_EDGES, n_guesses, n_right, strict=True)
+        if n
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

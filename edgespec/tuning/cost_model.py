@@ -1,0 +1,180 @@
+"""Predicts tokens a second for a choice of settings, from a memory plan and what was measured.
+
+Arithmetic on `theory`'s formulas: it measures nothing and knows no model library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from edgespec import theory
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.memory.budget import MemoryPlan
+from edgespec.options import option_names
+from edgespec.tuning.measurements import PassTiming, TreeYield, Written
+
+STALLED_SHARE = 0.1
+"""A pass that waited for storage for more of its time was as long as its reads."""
+Places = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The settings that tuning chooses among. None of them changes the text."""
+
+    draft: Path | None
+    threads: int
+    threads_draft: int | None = None
+    draft_max: int = EngineSettings().draft_max
+    overlap: bool = True
+    lookup: bool | None = None
+
+    def load(self, settings: LoadSettings) -> LoadSettings:
+        """`settings` with this choice."""
+        given = without_draft(settings) if self.draft is None else settings.as_given()
+        given |= {"threads": self.threads}
+        if self.draft is not None:
+            given |= {"draft": self.draft, "threads_draft": self.threads_draft}
+        return LoadSettings.model_validate(given)
+
+    @property
+    def engine(self) -> EngineSettings:
+        """Runs of it remember nothing, so that all begin alike."""
+        return EngineSettings(
+            draft_max=self.draft_max, overlap=self.overlap, lookup=self.lookup, remember=False
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What was measured, as the prediction takes it."""
+
+    disk_bytes_per_s: float
+    """That passes reach; infinite where nothing was read."""
+    compute: Mapping[int, Places]
+    """By the target's threads, seconds of a pass's computing at numbers of nodes."""
+    yields: Mapping[tuple[Path, int], tuple[TreeYield, ...]] = field(default_factory=dict)
+    """By draft and its threads."""
+    gain: float = 1.0
+    """Of guesses that stand, what real rounds bring to what the replay of full trees does: guesses
+    without a model add some, trees that end early lose some."""
+    unhidden: float = 1.0
+    """Of drafting, the share that is not done beside a pass that waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one choice under one plan."""
+
+    tokens_per_s: float
+    tokens_per_pass: float
+    n_nodes: int
+    """Guesses of the tree that brings the most tokens a second; 0 is to leave them out."""
+    read_s: float
+    compute_s: float
+    draft_s: float
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the round."""
+        named = {"storage": self.read_s, "computing": self.compute_s, "drafting": self.draft_s}
+        return max(named, key=lambda name: named[name])
+
+
+def predict(
+    choice: Choice, plan: MemoryPlan, speeds: Speeds, more_tokens: float = 0.0
+) -> Prediction:
+    """The best round that the engine can find. `more_tokens` are added to what drafted passes
+    yield. Raises KeyError where the threads or the draft were not measured."""
+    compute = speeds.compute[choice.threads]
+    n_nodes, tokens, draft_s = [0], [1.0], [0.0]
+    if choice.draft is not None:
+        trees = speeds.yields[choice.draft, choice.threads_draft or choice.threads]
+        most = min(choice.draft_max, trees[-1].drafted_nodes)
+        tokens_at = ((0.0, 1.0), *((t.drafted_nodes, t.tokens_per_pass) for t in trees))
+        draft_at = ((0.0, 0.0), *((t.drafted_nodes, t.draft_s) for t in trees))
+        unhidden = speeds.unhidden if choice.overlap else 1.0
+        n_nodes += range(1, most + 1)
+        for n in range(1, most + 1):
+            stood = (theory.at(tokens_at, n) - 1) * speeds.gain
+            tokens.append(1 + stood + more_tokens)
+            draft_s.append(unhidden * theory.at(draft_at, n))
+    reads = [plan.expected_bytes(1 + n) / speeds.disk_bytes_per_s for n in n_nodes]
+    computes = [theory.at(compute, 1 + n) for n in n_nodes]
+    ring_s = plan.ring_bytes / speeds.disk_bytes_per_s if plan.paged else 0.0
+    seconds = [
+        theory.round_seconds(drafting, computing, reading, ring_s)
+        for drafting, computing, reading in zip(draft_s, computes, reads, strict=True)
+    ]
+    best = theory.best_round(tokens, seconds)
+    return Prediction(
+        tokens_per_s=tokens[best] / max(seconds[best], 1e-9),
+        tokens_per_pass=tokens[best],
+        n_nodes=n_nodes[best],
+        read_s=reads[best],
+        compute_s=computes[best],
+        draft_s=draft_s[best],
+    )
+
+
+def without_draft(settings: LoadSettings) -> dict[str, Any]:
+    """What was set, but for what is about a draft."""
+    dropped = {"draft", "threads_draft", *option_names("draft")}
+    return {name: value for name, value in settings.as_given().items() if name not in dropped}
+
+
+def draft_alone(settings: LoadSettings, draft: Path, threads: int) -> LoadSettings:
+    """A draft as the model of its own: what was said of it becomes what is said of the target."""
+    given, for_target = settings.as_given(), option_names("target")
+    kept = {k: v for k, v in without_draft(settings).items() if k not in for_target}
+    own = {
+        name.removesuffix("_draft"): given[name]
+        for name in option_names("draft")
+        if name in given and name.removesuffix("_draft") in for_target
+    }
+    return LoadSettings.model_validate(kept | own | {"model": draft, "threads": threads})
+
+
+def compute_places(passes: Sequence[PassTiming]) -> Places:
+    """Seconds of computing at each number of nodes, the median of its passes."""
+    sizes = sorted({timing.n_nodes for timing in passes})
+    return tuple(
+        (float(size), median(t.compute_s for t in passes if t.n_nodes == size)) for size in sizes
+    )
+
+
+def disk_rate(passes: Sequence[PassTiming], raw_bytes_per_s: float) -> float:
+    """Bytes a second that passes reach which wait for storage; what plain reads reach where none
+    waited."""
+    waited = [
+        timing.bytes_read / timing.wall_s
+        for timing in passes
+        if timing.bytes_read and timing.stall_s > STALLED_SHARE * timing.wall_s
+    ]
+    return median(waited) if waited else raw_bytes_per_s
+
+
+def calibrated(choice: Choice, speeds: Speeds, run: Written) -> Speeds:
+    """Speeds that explain a real run of `choice`: how many guesses stood, and how much drafting its
+    passes hid."""
+    rounds = [cost for cost in run.rounds if cost.verified]
+    key = (choice.draft, choice.threads_draft or choice.threads)
+    if choice.draft is None or not rounds or key not in speeds.yields:
+        return speeds
+    trees = speeds.yields[choice.draft, choice.threads_draft or choice.threads]
+    n_nodes = sum(cost.verified for cost in rounds) / len(rounds)
+    places = ((0.0, 1.0), *((tree.drafted_nodes, tree.tokens_per_pass) for tree in trees))
+    drafting = ((0.0, 0.0), *((tree.drafted_nodes, tree.draft_s) for tree in trees))
+    expected, drafted_s = theory.at(places, n_nodes) - 1, theory.at(drafting, n_nodes)
+    stood = sum(cost.accepted for cost in rounds) / len(rounds)
+    spent_s = median(cost.wall_s - cost.pass_s for cost in rounds)
+    return replace(
+        speeds,
+        gain=min(max(stood / expected, 0.25), 4.0) if expected > 0 else 1.0,
+        unhidden=min(max(spent_s / drafted_s, 0.0), 2.0) if drafted_s > 0 else 1.0,
+    )

@@ -1,0 +1,110 @@
+"""Measures for a search: every measurement that loads models is a process of its own, bound as
+asked, under the budget that is tuned for. Whatever ends it, the processes are gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec import errors
+from edgespec.bench.launching import Child, launch
+from edgespec.bench.limits import UNLIMITED, Limiter
+from edgespec.bench.messages import Failed
+from edgespec.bench.model_files import largest_of
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, EdgespecError
+from edgespec.memory.budget import MemoryPlan
+from edgespec.paging.reader import READ_BYTES
+from edgespec.tuning.measurements import (
+    MESSAGES,
+    ReadDisk,
+    ReadSpeed,
+    Refused,
+    Replay,
+    Replayed,
+    Survey,
+    Surveyed,
+    Text,
+    Write,
+    Written,
+)
+from edgespec.tuning.search import TREE_SIZES
+
+CHILD = Child("edgespec.tuning.child", MESSAGES)
+READS = ((READ_BYTES, 1), (1 << 20, 1), (256 << 10, 1), (READ_BYTES, 2), (READ_BYTES, 4))
+"""Sizes and numbers at a time; the engine's own first."""
+READ_S = 0.5
+MOST_RUN_S = 20.0
+"""Of one measurement, loading not counted."""
+LEAST_RUN_S = 2.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Laboratory:
+    """Implements `search.Lab` on this machine."""
+
+    model: Path
+    prompts: tuple[str, ...]
+    seconds: float
+    """That all measurements may take, more or less."""
+    limiter: Limiter = UNLIMITED
+    progress: Callable[[float], None] = lambda share: None
+    """Hears the share of the time that is over."""
+    clock: Callable[[], float] = time.monotonic
+    run_s: float = MOST_RUN_S
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return self.seconds - (self.clock() - self._began)
+
+    def plans(
+        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+    ) -> Sequence[MemoryPlan | Refused]:
+        return self._measure(Survey(tuple(asked)), Surveyed).plans
+
+    def read_speeds(self) -> Sequence[ReadSpeed]:
+        path = largest_of(self.model)
+        return [
+            self._measure(ReadDisk(path, nbytes, n_parallel, READ_S), ReadSpeed)
+            for nbytes, n_parallel in READS
+            if path.stat().st_size > 4 * nbytes * n_parallel
+        ]
+
+    def write(
+        self,
+        load: LoadSettings,
+        engine: EngineSettings,
+        n_tokens: int,
+        pass_sizes: tuple[int, ...] = (),
+    ) -> Written:
+        job = Write(load, engine, self.prompts, n_tokens, pass_sizes, self._run_s())
+        return self._measure(job, Written)
+
+    def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
+        return self._measure(Replay(load, texts, TREE_SIZES, self._run_s() / 2), Replayed)
+
+    def _run_s(self) -> float:
+        """A sixth of what is left, so that several runs can follow."""
+        return min(max(self.left_s / 6, LEAST_RUN_S), self.run_s)
+
+    def _measure(self, job: object, kind: type[T]) -> T:
+        """The answer of a process. Raises what it failed with."""
+        answer: Any = launch(job, self.limiter, tick=self._tick, child=CHILD).answer
+        if isinstance(answer, Failed):
+            if answer.type == BudgetError.__name__:
+                raise BudgetError(answer.message, answer.smallest_bytes)
+            raised = getattr(errors, answer.type, EdgespecError)
+            raise raised(answer.message)
+        assert isinstance(answer, kind)
+        return answer
+
+    def _tick(self) -> None:
+        self.progress(min(1.0, 1 - self.left_s / self.seconds))

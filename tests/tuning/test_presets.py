@@ -1,0 +1,121 @@
+"""Presets: what they say, where they lie, for whom they are found."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.invocation import Request, settings_from
+from edgespec.config import LoadSettings, read_config
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.tuning import presets
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> LoadSettings:
+    for name in ("big.gguf", "small.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    return LoadSettings(
+        model=tmp_path / "big.gguf", draft=tmp_path / "small.gguf", memory_budget="1GiB"
+    )
+
+
+def keep(load: LoadSettings, **settings: object) -> None:
+    presets.save(presets.toml(settings, ["why"]), presets.place(load))
+
+
+def request(load: LoadSettings, **flags: str) -> Request:
+    given = {"model": str(load.model), "draft": str(load.draft), "memory_budget": "1GiB"}
+    return settings_from(argparse.Namespace(**given | flags))
+
+
+def test_config_takes_what_is_written(tmp_path: Path):
+    path = tmp_path / "a preset.toml"
+    settings = {"model": tmp_path / 'with "quotes".gguf', "threads": 3, "no_overlap": True}
+    presets.save(presets.toml(settings, ["two\nlines"]), path)
+    assert read_config(path) == settings
+    assert path.read_text().startswith("# two\n# lines\n")
+
+
+def test_it_is_found_again_and_a_note_says_so(load: LoadSettings):
+    keep(load, threads=1, threads_draft=2, draft_max=8, no_overlap=True)
+    found = request(load)
+    assert (found.load.threads, found.load.threads_draft) == (1, 2)
+    assert (found.generate.draft_max, found.generate.no_overlap) == (8, True)
+    assert any("--no-tuned" in note for note in found.notes)
+
+
+def test_a_flag_wins_over_it(load: LoadSettings):
+    keep(load, threads=1, draft_max=8)
+    found = request(load, threads="3")
+    assert (found.load.threads, found.generate.draft_max) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"no_tuned": "yes"}, {"memory_budget": "2GiB"}, {"ctx_size": "64"}]
+)
+def test_it_is_for_nothing_else(load: LoadSettings, flags: dict[str, str]):
+    keep(load, threads=1)
+    assert request(load, **flags).load.threads is None
+
+
+def test_a_config_file_is_all_that_counts(load: LoadSettings, tmp_path: Path):
+    keep(load, threads=1)
+    (tmp_path / "mine.toml").write_text("draft-max = 5\n")
+    found = request(load, config=str(tmp_path / "mine.toml"))
+    assert (found.load.threads, found.generate.draft_max) == (None, 5)
+
+
+def test_a_model_that_was_replaced_is_another(load: LoadSettings):
+    keep(load, threads=1)
+    load.model.write_bytes(b"GGUF, longer")
+    assert request(load).load.threads is None
+
+
+def test_a_pair_that_is_faster_without_its_draft_decodes_alone(load: LoadSettings):
+    keep(load, no_draft=True, threads=2)
+    found = request(load)
+    assert (found.load.draft, found.load.threads) == (None, 2)
+
+
+def test_flags_about_the_draft_keep_it(load: LoadSettings):
+    keep(load, no_draft=True)
+    assert request(load, draft_max="8").load.draft == load.draft
+
+
+def test_what_changes_the_text_is_never_taken_from_it(load: LoadSettings):
+    keep(load, cache_type_k="q8_0", batch_size=32, threads=1)
+    found = request(load).load
+    assert (found.cache_type_k, found.batch_size, found.threads) == ("f16", None, 1)
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"threads = ", b"unknown = 3"])
+def test_one_that_cannot_be_read_is_none(load: LoadSettings, damage: bytes):
+    keep(load, threads=1)
+    presets.place(load).write_bytes(damage)
+    assert request(load).load.threads is None
+
+
+def test_what_cannot_be_written_is_said_with_another_way(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgespecError, match="--out FILE"):
+        presets.save("", tmp_path / "file" / "preset.toml")
+
+
+def test_a_place_that_will_not_do_is_refused_before_anything_is_measured(tmp_path: Path):
+    with pytest.raises(UsageError, match="is a folder"):
+        presets.check_place(tmp_path)
+    with pytest.raises(UsageError, match="there is no folder"):
+        presets.check_place(tmp_path / "none" / "preset.toml")
+
+
+def test_trying_a_place_leaves_nothing(tmp_path: Path):
+    presets.check_place(tmp_path / "preset.toml")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""The search, on devices whose best settings are known."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import BudgetError
+from edgespec.tuning.cost_model import Choice
+from edgespec.tuning.search import tune
+from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
+
+
+def best_of_grid(lab: SyntheticLab, *drafts: Path) -> float:
+    """Tokens a second of the best of all settings, the true ones."""
+    grid = itertools.product(drafts, (1, 2, 4), (None, 1, 2), (4, 8, 16, 32, 48, 64))
+    drafted = (Choice(draft, threads, own, n) for draft, threads, own, n in grid)
+    return max(lab.truth(choice).tokens_per_s for choice in (*drafted, Choice(None, 4)))
+
+
+@pytest.mark.parametrize("disk", [30, 100, 300, 3000])
+@pytest.mark.parametrize("node_s", [0.0005, 0.01])
+def test_the_choice_is_within_a_twentieth_of_the_best(disk: int, node_s: float):
+    lab = SyntheticLab(disk_bytes_per_s=disk * MIB, node_s=node_s)
+    tuned = tune(lab, wanted(DRAFT, BETTER))
+    assert lab.truth(tuned.chosen).tokens_per_s >= 0.95 * best_of_grid(lab, DRAFT, BETTER)
+
+
+def test_buffers_that_cost_more_than_they_bring_make_smaller_trees():
+    lab = SyntheticLab()
+    tuned = tune(lab, wanted(DRAFT))
+    assert tuned.chosen.draft_max < 48 and tuned.gain > 0.1
+
+
+def test_the_better_of_two_drafts_is_chosen():
+    assert tune(SyntheticLab(), wanted(DRAFT, BETTER)).chosen.draft == BETTER
+
+
+def test_a_draft_that_guesses_nothing_right_is_left_out():
+    lab = SyntheticLab(alphas={DRAFT: 0.0}, draft_bytes=30 * MIB)
+    assert tune(lab, wanted(DRAFT)).chosen.draft is None
+
+
+def test_threads_that_stand_in_each_others_way_become_fewer():
+    lab = SyntheticLab(disk_bytes_per_s=9000 * MIB, node_s=0.0001, contention=0.1)
+    assert tune(lab, wanted(DRAFT)).chosen.threads < 4
+
+
+def test_defaults_that_nothing_beats_stay():
+    lab = SyntheticLab(node_bytes=0)
+    tuned = tune(lab, wanted(DRAFT))
+    assert tuned.is_usual
+
+
+def test_a_gain_within_the_noise_is_none():
+    lab = SyntheticLab(noise=(1.0, 0.5, 1.9, 0.7, 1.3))
+    assert tune(lab, wanted(DRAFT)).is_usual
+
+
+def test_the_defaults_are_always_among_the_confirmed():
+    tuned = tune(SyntheticLab(), wanted(DRAFT))
+    assert tuned.trials[0].choice == tuned.wanted.usual
+    assert len(tuned.trials[0].rates) >= 2
+
+
+def test_what_the_user_settled_stays():
+    tuned = tune(SyntheticLab(), wanted(DRAFT, settled=["draft_max", "threads"], threads=2))
+    assert (tuned.chosen.threads, tuned.chosen.draft_max) == (2, 48)
+
+
+def test_settings_that_change_the_prompts_batches_are_left_out_with_a_note():
+    lab = SyntheticLab(batch_above=48)
+    tuned = tune(lab, wanted(DRAFT))
+    assert tuned.chosen.draft_max >= 48
+    assert any("batches of 128 tokens instead of 256" in note for note in tuned.notes)
+
+
+def test_nothing_to_choose_among_is_no_error():
+    tuned = tune(SyntheticLab(), wanted(settled=["threads"]))
+    assert tuned.is_usual and tuned.best.rates
+
+
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
+    with pytest.raises(BudgetError) as refused:
+        tune(SyntheticLab(), wanted(DRAFT, memory_budget=MIB))
+    assert refused.value.smallest_bytes == 53 * MIB
+
+
+def test_time_that_is_over_leaves_two_turns():
+    tuned = tune(SyntheticLab(left_s=0.0), wanted(DRAFT))
+    assert {len(trial.rates) for trial in tuned.trials} == {2}

@@ -1,0 +1,78 @@
+"""`edgespec tune`: what it refuses, and the whole of it on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import entry
+from edgespec.config import read_config
+from edgespec.models.embedded import embedded_pair
+
+BUDGET = "200MiB"
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "edgespec"
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code", "says"),
+    [
+        ("--prompts none.txt", 2, "--prompts none.txt: No such file"),
+        ("--seconds soon", 2, "--seconds soon"),
+        ("--seconds 1", 2, "takes 10 seconds at least"),
+        ("--out /nowhere/preset.toml", 2, "there is no folder /nowhere"),
+        ("-m none.gguf", 3, "none.gguf does not exist"),
+        ("--memory-budget 1MiB", 4, "too small"),
+        ("--disk-bandwidth much", 2, "--disk-bandwidth much"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(
+    flags: str, exit_code: int, says: str, capsys: pytest.CaptureFixture[str]
+):
+    assert entry.main(["tune", *flags.split()]) == exit_code
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_that_may_not_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    tmp_path.chmod(0o500)
+    assert entry.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
+    assert "--out FILE" in capsys.readouterr().err
+
+
+def generate(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
+    command = ["generate", "-p", "def gcd(a, b):", "-n", "24", "--memory-budget", BUDGET, "--json"]
+    assert entry.main([*command, "-c", "256", *flags]) == 0
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+@pytest.mark.slow
+def test_the_embedded_pair_is_tuned_within_its_budget(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_cache_folder: Path
+):
+    """Its preset is found again, and the text stays what it is."""
+    tuning = ["tune", "--memory-budget", BUDGET, "-c", "256", "--seconds", "10", "--json"]
+    assert entry.main(tuning) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["memory"]["peak_bytes"] <= told["memory"]["budget_bytes"]
+    assert told["trials"][0]["draft"] == str(embedded_pair().draft)
+    preset = Path(told["preset"])
+    assert preset.parent == own_cache_folder / "tuned"
+    assert read_config(preset)["model"] == embedded_pair().target
+    usual, tuned = generate(capsys, "--no-tuned"), generate(capsys)
+    assert tuned["tokens"] == usual["tokens"]
+    forced = tmp_path / "forced.toml"
+    forced.write_text("threads = 1\nthreads-draft = 2\ndraft-max = 8\nno-overlap = true\n")
+    given = generate(capsys, "--config", str(forced))
+    assert given["tokens"] == usual["tokens"]
+    assert given["memory"]["peak_bytes"] <= given["memory"]["budget_bytes"]  # type: ignore[index]

@@ -1,0 +1,153 @@
+"""A device that computes by formula, whose best settings are therefore known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
+from edgespec.tuning.measurements import (
+    PassTiming,
+    ReadSpeed,
+    Refused,
+    Replayed,
+    Text,
+    TreeYield,
+    Trust,
+    Written,
+)
+from edgespec.tuning.search import Wanted
+from edgespec.values import RoundCost
+
+MIB = 1 << 20
+DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
+SIZES = (1, 4, 8, 16, 32, 48, 64)
+
+
+def wanted(*drafts: Path, settled: Sequence[str] = (), **load: object) -> Wanted:
+    settings = {"model": "big.gguf", "memory_budget": 100 * MIB, "draft": (*drafts, None)[0]}
+    return Wanted(
+        LoadSettings.model_validate(settings | load),
+        EngineSettings(),
+        drafts,
+        usual_threads=4,
+        settled=frozenset(settled),
+    )
+
+
+@dataclass
+class SyntheticLab:
+    """Computing is a line over nodes, divided among threads; a draft's guess is right with `alpha`;
+    every node of a pass takes a MiB of buffers, a draft takes some too."""
+
+    disk_bytes_per_s: float = 100 * MIB
+    alphas: dict[Path, float] = field(default_factory=lambda: {DRAFT: 0.7, BETTER: 0.85})
+    node_s: float = 0.01
+    step_s: float = 0.001
+    contention: float = 0.0
+    """Seconds that each thread costs a pass: above some number of threads, fewer are faster."""
+    node_bytes: int = MIB
+    draft_bytes: int = 5 * MIB
+    weights: int = 150
+    """MiB."""
+    batch_above: int = 1000
+    """From so many guesses on, a prompt is read in other batches."""
+    noise: Sequence[float] = (1.0,)
+    left_s: float = 100.0
+    written: list[Choice] = field(default_factory=list)
+
+    def plans(
+        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+    ) -> list[MemoryPlan | Refused]:
+        return [self._plan(load, engine) for load, engine in asked]
+
+    def read_speeds(self) -> Sequence[ReadSpeed]:
+        return [ReadSpeed(4 * MIB, 1, self.disk_bytes_per_s)]
+
+    def write(
+        self,
+        load: LoadSettings,
+        engine: EngineSettings,
+        n_tokens: int,
+        pass_sizes: tuple[int, ...] = (),
+    ) -> Written:
+        choice = Choice(
+            load.draft, load.threads or 1, load.threads_draft, engine.draft_max, engine.overlap
+        )
+        self.written.append(choice)
+        true = self.truth(choice)
+        factor = self.noise[len(self.written) % len(self.noise)]
+        round_s = true.tokens_per_pass / true.tokens_per_s / factor
+        pass_s = round_s - true.draft_s
+        accepted = int(true.tokens_per_pass) - 1
+        cost = RoundCost(
+            accepted + 1, accepted, true.n_nodes, 1, true.draft_s, pass_s, 0.0, round_s
+        )
+        n_rounds = 10
+        n = round(n_rounds * true.tokens_per_pass)
+        plan = self._plan(load, engine)
+        assert isinstance(plan, MemoryPlan)
+        return Written(
+            texts=(Text((1,), tuple(range(n))),),
+            rounds=(cost,) * n_rounds,
+            decode_s=n_rounds * round_s,
+            load_s=0.0,
+            peak_bytes=plan.planned_bytes,
+            bytes_per_pass=plan.bytes_per_pass,
+            passes=tuple(self._pass(choice, n_nodes, plan) for n_nodes in pass_sizes),
+        )
+
+    def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
+        alpha, threads = self.alphas[load.model], load.threads or 1
+        trees = tuple(
+            TreeYield(n, 1 + _stands(alpha, n), n * self.step_s * 4 / threads) for n in SIZES
+        )
+        return Replayed(trees, (Trust(0.5, 100, int(100 * alpha)),), 0)
+
+    def truth(self, choice: Choice) -> Prediction:
+        """What really happens with this choice."""
+        plan = self._plan(choice.load(wanted(DRAFT).load), choice.engine)
+        assert isinstance(plan, MemoryPlan)
+        sizes = (1, 4, 16, 49, 65)
+        speeds = Speeds(
+            self.disk_bytes_per_s,
+            {choice.threads: tuple((n, self._compute_s(choice.threads, n)) for n in sizes)},
+            {
+                (draft, threads): self.replay(LoadSettings(model=draft, threads=threads), ()).trees
+                for draft in self.alphas
+                for threads in (1, 2, 4)
+            },
+        )
+        return predict(choice, plan, speeds)
+
+    def _plan(self, load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused:
+        """A budget pins what buffers and the draft leave of it, in MiB."""
+        drafting = load.draft is not None
+        taken = self.node_bytes * (engine.draft_max if drafting else 0)
+        taken += self.draft_bytes if drafting else 0
+        room = int(load.memory_budget) - taken
+        if room < 0:
+            return Refused("too small", taken)
+        segments = tuple(SegmentSize(f"{n}", MIB, MIB) for n in range(self.weights))
+        pinned = frozenset(range(min(room // MIB, self.weights)))
+        batch = 256 if engine.draft_max >= self.batch_above else 128
+        return MemoryPlan(
+            int(load.memory_budget), (), segments, pinned, 0, True, taken, batch_size=batch
+        )
+
+    def _pass(self, choice: Choice, n_nodes: int, plan: MemoryPlan) -> PassTiming:
+        compute_s = self._compute_s(choice.threads, n_nodes)
+        wall_s = max(compute_s, plan.bytes_per_pass / self.disk_bytes_per_s)
+        return PassTiming(n_nodes, wall_s, wall_s - compute_s, plan.bytes_per_pass)
+
+    def _compute_s(self, threads: int, n_nodes: int) -> float:
+        return self.node_s * (1 + n_nodes) * 4 / threads + self.contention * threads
+
+
+def _stands(alpha: float, n_nodes: int) -> float:
+    """A line's guesses that stand, and a little more for each further branch."""
+    return sum(alpha**depth for depth in range(1, n_nodes + 1))
