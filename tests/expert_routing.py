@@ -14,7 +14,8 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.paging.eviction import Eviction
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi, contexts, loading
+from edgespec_runtimes.gguf.llama.stopping import Stop
 
 Pass = list[tuple[int, np.ndarray]]
 """In the order of computing: a layer's number, and what its tokens chose, int32 [tokens, used]."""
@@ -24,22 +25,22 @@ CHOICE = b"ffn_moe_topk-"
 
 def record(path: Path, tokens: Sequence[int], n_new: int, n_ctx: int = 512) -> list[Pass]:
     """What is chosen for `tokens`, one by one, and for so many more that the model picks itself."""
-    model, _ = native.load_mapped(path)
+    model, _ = loading.load_mapped(path)
     seen: list[Pass] = []
 
     @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
     def watch(node: int, ask: bool, _: Any) -> bool:
-        name = native.name_of(node)
+        name = abi.name_of(node)
         if name.startswith(CHOICE):
             if not ask:
                 layer = int(name.removeprefix(CHOICE))
-                seen[-1].append((layer, native.int32_rows(node).copy()))
+                seen[-1].append((layer, abi.int32_rows(node).copy()))
             return True
         return not ask
 
-    shape = native.ContextShape(n_ctx, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
-    stop = native.Stop()
-    context = native.new_context(model, shape, watch, stop)
+    shape = contexts.ContextShape(n_ctx, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+    stop = Stop()
+    context = contexts.new_context(model, shape, watch, stop)
     text = list(tokens)
     for position in range(len(tokens) + n_new):
         seen.append([])

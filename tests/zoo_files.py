@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
 from gguf_files import (
     ARRAY,
     BOOL,
@@ -135,7 +135,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
 
     @lib.llama_model_set_tensor_data_t
     def note(address: int, _: Any) -> None:
-        tensor = native.GgmlTensor.from_address(address)
+        tensor = abi.GgmlTensor.from_address(address)
         n_dimensions = max((i + 1 for i, n in enumerate(tensor.ne) if n > 1), default=1)
         wanted[tensor.name.decode()] = tuple(tensor.ne[:n_dimensions])
         ctypes.memset(tensor.data, 0, _n_bytes(tensor))
@@ -145,7 +145,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     )
     header = beside.with_suffix(".header")
     model.write(header)
-    base = native.library("ggml-base")
+    base = abi.library("ggml-base")
     base.gguf_init_from_file.restype = ctypes.c_void_p
     base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
     heard, data = lib.llama_log_callback(), ctypes.c_void_p()
@@ -167,7 +167,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     return list(wanted.items())
 
 
-def _n_bytes(tensor: native.GgmlTensor) -> int:
+def _n_bytes(tensor: abi.GgmlTensor) -> int:
     return int(np.prod(tensor.ne[:])) * (4 if tensor.type == TYPE_CODES["F32"] else 2)
 
 

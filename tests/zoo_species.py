@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
 
 Hyperparameters = dict[str, Any]
 
@@ -76,7 +76,7 @@ class Species:
 
 def architectures() -> list[str]:
     """All names that the installed llama.cpp knows, as its own table has them."""
-    name_of = native.library("llama")[
+    name_of = abi.library("llama")[
         "_Z13llm_arch_name8llm_arch"
     ]  # const char * llm_arch_name(llm_arch)
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]

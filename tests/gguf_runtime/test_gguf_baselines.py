@@ -37,9 +37,9 @@ def mapped() -> BaselineRun:
 @pytest.fixture(scope="module")
 def sure_tokens(mapped: BaselineRun) -> list[int]:
     """The tokens of llama.cpp decoding one by one, up to the first near tie."""
-    from edgespec_runtimes.gguf.llama import native
+    from edgespec_runtimes.gguf.llama import loading
 
-    model = native.load_sizes_only(embedded_pair().target)
+    model = loading.load_sizes_only(embedded_pair().target)
     try:
         prompt = GgufVocabulary(model, []).encode(PROMPT)
     finally:

@@ -26,7 +26,8 @@ from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_
 from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 
@@ -100,12 +101,12 @@ class TestPagedTargetKeepsThePagingContract(PagingContract):
 
 def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
     """llama.cpp's own logits after every token, fed one by one: float32 [tokens, n_vocab]."""
-    model, _ = native.load_mapped(path)
-    shape = native.ContextShape(
+    model, _ = loading.load_mapped(path)
+    shape = contexts.ContextShape(
         n_ctx=N_CTX, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, flash_attn="on"
     )
-    stop = native.Stop()  # llama.cpp keeps its address
-    context = native.new_context(model, shape, None, stop)
+    stop = Stop()  # llama.cpp keeps its address
+    context = contexts.new_context(model, shape, None, stop)
     rows = []
     for token in tokens:
         batch = lib.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)

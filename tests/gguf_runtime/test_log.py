@@ -10,9 +10,9 @@ import llama_cpp.llama_cpp as lib
 import pytest
 
 from edgespec.models.embedded import embedded_pair
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import contexts, loading
 
-SHAPE = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 
 
 @lib.llama_log_callback
@@ -27,19 +27,19 @@ def hook() -> int | None:
 
 
 @pytest.fixture
-def model() -> Iterator[native.Model]:
-    opened = native.load_sizes_only(embedded_pair().target)
+def model() -> Iterator[loading.Model]:
+    opened = loading.load_sizes_only(embedded_pair().target)
     yield opened
     opened.close()
 
 
-def test_sizes_are_known_although_the_application_has_taken_the_log(model: native.Model) -> None:
+def test_sizes_are_known_although_the_application_has_taken_the_log(model: loading.Model) -> None:
     """They were 0 then, and the budget was planned without a KV cache."""
-    usual = native.context_sizes(model, SHAPE)
+    usual = contexts.context_sizes(model, SHAPE)
     before = hook()
     lib.llama_log_set(_theirs, None)
     try:
-        assert native.context_sizes(model, SHAPE) == usual
+        assert contexts.context_sizes(model, SHAPE) == usual
         assert usual.kv_bytes > 0
         assert hook() == ctypes.cast(_theirs, ctypes.c_void_p).value
     finally:

@@ -18,7 +18,7 @@ from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
 
 N_CTX = 1024
@@ -73,7 +73,7 @@ def test_a_tree_far_into_the_text_has_the_logits_of_one_node_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From 512 cells on they differed by tenths: a single row's cells were split over threads."""
-    monkeypatch.setattr(native, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(loading, "SMALL_MODEL_BYTES", 0)
     together, alone = logits_of_both(opened(n_threads=2), n_prompt=300, n_nodes=4)
     assert np.array_equal(together, alone)
 

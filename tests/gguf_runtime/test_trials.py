@@ -19,8 +19,9 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import log, native, product_trial, trials
+from edgespec_runtimes.gguf.llama import abi, loading, log, product_trial, trials
 from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.trials import Library, Outcome, Packing, Trial
 from edgespec_runtimes.gguf.resident import resident_weights
 
@@ -209,10 +210,10 @@ def test_a_frozen_application_is_not_started(library: Library, monkeypatch: pyte
 def test_the_installed_library_shows_whether_its_packed_products_work():
     """Where they do not, the trial survives what ends this process."""
     script, files = product_trial.__file__, ("ggml-base", "ggml-cpu")
-    libraries = [str(native.library_file(stem)) for stem in files]
+    libraries = [str(abi.library_file(stem)) for stem in files]
     trial = trials.attempt([sys.executable, "-I", "-S", script, *libraries])
     assert trial.outcome in {Outcome.WORKS, Outcome.PACKING_FAILS}
-    assert native.packing().allowed == (trial.outcome is Outcome.WORKS)
+    assert loading.packing().allowed == (trial.outcome is Outcome.WORKS)
 
 
 def request(path: Path, owner: str, budget_bytes: int | None = None) -> ModelRequest:
@@ -223,21 +224,21 @@ def request(path: Path, owner: str, budget_bytes: int | None = None) -> ModelReq
 def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    monkeypatch.setattr(loading, "packing", lambda: BROKEN)
     assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes == [BROKEN.note]
 
 
 def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    monkeypatch.setattr(loading, "packing", lambda: BROKEN)
     assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes
 
 
 def buffers(path: Path) -> dict[str, float]:
     """MiB by the kind of buffer, as llama.cpp loads a resident model."""
     with log.captured() as lines:
-        native.load_resident(path, 0, native.Stop()).close()
+        loading.load_resident(path, 0, Stop()).close()
     found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
     return {name: float(mib) for name, mib in found}
 
@@ -245,7 +246,7 @@ def buffers(path: Path) -> dict[str, float]:
 def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    monkeypatch.setattr(loading, "packing", lambda: BROKEN)
     assert set(buffers(PAIR.target)) == {"CPU"}
 
 
@@ -256,8 +257,8 @@ def test_resident_weights_take_what_the_plan_says(
 ):
     """Some packed forms are larger, and a head tied to the embeddings becomes a second tensor."""
     if not packs:
-        monkeypatch.setattr(native, "packing", lambda: BROKEN)
-    elif not native.packing().allowed:
+        monkeypatch.setattr(loading, "packing", lambda: BROKEN)
+    elif not loading.packing().allowed:
         pytest.skip("this build of llama.cpp cannot pack weights here")
     path = tmp_path / "model.gguf"
     quantise(PAIR.target, path, kind)
@@ -270,7 +271,7 @@ def test_resident_weights_take_what_the_plan_says(
 def test_the_doctor_says_whether_weights_are_packed(
     packing: Packing, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(native, "packing", lambda: packing)
+    monkeypatch.setattr(loading, "packing", lambda: packing)
     (finding,) = [found for found in GgufRuntime().diagnose() if "pack" in found.what]
     assert (finding.level == "fine") == packing.allowed
     assert finding.advice == packing.advice
@@ -281,13 +282,13 @@ def test_the_doctor_says_that_a_build_is_for_another_processor(monkeypatch: pyte
         trials.check(Trial(Outcome.ILLEGAL, "SIGILL"), "1.2.3")
         raise AssertionError
 
-    monkeypatch.setattr(native, "packing", refuse)
+    monkeypatch.setattr(loading, "packing", refuse)
     (finding,) = GgufRuntime().diagnose()
     assert finding.level == "problem" and "another processor" in finding.says
 
 
 def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(native, "packing", lambda: BROKEN)
+    monkeypatch.setattr(loading, "packing", lambda: BROKEN)
     planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))
     assert BROKEN.note in planned.notes
     assert BROKEN.note in reports.plan_table(planned)

@@ -27,7 +27,8 @@ from edgespec.ports.baselines import (
     decode_plainly,
 )
 from edgespec.values import RoundCost
-from edgespec_runtimes.gguf.llama import log, native
+from edgespec_runtimes.gguf.llama import loading, log
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
@@ -169,12 +170,12 @@ class _Decoder(Owner):
     """A model and its context, as llama.cpp's own programs keep them: one sequence."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
-        load = native.load_resident if keeps_all else _load_mapped
-        self._model = load(path, 0, native.Stop())
+        load = loading.load_resident if keeps_all else _load_mapped
+        self._model = load(path, 0, Stop())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
         params.n_ctx = request.ctx_size
-        n_threads = native.useful_threads(path.stat().st_size, request.n_threads)
+        n_threads = loading.useful_threads(path.stat().st_size, request.n_threads)
         params.n_threads = params.n_threads_batch = n_threads
         with log.captured():
             self._context: Any = lib.llama_init_from_model(self._model.handle, params)
@@ -219,7 +220,7 @@ class _Decoder(Owner):
             self._model.close()
 
 
-def _load_mapped(path: Path, n_gpu_layers: int, stop: native.Stop) -> native.Model:
+def _load_mapped(path: Path, n_gpu_layers: int, stop: Stop) -> loading.Model:
     """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
@@ -229,4 +230,4 @@ def _load_mapped(path: Path, n_gpu_layers: int, stop: native.Stop) -> native.Mod
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {lines[-1].strip() if lines else path}")
-        return native.Model(handle)
+        return loading.Model(handle)

@@ -10,15 +10,15 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError
 from edgespec.ports.findings import Finding
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import loading
 
 
 def diagnose() -> Sequence[Finding]:
     try:
-        packing = native.packing()
+        packing = loading.packing()
     except EdgespecError as error:
         return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
-    said = native.supports_gpu()
+    said = loading.supports_gpu()
     built_with = ", ".join(_features(lib.llama_print_system_info().decode(errors="replace")))
     library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
     if said:

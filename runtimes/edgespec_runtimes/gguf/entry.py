@@ -20,7 +20,7 @@ from edgespec_runtimes.gguf import baselines, diagnosis
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
@@ -43,7 +43,7 @@ class GgufRuntime:
 
     def prepare(self, request: ModelRequest) -> PreparedGguf:
         n_gpu_layers = GgufOptions.of(request.options).gpu_layers_of(request.owner)
-        if n_gpu_layers and not native.supports_gpu():
+        if n_gpu_layers and not loading.supports_gpu():
             raise UsageError(
                 f"{n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
                 "built without GPU support; leave -ngl and -ngld out, or install a GPU build"

@@ -18,7 +18,8 @@ from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.segments import Choice, Weight, extent_of
 
 UNNAMED = ("node_", "leaf_", " ")
@@ -86,7 +87,7 @@ def expert_sizes(found: Sequence[Mixture]) -> ExpertSizes | None:
 class PagedExperts:
     """Answers llama.cpp's callbacks for the nodes that choose experts and those that use them."""
 
-    def __init__(self, found: Sequence[Mixture], cache: ExpertCache, stop: native.Stop) -> None:
+    def __init__(self, found: Sequence[Mixture], cache: ExpertCache, stop: Stop) -> None:
         self.cache = cache
         self.ops = frozenset(mixture.choice.op for mixture in found)
         self._stop = stop
@@ -104,7 +105,7 @@ class PagedExperts:
 
     def is_choice(self, node: int) -> bool:
         """Whether llama.cpp must stop after this node, whose op is one of `ops`."""
-        return native.name_of(node) in self._layer_of
+        return abi.name_of(node) in self._layer_of
 
     def use(self, weight: int) -> bool:
         """A node that reads this tensor is about to be computed; whether llama.cpp must stop after
@@ -124,7 +125,7 @@ class PagedExperts:
 
         Raises WeightReadError.
         """
-        layer = self._layer_of[native.name_of(node)]
+        layer = self._layer_of[abi.name_of(node)]
         for computed in self._computed:
             self._give_back(computed)
         self._computed.clear()
@@ -132,7 +133,7 @@ class PagedExperts:
         self._pointed.add(layer)
         for weight, address in self._weights[layer]:
             weight.pointer.value = address
-        if not self.cache.acquire(layer, native.int32_rows(node)):
+        if not self.cache.acquire(layer, abi.int32_rows(node)):
             self._stop.set()
 
     def end_pass(self) -> None:

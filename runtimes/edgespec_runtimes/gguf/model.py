@@ -24,10 +24,11 @@ from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
@@ -38,11 +39,11 @@ class GgufModel:
 
     def __init__(
         self,
-        model: native.Model,
-        shape: native.ContextShape,
+        model: loading.Model,
+        shape: contexts.ContextShape,
         info: ModelInfo,
         vocabulary: Vocabulary,
-        stop: native.Stop,
+        stop: Stop,
         weights: PagedWeights | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
@@ -64,10 +65,10 @@ class GgufModel:
         self._at_once = min(shape.largest_batch, at_once or shape.largest_batch)
         """Tokens that one pass takes, whatever experts they choose."""
         callback = weights.callback if weights else None
-        with catching_backend(native.library_path(), native.library("ggml")) as backends:
-            self._context: Any = native.new_context(model, shape, callback, stop)
+        with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
+            self._context: Any = contexts.new_context(model, shape, callback, stop)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
-        self._row_order = RowOrder(native.library("ggml-cpu"), backends, cache_types)
+        self._row_order = RowOrder(abi.library("ggml-cpu"), backends, cache_types)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)

@@ -25,8 +25,9 @@ from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -47,8 +48,8 @@ class PreparedGguf:
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
-        self._stop = native.Stop()
-        sizes_only = native.load_sizes_only(header.path)
+        self._stop = Stop()
+        sizes_only = loading.load_sizes_only(header.path)
         try:
             if not sizes_only.autoregressive:
                 raise unfit(header, WHOLE_TEXT)
@@ -56,7 +57,7 @@ class PreparedGguf:
             self._contexts = self._measure_contexts(sizes_only)
         finally:
             sizes_only.close()
-        self._mapped: native.Model | None = None
+        self._mapped: loading.Model | None = None
         self._lazy = True
 
     @property
@@ -67,7 +68,7 @@ class PreparedGguf:
     def notes(self) -> Sequence[str]:
         """What is said of packing concerns weights that stay in memory; of rounding, a target that
         is drafted for."""
-        request, note = self._request, native.packing().note
+        request, note = self._request, loading.packing().note
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         if request.owner == "target" and request.max_nodes > 1:
@@ -107,7 +108,9 @@ class PreparedGguf:
             experts=expert_sizes(self._mixtures),
         )
 
-    def _batch_needs(self, shape: native.ContextShape, sizes: native.ContextSizes) -> BatchNeeds:
+    def _batch_needs(
+        self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
+    ) -> BatchNeeds:
         owner = self._request.owner
         rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
@@ -137,7 +140,7 @@ class PreparedGguf:
             self._mapped.close()
             self._mapped = None
 
-    def _describe(self, model: native.Model) -> ModelInfo:
+    def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
         n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
         if n_ctx > model.n_ctx_train:
@@ -160,16 +163,16 @@ class PreparedGguf:
             max_branches=request.max_branches if tree_capable else 1,
         )
 
-    def _choose_rollback(self, model: native.Model) -> int:
+    def _choose_rollback(self, model: loading.Model) -> int:
         """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
         token, and only what was evaluated together can be dropped again."""
         if self._request.owner != "target" or self._request.max_nodes == 1:
             return 0
-        return native.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
+        return contexts.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
 
     def _measure_contexts(
-        self, model: native.Model
-    ) -> list[tuple[native.ContextShape, native.ContextSizes]]:
+        self, model: loading.Model
+    ) -> list[tuple[contexts.ContextShape, contexts.ContextSizes]]:
         """The contexts to choose from, the larger first; they differ in the prompt's batch.
 
         All have the cells that were asked for and no more: of some models the number of cells
@@ -178,7 +181,7 @@ class PreparedGguf:
         request, info = self._request, self.info
         batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
         shapes = [
-            native.ContextShape(
+            contexts.ContextShape(
                 n_ctx=info.n_ctx,
                 n_batch=n_batch,
                 n_outputs=info.max_nodes,
@@ -191,14 +194,14 @@ class PreparedGguf:
             )
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
-        return [(shape, native.context_sizes(model, shape)) for shape in shapes]
+        return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
 
     @property
     def _n_gpu_layers(self) -> int:
         return self._options.gpu_layers_of(self._request.owner)
 
     def _n_threads(self) -> int:
-        return native.useful_threads(self._header.weight_bytes, self._request.n_threads)
+        return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
 
     @cached_property
     def _token_table(self) -> list[bytes]:
@@ -211,7 +214,7 @@ class PreparedGguf:
     def _traced(self) -> list[segments.Weight]:
         """The weights in order of use; maps the model, which stays mapped for `load`."""
         with self._phase("mapping"):
-            self._mapped, self._lazy = native.load_mapped(self._header.path, self._n_gpu_layers)
+            self._mapped, self._lazy = loading.load_mapped(self._header.path, self._n_gpu_layers)
             traced = segments.trace_weights(self._mapped, self._header, self._stop)
         return [weight for weight in traced if segments.in_host_memory(weight)]
 
@@ -238,29 +241,29 @@ class PreparedGguf:
         unpaged = (w for w in self._traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
 
-    def _embedding_bytes(self, shape: native.ContextShape) -> int:
+    def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
         tables = [weight for weight in self._traced if weight.looked_up]
         n_batch = shape.largest_batch
         return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
 
     def _load_resident(
-        self, shape: native.ContextShape, progress: Progress | None
+        self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
         self.close()
         with self._phase("weights"):
-            model = native.load_resident(
+            model = loading.load_resident(
                 self._header.path, self._n_gpu_layers, self._stop, progress
             )
         return self._open(model, shape, None)
 
-    def _load_mapped(self, shape: native.ContextShape) -> LanguageModel:
+    def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
         """Where the budget cannot be held: llama.cpp's own mapping."""
         model, self._mapped = self._mapped, None
         assert model is not None
         return self._open(model, shape, None)
 
     def _load_paged(
-        self, shape: native.ContextShape, plan: MemoryPlan, progress: Progress | None
+        self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
     ) -> LanguageModel:
         traced = self._traced
         groups = self._cuts[plan.cut]
@@ -290,7 +293,7 @@ class PreparedGguf:
         return self._open(model, shape, paged)
 
     def _open(
-        self, model: native.Model, shape: native.ContextShape, paged: weights.PagedWeights | None
+        self, model: loading.Model, shape: contexts.ContextShape, paged: weights.PagedWeights | None
     ) -> LanguageModel:
         """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
         request = self._request

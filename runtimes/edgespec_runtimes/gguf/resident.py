@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.packed_sizes import packed_bytes
 
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
@@ -26,7 +26,7 @@ class ResidentWeights:
 
 def resident_weights(header: GgufFile) -> ResidentWeights:
     """Tries packing first, if no process of this build of llama.cpp has done so here."""
-    if not native.packing().allowed:
+    if not loading.packing().allowed:
         return ResidentWeights(header.weight_bytes, 0)
     packed = [
         (tensor, nbytes)

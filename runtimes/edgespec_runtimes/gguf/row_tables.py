@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.errors import WeightReadError
 from edgespec.paging.reader import BLOCK_BYTES, Memory
 from edgespec_runtimes.gguf.file.header import TensorEntry
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
 
 LOOKUP = "GET_ROWS"
 _I32, _I32_BYTES = 26, 4
@@ -28,16 +28,16 @@ def n_rows_named(index: int) -> int:
     when the graph is computed."""
     address = index
     while address:
-        tensor = native.GgmlTensor.from_address(address)
-        if tensor.type != _I32 or native.op_name(tensor.op) not in _INPUT_OPS:
+        tensor = abi.GgmlTensor.from_address(address)
+        if tensor.type != _I32 or abi.op_name(tensor.op) not in _INPUT_OPS:
             return 0
         address = tensor.view_src
-    return prod(native.GgmlTensor.from_address(index).ne) if index else 0
+    return prod(abi.GgmlTensor.from_address(index).ne) if index else 0
 
 
 def rows_named(index: int) -> set[int]:
     """The rows that an index names in the pass that is being computed."""
-    tensor = native.GgmlTensor.from_address(index)
+    tensor = abi.GgmlTensor.from_address(index)
     shape, strides = tuple(tensor.ne), tuple(tensor.nb)
     if prod(shape[1:]) == 1 and strides[0] == _I32_BYTES:
         return set((ctypes.c_int32 * shape[0]).from_address(tensor.data))

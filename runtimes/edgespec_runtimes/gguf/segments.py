@@ -17,7 +17,8 @@ import llama_cpp.llama_cpp as lib
 from edgespec.errors import EdgespecError
 from edgespec.paging.reader import BLOCK_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi, contexts, loading
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
@@ -57,7 +58,7 @@ class Weight:
     @property
     def pointer(self) -> ctypes.c_uint64:
         """The tensor's data pointer, to read and to write."""
-        return ctypes.c_uint64.from_address(self.address + native.DATA_OFFSET)
+        return ctypes.c_uint64.from_address(self.address + abi.DATA_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class _Use:
     """The node that says which experts a MUL_MAT_ID reads."""
 
 
-def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> list[Weight]:
+def trace_weights(model: loading.Model, header: GgufFile, stop: Stop) -> list[Weight]:
     """The weights that a pass reads, in the order of the products that read them. Computes nothing.
 
     A table that is looked up at the start and is the output head too counts as the head.
@@ -92,26 +93,26 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
     def watch(node: int, ask: bool, _: Any) -> bool:
         nonlocal n_nodes
         n_nodes += 1
-        tensor = native.GgmlTensor.from_address(node)
+        tensor = abi.GgmlTensor.from_address(node)
         names[tensor.name.decode()] += 1
-        op = native.op_name(tensor.op)
+        op = abi.op_name(tensor.op)
         n_rows = n_rows_named(tensor.src[1]) if op == LOOKUP else 0
         chosen_by = tensor.src[2] or 0 if op == "MUL_MAT_ID" else 0
         if chosen_by:
             choices[chosen_by] = _choice(chosen_by)
         for position, source in enumerate(tensor.src):
             address, through_view = source, False
-            while address and (parent := native.GgmlTensor.from_address(address).view_src):
+            while address and (parent := abi.GgmlTensor.from_address(address).view_src):
                 address, through_view = parent, True
-            if address and native.GgmlTensor.from_address(address).name.decode() in entries:
+            if address and abi.GgmlTensor.from_address(address).name.decode() in entries:
                 direct = position == 0 and not through_view
                 use = _Use(n_nodes, op, direct, n_rows, chosen_by)
                 uses.setdefault(address, []).append(use)
         return False
 
-    shape = native.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+    shape = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
     stop.set()
-    context = native.new_context(model, shape, watch, stop)
+    context = contexts.new_context(model, shape, watch, stop)
     try:
         tokens = (ctypes.c_int32 * 1)(0)
         lib.llama_decode(context, lib.llama_batch_get_one(tokens, 1))
@@ -122,7 +123,7 @@ def trace_weights(model: native.Model, header: GgufFile, stop: native.Stop) -> l
         raise EdgespecError("llama.cpp did not show which weights its graph reads")
     weights = []
     for address, seen in sorted(uses.items(), key=lambda use: _first_product(use[1])):
-        name = native.GgmlTensor.from_address(address).name.decode()
+        name = abi.GgmlTensor.from_address(address).name.decode()
         products = [use for use in seen if use.op != LOOKUP]
         swappable = (
             len(products) == 1
@@ -157,7 +158,7 @@ def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
 
 
 def _choice(node: int) -> Choice:
-    tensor = native.GgmlTensor.from_address(node)
+    tensor = abi.GgmlTensor.from_address(node)
     return Choice(tensor.name.decode(), tensor.op, tensor.ne[0])
 
 
@@ -168,8 +169,8 @@ def _first_product(uses: Sequence[_Use]) -> int:
 
 def in_host_memory(weight: Weight) -> bool:
     """False for tensors that were copied to a GPU while loading."""
-    tensor = native.GgmlTensor.from_address(weight.address)
-    return native.buffer_is_host(tensor.buffer)
+    tensor = abi.GgmlTensor.from_address(weight.address)
+    return abi.buffer_is_host(tensor.buffer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
@@ -46,7 +47,7 @@ class PagedWeights:
         pinned: frozenset[int],
         ring_bytes: int,
         n_batch: int,
-        stop: native.Stop,
+        stop: Stop,
         trace: Trace = OFF,
         mixtures: Sequence[Mixture] = (),
         expert_bytes: int = 0,
@@ -85,9 +86,9 @@ class PagedWeights:
         self._held: set[int] = set()
         self._parked: set[int] = set()
         """Segments that could not be had: their weights point into the ring, and mean nothing."""
-        self._lookup_op = native.op_number(LOOKUP)
+        self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
-        self._ops = self._choice_ops.union((*map(native.op_number, MATMULS), self._lookup_op))
+        self._ops = self._choice_ops.union((*map(abi.op_number, MATMULS), self._lookup_op))
 
     @property
     def pinned_bytes(self) -> int:
@@ -232,10 +233,10 @@ class PagedWeights:
             return True
 
     def _before(self, node: int) -> bool:
-        op = ctypes.c_int.from_address(node + native.OP_OFFSET).value
+        op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value
         if op not in self._ops:
             return False
-        address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
+        address = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         if op == self._lookup_op:
             if address in self._tables:
                 self._look_up(node, address)
@@ -251,8 +252,8 @@ class PagedWeights:
         return address in self._stop_after
 
     def _after(self, node: int) -> bool:
-        op = ctypes.c_int.from_address(node + native.OP_OFFSET).value
-        address = ctypes.c_uint64.from_address(node + native.SRC_OFFSET).value
+        op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value
+        address = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         if op in self._choice_ops and self.experts:
             self.experts.bring(node)
         elif op == self._lookup_op:
@@ -266,7 +267,7 @@ class PagedWeights:
         pass is given up, but llama.cpp computes the node first: it finds zeros."""
         weight, rows = self._tables[address]
         weight.pointer.value = rows.address
-        index = ctypes.c_uint64.from_address(node + native.SRC_OFFSET + POINTER_BYTES).value
+        index = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET + POINTER_BYTES).value
         rows.fetch(rows_named(index))
 
     def _point(self, index: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,16 @@ def captured() -> Iterator[list[str]]:
             yield lines
     finally:
         give_back()
+
+
+def complaint(lines: list[str]) -> str:
+    """The most telling line of a log that ended in failure."""
+    for line in reversed(lines):
+        match = re.search(r"error loading model: (.*)", line)
+        if match:
+            return match.group(1).strip()
+    errors = [line.strip() for line in lines if "error" in line.lower() or "failed" in line.lower()]
+    return errors[-1] if errors else "llama.cpp gave no reason"
 
 
 def _current() -> tuple[Any, Any]:

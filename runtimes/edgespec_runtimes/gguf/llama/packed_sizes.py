@@ -11,7 +11,7 @@ import functools
 from contextlib import ExitStack
 from typing import Any
 
-from edgespec_runtimes.gguf.llama import native
+from edgespec_runtimes.gguf.llama import abi
 
 _CPU, _F32 = 0, 0
 """`GGML_BACKEND_DEVICE_TYPE_CPU` and `GGML_TYPE_F32`."""
@@ -35,7 +35,7 @@ def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
             buffer = _address("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(0))
             owned.callback(_address, "ggml_backend_buffer_free", buffer)
             weights = _tensor(context, kind, n_in, n_out)
-            native.GgmlTensor.from_address(weights).buffer = buffer
+            abi.GgmlTensor.from_address(weights).buffer = buffer
             product = _address("ggml_mul_mat", context, weights, _tensor(context, _F32, n_in, 512))
             if _call(ctypes.c_bool, "ggml_backend_dev_supports_op", _device(), product):
                 size = "ggml_backend_buft_get_alloc_size"
@@ -83,4 +83,4 @@ def _call(restype: Any, name: str, *args: Any) -> Any:
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
     """Handles of our own: what functions return is set on them."""
-    return tuple(ctypes.CDLL(str(native.library_file(stem))) for stem in ("ggml-base", "ggml"))
+    return tuple(ctypes.CDLL(str(abi.library_file(stem))) for stem in ("ggml-base", "ggml"))

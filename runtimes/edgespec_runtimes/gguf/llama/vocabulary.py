@@ -8,7 +8,7 @@ import functools
 import llama_cpp.llama_cpp as lib
 
 from edgespec.ports.chat_format import ChatFormat
-from edgespec_runtimes.gguf.llama.native import Model
+from edgespec_runtimes.gguf.llama.loading import Model
 
 
 class GgufVocabulary:

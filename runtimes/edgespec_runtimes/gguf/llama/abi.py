@@ -1,0 +1,157 @@
+"""The part of llama.cpp's binary interface that llama-cpp-python does not wrap: tensors, by mirror.
+
+Finds the library's files, reads tensors at their addresses, and refuses a build that lays them out
+differently. Opens no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.errors import EdgespecError
+
+_MAX_NAME = 64
+
+
+class GgmlTensor(ctypes.Structure):
+    """Mirror of `struct ggml_tensor` (ggml.h); `verify_mirror` checks it against the library."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * _MAX_NAME),
+        ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    ]
+
+
+OP_OFFSET = GgmlTensor.op.offset
+SRC_OFFSET = GgmlTensor.src.offset
+DATA_OFFSET = GgmlTensor.data.offset
+NAME_OFFSET = GgmlTensor.name.offset
+
+
+def name_of(tensor: int) -> bytes:
+    """The name of the tensor at an address."""
+    return ctypes.string_at(tensor + NAME_OFFSET)
+
+
+def int32_rows(tensor: int) -> np.ndarray:
+    """The values of an int32 matrix in host memory: int32 [ne[1], ne[0]], not a copy."""
+    matrix = GgmlTensor.from_address(tensor)
+    n_columns, n_rows, row_bytes = matrix.ne[0], matrix.ne[1], matrix.nb[1]
+    nbytes = (n_rows - 1) * row_bytes + 4 * n_columns if n_rows else 0
+    content = memoryview((ctypes.c_char * nbytes).from_address(matrix.data))
+    return np.ndarray((n_rows, n_columns), np.int32, content, strides=(row_bytes, 4))
+
+
+def ggml() -> ctypes.CDLL:
+    return library("ggml-base")
+
+
+@functools.cache
+def library(stem: str) -> ctypes.CDLL:
+    """One of llama.cpp's own libraries, by its name without prefix and ending."""
+    return ctypes.CDLL(str(library_file(stem)))
+
+
+def library_file(stem: str) -> Path:
+    """One of llama.cpp's libraries, as llama-cpp-python brings them. Raises EdgespecError."""
+    folder = Path(lib.__file__).parent / "lib"
+    for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll", f"lib{stem}.dll"):
+        if (folder / name).exists():
+            return folder / name
+    raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
+
+
+def library_path() -> str:
+    """Where libllama lies."""
+    return str(library_file("llama").resolve())
+
+
+def verify_mirror() -> None:
+    """Refuse to run when this build of ggml lays its tensors out differently.
+
+    Makes tensors in a context of its own and compares what the mirror sees with what the library
+    says. Raises EdgespecError.
+    """
+    base = ggml()
+
+    class InitParams(ctypes.Structure):
+        _fields_ = [
+            ("mem_size", ctypes.c_size_t),
+            ("mem_buffer", ctypes.c_void_p),
+            ("no_alloc", ctypes.c_bool),
+        ]
+
+    base.ggml_init.restype = base.ggml_new_tensor_2d.restype = ctypes.c_void_p
+    base.ggml_get_data.restype = base.ggml_mul_mat.restype = ctypes.c_void_p
+    base.ggml_init.argtypes = [InitParams]
+    base.ggml_new_tensor_2d.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64,
+    ]  # fmt: skip
+    base.ggml_mul_mat.argtypes = [ctypes.c_void_p] * 3
+    base.ggml_get_data.argtypes = base.ggml_free.argtypes = [ctypes.c_void_p]
+    base.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    base.ggml_set_name.restype = ctypes.c_void_p
+    context = base.ggml_init(InitParams(1 << 16, None, False))
+    try:
+        a = base.ggml_new_tensor_2d(context, 0, 7, 3)
+        b = base.ggml_new_tensor_2d(context, 0, 7, 5)
+        base.ggml_set_name(a, b"edgespec mirror")
+        product = base.ggml_mul_mat(context, a, b)
+        left, out = GgmlTensor.from_address(a), GgmlTensor.from_address(product)
+        agrees = (
+            left.name == b"edgespec mirror"
+            and left.data == base.ggml_get_data(a)
+            and list(left.ne) == [7, 3, 1, 1]
+            and list(out.ne) == [3, 5, 1, 1]
+            and list(out.src[:3]) == [a, b, None]
+            and op_name(out.op) == "MUL_MAT"
+        )
+    finally:
+        base.ggml_free(context)
+    if not agrees:
+        raise EdgespecError(
+            "this build of llama-cpp-python lays out tensors in a way that edgespec does not know: "
+            "install the version that pyproject.toml names"
+        )
+
+
+@functools.cache
+def op_name(op: int) -> str:
+    """ggml's name of an operation."""
+    function = ggml().ggml_op_name
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    name: bytes = function(op)
+    return name.decode()
+
+
+@functools.cache
+def op_number(name: str) -> int:
+    """ggml's number of an operation; the numbers change between versions, the names do not."""
+    for op in range(256):
+        if op_name(op) == name:
+            return op
+    raise EdgespecError(f"this build of ggml has no operation {name}")
+
+
+def buffer_is_host(buffer: int | None) -> bool:
+    """Whether a tensor's buffer lies in the process's own memory."""
+    function = ggml().ggml_backend_buffer_is_host
+    function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+    return bool(buffer) and bool(function(buffer))

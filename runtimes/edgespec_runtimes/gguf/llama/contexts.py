@@ -1,0 +1,170 @@
+"""Contexts of llama.cpp's models: what shapes one, what one allocates, and how one is made.
+
+Raises UsageError with llama.cpp's reason for a context that it refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.errors import UsageError
+from edgespec_runtimes.gguf.llama import abi, log
+from edgespec_runtimes.gguf.llama.loading import Model
+from edgespec_runtimes.gguf.llama.stopping import Stop
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+    "iq4_nl": 20,
+}
+"""Names that llama.cpp's --cache-type-k takes, and their ggml types."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """Bytes that a context allocates, as llama.cpp itself computed them."""
+
+    kv_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    graph_bytes: int
+    """Of the nodes of its graphs, without what they compute."""
+
+    @property
+    def total(self) -> int:
+        return self.kv_bytes + self.compute_bytes + self.output_bytes + self.graph_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """What decides a context's size."""
+
+    n_ctx: int
+    n_batch: int
+    """Tokens of a prompt in one batch, at most."""
+    n_outputs: int
+    n_branches: int
+    n_threads: int
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "on"
+    n_rollback: int = 0
+    """Tokens that a recurrent state can drop again: it is kept as it was before each of them."""
+
+    @property
+    def n_seq(self) -> int:
+        """A sequence for each branch, and where there are several, one that holds cells while they
+        are put in order."""
+        return self.n_branches + (self.n_branches > 1)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits: llama.cpp wants one for each sequence at least."""
+        return max(self.n_outputs, self.n_seq)
+
+    @property
+    def largest_batch(self) -> int:
+        """Rows of the largest batch: of a prompt, or of a tree."""
+        return max(self.n_batch, self.n_rows)
+
+    def params(self) -> Any:
+        p = lib.llama_context_default_params()
+        p.n_ctx = self.n_ctx
+        p.n_batch = p.n_ubatch = self.largest_batch
+        p.n_seq_max = self.n_seq
+        p.n_outputs_max = self.n_rows
+        p.n_threads = p.n_threads_batch = self.n_threads
+        p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
+        p.type_k, p.type_v = CACHE_TYPES[self.cache_type_k], CACHE_TYPES[self.cache_type_v]
+        p.kv_unified = p.swa_full = p.no_perf = True
+        p.n_rs_seq = self.n_rollback
+        p.op_offload = False
+        return p
+
+
+_SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
+
+_N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
+_CACHES = ("llama_kv_cache", "llama_memory_recurrent", "llama_dsv4_comp_state")
+_N_GRAPHS = 5
+"""What a context keeps in graphs: the one it was sized with, the last with and without logits, and
+as much as two more in the tables of its scheduler (912 bytes a node were measured)."""
+
+
+def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
+    """What a context of this shape would allocate; `model` comes from `load_sizes_only`."""
+    with log.captured() as lines:
+        handle = lib.llama_init_from_model(model.handle, shape.params())
+        if not handle:
+            raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
+        lib.llama_free(handle)
+    kv = compute = 0.0
+    n_nodes = 0
+    for line in lines:
+        if nodes := _N_NODES.search(line):
+            n_nodes = int(nodes.group(1))
+        match = _SIZE.search(line)
+        if match is None:
+            continue
+        what, mib = match.group(1), float(match.group(2))
+        if what is None and line.startswith(_CACHES):
+            kv += mib
+        elif what == "compute buffer":
+            compute += mib
+    to_bytes = 1 << 20
+    return ContextSizes(
+        kv_bytes=round(kv * to_bytes),
+        compute_bytes=round(compute * to_bytes),
+        output_bytes=4 * shape.n_rows * model.n_vocab,
+        graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
+    )
+
+
+def max_rollback(model: Model, wanted: int) -> int:
+    """How many tokens of a line the model's recurrent state can drop again: `wanted`, or 0 where
+    llama.cpp cannot roll this architecture back. `model` comes from `load_sizes_only`."""
+    shape = ContextShape(
+        n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
+    )
+    with log.captured():
+        handle = lib.llama_init_from_model(model.handle, shape.params())
+    if not handle:
+        return 0
+    can = int(lib.llama_n_rs_seq(handle))
+    lib.llama_free(handle)
+    return can
+
+
+def _graph_bytes(n_nodes: int) -> int:
+    """Of one graph that may have `n_nodes`, which llama.cpp reserves and clears at once."""
+    ggml = abi.ggml()
+    ggml.ggml_tensor_overhead.restype = ctypes.c_size_t
+    ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t
+    ggml.ggml_graph_overhead_custom.argtypes = [ctypes.c_size_t, ctypes.c_bool]
+    nodes, edges = n_nodes * ggml.ggml_tensor_overhead(), ggml.ggml_graph_overhead_custom
+    return int(nodes + edges(n_nodes, False))
+
+
+def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> Any:
+    """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason."""
+    params = shape.params()
+    if cb_eval is not None:
+        params.cb_eval = cb_eval
+    params.abort_callback = stop.callback
+    params.abort_callback_data = stop.address
+    with log.captured() as lines:
+        handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
+    return handle

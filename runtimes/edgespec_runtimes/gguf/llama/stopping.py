@@ -1,0 +1,39 @@
+"""A flag that ends what llama.cpp computes, without entering Python."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+
+import llama_cpp.llama_cpp as lib
+
+
+class Stop:
+    """A flag that llama.cpp polls without entering Python.
+
+    llama.cpp asks an abort callback `bool f(void *)` before every node. libc's strlen is such a
+    function: of an empty string it is 0 (go on), of one character 1 (abort).
+    """
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(b"", 2)
+        self.callback = lib.ggml_abort_callback(_pointer_to_strlen())
+        self.address = ctypes.addressof(self._text)
+
+    def set(self) -> None:
+        self._text.value = b"x"
+
+    def clear(self) -> None:
+        self._text.value = b""
+
+    def is_set(self) -> bool:
+        return bool(self._text.value)
+
+
+@functools.cache
+def _pointer_to_strlen() -> int:
+    libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
+    assert address is not None
+    return address
