@@ -66,10 +66,10 @@ class Engine(Owner):
         }
         self._fallback = self.settings.new_fallback().for_target(target.info)
         self._acceptance = self.settings.new_acceptance()
+        self._draft_bytes = draft.info.size_bytes if draft is not None else 0
         self._controller = self._new_controller()
         self._memory = memory
-        if self._grower is not None and memory is not None:
-            self._grower.recall(memory.recall())
+        self._recall()
         self._clock = clock
         self._trace = trace
         self._turning = threading.RLock()
@@ -152,8 +152,8 @@ class Engine(Owner):
                 with self._turning:
                     self._pair.running = None
                 self._trace.flush()
-                if self._grower is not None and self._memory and request.tally.outcomes:
-                    self._memory.keep(self._grower.learnt())
+                if request.tally.outcomes:
+                    self._keep()
 
     def generate(
         self,
@@ -251,7 +251,30 @@ class Engine(Owner):
         strategies = [Strategy.TREE, Strategy.NONE, Strategy.LINE][: 2 if line_is_the_tree else 3]
         if self._pair.is_paged:
             return Controller.for_paged_target(*strategies)
-        return Controller.for_resident_target(*strategies)
+        size_bytes, draft = self._target.info.size_bytes, self._draft_bytes
+        share = draft / size_bytes if size_bytes else 0.0
+        return Controller.for_resident_target(*strategies, draft_share=share)
+
+    def _recall(self) -> None:
+        """Begin with what an earlier run left."""
+        if self._grower is not None and self._memory is not None:
+            learnt = self._memory.recall()
+            self._grower.recall(learnt)
+            self._controller = self._controller.recalled(learnt.get(self._place, {}))
+
+    def _keep(self) -> None:
+        """Leave what was learnt to the next run."""
+        if self._grower is not None and self._memory is not None:
+            learnt = self._grower.learnt()
+            self._memory.keep({**learnt, self._place: self._controller.numbers()})
+
+    @property
+    def _place(self) -> str:
+        """Where the weights are decides which strategy pays: in memory or, by tenths, in files."""
+        paging = self._target.paging()
+        total_bytes = paging.pinned_bytes + paging.streamed_bytes
+        tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
+        return f"strategy@{tenths} tenths streamed"
 
     def _choose_grower(self, tree: TokenTree, tally: Tally) -> TreeGrower | None:
         """Whatever guesses; None if nothing can follow the text or it costs more than it brings."""

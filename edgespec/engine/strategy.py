@@ -7,10 +7,11 @@ clock, and knows no model: the engine does what it says and measures.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
+from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.outcome import RoundOutcome
 
 
@@ -29,15 +30,39 @@ class RoundRate:
     seconds: float = 0.0
     tokens: float = 0.0
     rounds: float = 0.0
+    seconds_squared: float = 0.0
+    seconds_tokens: float = 0.0
+    tokens_squared: float = 0.0
 
     def with_round(self, seconds: float, tokens: int) -> RoundRate:
         return RoundRate(
-            0.9 * self.seconds + seconds, 0.9 * self.tokens + tokens, 0.9 * self.rounds + 1
+            0.9 * self.seconds + seconds,
+            0.9 * self.tokens + tokens,
+            0.9 * self.rounds + 1,
+            0.9 * self.seconds_squared + seconds * seconds,
+            0.9 * self.seconds_tokens + seconds * tokens,
+            0.9 * self.tokens_squared + tokens * tokens,
         )
+
+    def faded(self, kept: float) -> RoundRate:
+        return RoundRate(*(kept * total for total in astuple(self)))
 
     @property
     def seconds_per_token(self) -> float:
         return self.seconds / self.tokens if self.tokens else math.inf
+
+    @property
+    def error(self) -> float:
+        """The standard error of `seconds_per_token`, a ratio of two sums."""
+        if self.rounds <= 1:
+            return math.inf
+        ratio = self.seconds_per_token
+        squares = (
+            self.seconds_squared
+            - 2 * ratio * self.seconds_tokens
+            + ratio * ratio * self.tokens_squared
+        )
+        return math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +80,20 @@ class Controller:
 
     Now and then a short probe tries another one, and the two are compared. The more a probe has
     cost, the longer its strategy waits for the next: each costs `probe_share` of the time, whatever
-    the models. Only one that is cheaper by `margin` becomes the preferred one, so that noise makes
-    none.
+    the models; a failed one also keeps the others waiting, so that all first probes together cost
+    little. Only one that is cheaper by `margin`, and by more than its rounds differ among each
+    other, becomes the preferred one: a probe that cannot say goes on for a while.
     """
 
     probe_share: ClassVar[float] = 0.01
+    share_of_all: ClassVar[float] = 0.05
+    doubt: ClassVar[float] = 1.5
+    """Standard errors that a gain has to exceed."""
+    longest_probe: ClassVar[int] = 16
+    cheap_draft: ClassVar[float] = 0.25
+    """Of the target's size: a larger draft hardly pays for a target that is resident, for a step of
+    it costs as large a part of a pass."""
+    dear_wait: ClassVar[int] = 256
     shortest_wait: ClassVar[int] = 16
     longest_wait: ClassVar[int] = 4096
     margin: ClassVar[float] = 0.05
@@ -79,6 +113,7 @@ class Controller:
     nothing of the strategy's rate, but belongs to what a probe cost."""
     probe_s: float = 0.0
     probe_tokens: int = 0
+    probe_length: int = 0
     """Of the probe so far."""
 
     @classmethod
@@ -88,11 +123,32 @@ class Controller:
         return cls(tuple(map(Trial, strategies, waits)))
 
     @classmethod
-    def for_resident_target(cls, *strategies: Strategy) -> Controller:
-        """Begin without a draft, which is never slower, and try the first of the others soon."""
+    def for_resident_target(cls, *strategies: Strategy, draft_share: float = 0.0) -> Controller:
+        """Begin without a draft, which is never slower, and try the first of the others soon, where
+        the draft is small: `draft_share` is its size as a share of the target's."""
         others = (strategy for strategy in strategies if strategy is not Strategy.NONE)
-        waits = (Trial(strategy, 3 + cls.shortest_wait * n) for n, strategy in enumerate(others))
+        first = 3 if draft_share < cls.cheap_draft else cls.dear_wait
+        waits = (
+            Trial(strategy, first + cls.shortest_wait * n) for n, strategy in enumerate(others)
+        )
         return cls((Trial(Strategy.NONE, 0), *waits))
+
+    def numbers(self) -> Numbers:
+        """Which one is preferred, and for how long the others wait: what `recalled` understands."""
+        waits = {f"{trial.strategy.value} waits": float(trial.wait) for trial in self.trials[1:]}
+        return {f"{self.preferred.value} is best": 1.0, **waits}
+
+    def recalled(self, numbers: Numbers) -> Controller:
+        """This rule, gone on from where another run left off. What makes no sense is left out."""
+        best = [t for t in self.trials if numbers.get(f"{t.strategy.value} is best", 0.0) > 0]
+        if len(best) != 1:
+            return self
+        others = (
+            replace(trial, wait=self._wait_recalled(numbers.get(f"{trial.strategy.value} waits")))
+            for trial in self.trials
+            if trial is not best[0]
+        )
+        return Controller((replace(best[0], wait=0), *others))
 
     @property
     def preferred(self) -> Strategy:
@@ -121,8 +177,12 @@ class Controller:
             rounds_left=self.rounds_left - 1,
             probe_s=self.probe_s + seconds,
             probe_tokens=self.probe_tokens + tokens,
+            probe_length=self.probe_length + 1,
         )
         return after if after.rounds_left > 0 else after._judge(self.probing)
+
+    def _wait_recalled(self, rounds: float | None) -> int:
+        return int(min(self.longest_wait, max(self.shortest_wait, rounds or 0.0)))
 
     def _trial(self, strategy: Strategy) -> Trial:
         return next(trial for trial in self.trials if trial.strategy is strategy)
@@ -141,32 +201,45 @@ class Controller:
             return after
         # What an earlier probe measured still says something, and less than this one will.
         trial = due[0]
-        old = RoundRate(trial.rate.seconds / 4, trial.rate.tokens / 4, trial.rate.rounds / 4)
         return replace(
-            after._with(replace(trial, rate=old)),
+            after._with(replace(trial, rate=trial.rate.faded(0.25))),
             probing=trial.strategy,
             rounds_left=self.probe_rounds[trial.strategy],
             is_first_round=True,
             probe_s=0.0,
             probe_tokens=0,
+            probe_length=0,
         )
 
     def _judge(self, probed: Strategy) -> Controller:
-        """End a probe: stay with its strategy if that was cheaper, else go back."""
+        """End a probe: stay with its strategy if that was cheaper, else go back; or go on with it
+        where its rounds differ too much to tell."""
         trial, preferred = self._trial(probed), self.trials[0]
-        after = replace(self, probing=None, is_first_round=True)
         usual = preferred.rate.seconds_per_token
+        after = replace(self, probing=None, is_first_round=True)
         if trial.rate.seconds_per_token < (1 - self.margin) * usual:
-            others = (other for other in self.trials if other.strategy is not probed)
-            waiting = (
-                replace(other, wait=self.shortest_wait * n) for n, other in enumerate(others, 1)
-            )
-            return replace(after, trials=(trial, *waiting))
+            gain = usual - trial.rate.seconds_per_token
+            if gain > self.doubt * math.hypot(trial.rate.error, preferred.rate.error):
+                return after._preferring(trial)
+            if self.probe_length < self.longest_probe:
+                return replace(self, rounds_left=self.probe_rounds[probed])
         excess_s = self.probe_s - self.probe_tokens * usual
         round_s = preferred.rate.seconds / max(preferred.rate.rounds, 1e-9)
-        wait = excess_s / self.probe_share / max(round_s, 1e-9)
-        rounds = int(min(max(wait, self.shortest_wait), self.longest_wait))
-        return after._with(replace(trial, wait=rounds))
+        excess_rounds = max(0.0, excess_s / max(round_s, 1e-9))
+        waiting = (
+            replace(other, wait=self._longer(other.wait, excess_rounds / self.share_of_all))
+            for other in self.trials[1:]
+        )
+        wait = self._longer(self.shortest_wait, excess_rounds / self.probe_share)
+        return replace(after, trials=(preferred, *waiting))._with(replace(trial, wait=wait))
+
+    def _preferring(self, best: Trial) -> Controller:
+        others = (other for other in self.trials if other.strategy is not best.strategy)
+        waiting = (replace(other, wait=self.shortest_wait * n) for n, other in enumerate(others, 1))
+        return replace(self, trials=(best, *waiting))
+
+    def _longer(self, wait: int, rounds: float) -> int:
+        return max(wait, int(min(rounds, self.longest_wait)))
 
 
 FREE_SHARE = 0.05

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgespec.engine.strategy import Controller, Strategy
@@ -106,3 +107,55 @@ def test_only_the_given_ways_are_tried() -> None:
     start = Controller.for_resident_target(Strategy.TREE, Strategy.NONE)
     _, chosen = rounds(start, 500, (2.0, 1), (0.1, 1))
     assert Strategy.LINE not in chosen
+
+
+def test_a_draft_of_half_the_target_s_size_is_not_tried_soon() -> None:
+    start = Controller.for_resident_target(*ALL, draft_share=0.5)
+    _, ways = rounds(start, 200, (2.0, 1), (2.0, 1))
+    assert set(ways) == {Strategy.NONE}
+
+
+def test_first_probes_together_cost_a_few_percent() -> None:
+    _, ways = rounds(STARTS[1], 500, (4.0, 1), (4.0, 1))
+    drafted = len(ways) - ways.count(Strategy.NONE)
+    assert drafted * 3.0 < 0.06 * 500
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_luck_makes_no_strategy_the_preferred_one(seed: int) -> None:
+    """Rounds bring one to six tokens, whichever way they go, and a line is a fifth dearer."""
+    random = np.random.default_rng(seed)
+    rule, ways = STARTS[0], []
+    for _ in range(400):
+        ways.append(rule.strategy)
+        tokens = 1 if rule.strategy is Strategy.NONE else int(random.integers(1, 7))
+        rule = rule.observe(1.2 if rule.strategy is Strategy.LINE else 1.0, tokens)
+    assert ways.count(Strategy.TREE) > 0.8 * 400
+
+
+def test_another_run_begins_where_one_left_off() -> None:
+    taught, _ = rounds(STARTS[0], 300, (4.0, 1), (4.0, 1))
+    assert taught.preferred is Strategy.NONE
+    begun = STARTS[0].recalled(taught.numbers())
+    assert [(t.strategy, t.wait) for t in begun.trials] == [
+        (t.strategy, t.wait) for t in taught.trials
+    ]
+
+
+def test_what_was_recalled_is_tried_again_when_its_time_has_come() -> None:
+    taught, _ = rounds(STARTS[0], 300, (4.0, 1), (4.0, 1))
+    rule, _ = rounds(STARTS[0].recalled(taught.numbers()), 5000, (1.0, 4), (4.0, 1))
+    assert rule.preferred is Strategy.TREE
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"tree is best": 1.0, "none is best": 1.0},
+        {"forest is best": 1.0},
+        {"none waits": -3.0},
+    ],
+)
+def test_numbers_that_make_no_sense_are_left_out(numbers: dict[str, float]) -> None:
+    assert STARTS[0].recalled(numbers) == STARTS[0]

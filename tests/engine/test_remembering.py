@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from edgespec.config import LoadSettings
 from edgespec.engine.drafting.calibration import Calibration
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.drafting.pooling import Weights
-from edgespec.engine.drafting.remembering import CalibrationFile, pair_digest
+from edgespec.engine.drafting.remembering import MOST_FILES, CalibrationFile, pair_digest
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
 from edgespec.models.embedded import embedded_pair
@@ -122,3 +123,24 @@ def test_weights_of_a_pool_are_recalled_by_share_and_not_as_surely() -> None:
     assert recalled.of(opinion, 0.9) == pytest.approx(taught.of(opinion, 0.9))
     doubted = recalled.observe(opinion, 0.9, 0.0)
     assert doubted.of(opinion, 0.9) < taught.observe(opinion, 0.9, 0.0).of(opinion, 0.9)
+
+
+def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
+    target, draft = pair()
+    for n in range(MOST_FILES + 5):
+        other = replace(target.info, n_layers=n + 1)
+        CalibrationFile(tmp_path, other, draft.info).keep({"draft@0": {"sharpness": float(n)}})
+        newest = tmp_path / f"{pair_digest(other, draft.info)}.json"
+        os.utime(newest, (n, n))
+    assert len(list(tmp_path.iterdir())) == MOST_FILES
+    assert newest.exists()
+    first = replace(target.info, n_layers=1)
+    assert CalibrationFile(tmp_path, first, draft.info).recall() == {}
+
+
+def test_what_paid_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
+    target, draft = pair()
+    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    with Engine(target, draft, memory=memory) as engine:
+        finish(engine.generate(PROMPT, GREEDY, 20))
+    assert memory.recall()["strategy@0 tenths streamed"]["none is best"] == 1.0

@@ -1,6 +1,6 @@
-"""What drafters learnt of a pair, kept between runs: a small file for each pair of models.
+"""What was learnt of a pair, kept between runs: a small file for each pair of models.
 
-It knows the file and what may stand in it. What the numbers mean is their drafters' business; they
+It knows the files and what may stand in them. What the numbers mean is the learners' business; they
 are a first guess of the next run and change no text, so whatever goes wrong here is no error.
 """
 
@@ -21,13 +21,15 @@ from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
 Learnt = Mapping[str, Numbers]
-"""By source and sampling temperature (`draft@0.7`), what was learnt of it."""
+"""By learner and circumstance (`draft@0.7` where the target samples so), what it learnt."""
 
 _MOST_BYTES = 1 << 20
+MOST_FILES = 128
+"""In the folder: a new one sends the one away that was not written for the longest time."""
 
 
 class Memory(Protocol):
-    """Where an engine's drafters begin, and where they leave what they learnt."""
+    """Where an engine begins, and where it leaves what it learnt."""
 
     def recall(self) -> Learnt:
         """What was kept last; nothing if nothing was."""
@@ -57,11 +59,14 @@ class CalibrationFile:
             try:
                 with os.fdopen(handle, "w") as file:
                     json.dump(learnt, file)
+                is_new = not self._path.exists()
                 Path(name).replace(self._path)
             except BaseException:
                 with suppress(OSError):
                     Path(name).unlink()
                 raise
+            if is_new:
+                _drop_oldest(self._path.parent)
 
 
 def pair_digest(target: ModelInfo, draft: ModelInfo | None) -> str:
@@ -72,6 +77,18 @@ def pair_digest(target: ModelInfo, draft: ModelInfo | None) -> str:
         if info is not None
     ]
     return hashlib.sha256(repr(said).encode()).hexdigest()[:24]
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Another process may do the same at the same time: what is gone is gone."""
+    written = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            written.append((path.stat().st_mtime, path))
+    written.sort(reverse=True)
+    for _, path in written[MOST_FILES:]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _numbers(content: Mapping[str, object]) -> dict[str, float]:
