@@ -93,7 +93,7 @@ class Controller:
     cheap_draft: ClassVar[float] = 0.25
     """Of the target's size: a larger draft hardly pays for a target that is resident, for a step of
     it costs as large a part of a pass."""
-    dear_wait: ClassVar[int] = 256
+    dear_wait: ClassVar[int] = 512
     shortest_wait: ClassVar[int] = 16
     longest_wait: ClassVar[int] = 4096
     margin: ClassVar[float] = 0.05
