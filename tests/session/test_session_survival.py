@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-PROGRAM = Path(__file__).with_name("session_survival.py")
+PROGRAM = Path(__file__).parents[1] / "session_survival.py"
 PAIRS = ["gguf+gguf", "onnx+gguf", pytest.param("onnx+onnx", marks=pytest.mark.slow)]
 """Target and draft."""
 

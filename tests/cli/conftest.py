@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from edgespec import session
+from fake_session import FakeSession
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
+    fake = FakeSession()
+    monkeypatch.setattr(session, "load", fake.load)
+    return fake

@@ -1,0 +1,133 @@
+"""`edgespec generate` on a session of known words: streams, JSON, and what reaches the session."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from edgespec.cli import entry
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec_runtimes.gguf.options import GgufOptions
+from fake_session import MIB, FakeSession
+
+
+def test_the_text_and_nothing_else_goes_to_stdout(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "one two"
+    assert "3 tokens in 1.50 s" in err
+    assert "1 of 3 verified guesses stood" in err
+    assert "a note" in err
+    assert fake.is_closed
+
+
+def test_quiet_says_nothing_but_the_text(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-m", "m.gguf", "-p", "hi", "--quiet"]) == 0
+    assert capsys.readouterr() == ("one two", "")
+
+
+def test_color_marks_what_the_draft_had_guessed(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi", "--color", "always"]) == 0
+    assert capsys.readouterr().out == "one\x1b[32m two\x1b[0m"
+
+
+def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {key: report[key] for key in ("text", "prompt_tokens", "tokens", "finish_reason")} == {
+        "text": "one two",
+        "prompt_tokens": [7, 8],
+        "tokens": [1, 2, 3],
+        "finish_reason": "length",
+    }
+    assert report["timings"] == {
+        "load_s": 0.5,
+        "prompt_s": 0.1,
+        "first_token_s": 0.2,
+        "decode_s": 1.5,
+        "tokens_per_s": 2.0,
+    }
+    wanted = {"rounds", "target_passes", "drafted", "verified", "accepted"}
+    assert wanted | {"tokens_per_pass", "provisional_kept"} <= report["speculation"].keys()
+    wanted = {"segments", "pinned_bytes", "streamed_bytes", "bytes_read", "stall_s", "passes"}
+    assert wanted <= report["paging"].keys()
+    assert report["memory"]["budget_bytes"] == 100 * MIB
+    assert report["memory"]["planned_bytes"] == 90 * MIB
+    assert report["memory"]["peak_bytes"] > 0
+    assert (report["seed"], report["notes"]) == (5, ["a note"])
+
+
+def test_flags_reach_the_session(fake: FakeSession):
+    command = "generate -m big.gguf -md small.gguf -n 9 -c 128 -t 3 -ctk q8_0 --memory-budget 2G"
+    command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer linear --fallback fixed"
+    command += " --draft-max 5 --no-overlap --draft-depth 4 --acceptance exact-replay"
+    command += " --frequency-penalty 0.5 --presence-penalty -0.25 -l 7+1.5 --logit-bias 8-inf"
+    assert entry.main([*command.split(), "-p", "hi"]) == 0
+    load = fake.load_settings
+    assert (load.model, load.draft) == (Path("big.gguf"), Path("small.gguf"))
+    assert (load.ctx_size, load.threads) == (128, 3)
+    assert load.options == {"gguf": GgufOptions(cache_type_k="q8_0")}
+    assert load.memory_budget == 2 << 30
+    assert fake.engine_settings == EngineSettings(
+        pacer="linear", fallback="fixed", draft_max=5, max_depth=4, overlap=False
+    )
+    assert fake.sampling == SamplingParams(
+        temperature=0.5,
+        top_k=7,
+        frequency_penalty=0.5,
+        presence_penalty=-0.25,
+        logit_bias={7: 1.5, 8: -math.inf},
+        seed=3,
+    )
+    assert (fake.prompt, fake.max_tokens, fake.stop) == ("hi", 9, ("A", "B"))
+
+
+def test_no_limit_is_none(fake: FakeSession):
+    assert entry.main(["generate", "-p", "hi", "-n", "-1"]) == 0
+    assert fake.max_tokens is None
+
+
+def test_the_seed_is_random_and_reported(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi", "--temp", "1"]) == 0
+    assert fake.sampling is not None
+    assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
+
+
+def test_seed_minus_one_is_a_random_one_that_is_reported(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-p", "hi", "--temp", "1", "--seed", "-1"]) == 0
+    assert fake.sampling is not None
+    assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
+
+
+def test_no_guesses_are_no_draft(fake: FakeSession, capsys):
+    command = "generate -m m.gguf -md d.gguf --draft-max 0 -p hi"
+    assert entry.main(command.split()) == 0
+    assert fake.load_settings.draft is None
+    assert "with at most 0 guesses there is nothing to load it for" in capsys.readouterr().err
+
+
+def test_names_of_models_work_as_paths_do(fake: FakeSession):
+    assert entry.main(["generate", "-m", "target", "-md", "edgespec-draft", "-p", "hi"]) == 0
+    assert fake.load_settings.model.name.startswith("edgespec-target")
+    assert fake.load_settings.draft.name.startswith("edgespec-draft")
+
+
+def test_without_a_command_the_next_steps_are_shown(capsys):
+    assert entry.main([]) == 2
+    out, err = capsys.readouterr()
+    assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
+    assert max(map(len, out.splitlines())) < 90
+    assert "a command is missing" in err
+
+
+def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
+    assert entry.main(["generate", "-p", "hi"]) == 0
+    assert fake.load_settings.model.name.startswith("edgespec-target")
+    assert fake.load_settings.draft.name.startswith("edgespec-draft")
+
+
+def test_a_target_without_a_draft_is_told_so(fake: FakeSession, capsys):
+    assert entry.main(["generate", "-m", "m.gguf", "-p", "hi"]) == 0
+    assert "no draft" in capsys.readouterr().err

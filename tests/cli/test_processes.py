@@ -1,0 +1,77 @@
+"""The command line as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fake_session import MIB
+
+
+def test_help_and_version_need_no_model_library():
+    code = (
+        "import sys; from edgespec.cli import entry; entry.main(['generate', '--help']);"
+        "entry.main(['--version']);"
+        "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_may_be_cut_short():
+    """The interpreter's own flush at exit complains when nobody prevents it."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "edgespec", "generate", "--help"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    run = subprocess.run(
+        command, env=environ, stdout=write_end, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write_end)
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_closed_streams_do_no_harm():
+    command = f"{sys.executable} -m edgespec --version >&- 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+def test_the_embedded_pair_answers_within_its_budget():
+    """The whole program in a process of its own: two promises that only a process can keep."""
+    pytest.importorskip("llama_cpp")
+    command = [sys.executable, "-m", "edgespec", "generate", "--json", "--memory-budget", "256MiB"]
+    command += ["-p", "def gcd(a, b):\n", "-n", "8"]
+    run = subprocess.run(command, capture_output=True, check=True)
+    report = json.loads(run.stdout)
+    assert len(report["tokens"]) == 8
+    assert report["memory"]["peak_bytes"] <= report["memory"]["budget_bytes"] == 256 * MIB
+
+
+def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_generation_with_what_there_is(number: signal.Signals):
+    pytest.importorskip("llama_cpp")
+    command = [sys.executable, "-m", "edgespec", "generate", "-p", "def gcd(a, b):", "-n", "-1"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a test run in the background ignores Ctrl-C, and its children would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        text = wait_for_text(process)
+        process.send_signal(number)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert text + rest
+    lines = err.decode().splitlines()
+    assert lines[-1] == "edgespec: error: interrupted"
+    assert any(line.endswith("ended by cancelled") for line in lines)

@@ -1,0 +1,127 @@
+"""What the command line refuses and how it fails: one line, the exit code, nothing left open."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from edgespec import session
+from edgespec.cli import entry
+from edgespec.errors import BudgetError, ModelError, PairError, WeightReadError
+from fake_session import PLAN, FakeSession, raising, refuse_to_load
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ModelError("not a GGUF"), 3),
+        (PairError("token 5 differs"), 3),
+        (BudgetError("too small", 77), 4),
+        (WeightReadError("I/O error"), 1),
+        (RuntimeError("a surprise"), 1),
+        (OSError(5, "broken"), 1),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys, error: Exception, exit_code: int
+):
+    refuse_to_load(monkeypatch, error)
+    assert entry.main(["generate", "-p", "hi"]) == exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("edgespec: error: ")
+    assert str(error) in err
+    assert err.count("\n") == 1
+
+
+def test_an_error_with_json_is_an_object_too(monkeypatch: pytest.MonkeyPatch, capsys):
+    refuse_to_load(monkeypatch, BudgetError("too small", 77))
+    assert entry.main(["plan", "--json"]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {
+        "error": {
+            "message": "too small",
+            "type": "BudgetError",
+            "exit_code": 4,
+            "smallest_bytes": 77,
+        }
+    }
+    assert "too small" in err
+
+
+def test_a_traceback_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch, capsys):
+    refuse_to_load(monkeypatch, RuntimeError("a surprise"))
+    monkeypatch.setenv("EDGESPEC_DEBUG", "1")
+    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_while_generating_closes_the_session(fake: FakeSession, capsys):
+    fake.instead = raising(WeightReadError("cut short"))
+    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert fake.is_closed
+
+
+def test_ctrl_c_closes_the_session(fake: FakeSession, capsys):
+    fake.instead = raising(KeyboardInterrupt())
+    assert entry.main(["generate", "-p", "hi"]) == 130
+    assert fake.is_closed
+    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
+
+
+def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyPatch):
+    refuse_to_load(monkeypatch, WeightReadError("cut short"))
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert terminal.getvalue().endswith("edgespec: error: cut short\x1b[K\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "a command is missing"),
+        ("genrate", "invalid choice: 'genrate'"),
+        ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
+        ("generate hi", "unexpected argument 'hi'"),
+        ("generate -p", "expected one argument"),
+        ("generate -p hi -f file", "--prompt and --file contradict each other"),
+        ("generate -f /nonexistent", "--file /nonexistent: No such file"),
+        ("generate -p hi --top-p 1.5", "--top-p 1.5"),
+        ("generate -p hi -n -2", "--n-predict -2"),
+        ("generate -p hi -c -1", "--ctx-size -1"),
+        ("generate -p hi --pacer llmcat", "did you mean 'llmcad'?"),
+        ("generate -p hi --no-draft --pacer linear", "--pacer has no effect without a draft"),
+        ("generate -p hi -m m.gguf --draft-max 3", "--draft-max has no effect without a draft"),
+        ("generate -p hi -m m.gguf -md d.gguf --no-draft", "contradicts --model-draft"),
+        ("generate -p hi -md d.gguf", "--model-draft needs the model"),
+        ("generate -p hi -m m.gguf -ngld 3", "--n-gpu-layers-draft needs a draft"),
+        ("generate -p hi --json --color always", "--color always cannot apply to --json"),
+        ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
+        ("plan --disk-bandwidth fast", "--disk-bandwidth fast: write bytes a second like 300M"),
+        ("models", "COMMAND"),
+        ("models enlarge embedded out.gguf", "--size"),
+        ("demo -n -7", "--n-predict -7"),
+        ("demo --size -1", "--size -1: '-1' is not a size"),
+        ("-v", "unknown flag -v: --version shows the version"),
+        ("generate -p hi --mem 1G", "unknown flag --mem; did you mean '--memory-budget'?"),
+        ("generate -p hi -m https://hub.example/x.gguf", "is an address: download the file"),
+        ("generate -p hi -m org/name", "a repository of Hugging Face is fetched with -hf org/name"),
+        ("generate -p hi -m org/name:Q4_K_M", "models pull org/name:Q4_K_M"),
+        ("generate -p hi --logit-bias 7", "write a token's id and its bias like 15043+1.5"),
+        ("generate -p hi --trace .", "it is a folder: name a file in it"),
+        ("generate -f /dev/zero", "--file /dev/zero: it holds more than 64 MiB"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys, command: str, message: str
+):
+    monkeypatch.setattr(session, "plan", lambda *args: PLAN)
+    assert entry.main(command.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,158 @@
+"""What closing a session ends, from wherever it is called, and what goes on after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edgespec.errors import EdgespecError, SessionClosed, UsageError
+from edgespec.session import Session
+from edgespec.testing.fake_model import FakeModel
+from engine_cases import PROMPT, counting
+from session_cases import PLAN, holds_passes, open_session, until
+
+
+@pytest.mark.parametrize("ending", ["session", "generation"])
+def test_a_callback_cannot_close_what_calls_it(target: FakeModel, ending: str) -> None:
+    with open_session(target) as session:
+        generation = session.stream(PROMPT, max_tokens=2, progress=lambda what, share: end())
+        end = session.close if ending == "session" else generation.close
+        with pytest.raises(UsageError, match="cannot be closed from within a call of its own"):
+            next(generation)
+
+
+def test_a_callback_cannot_start_what_would_wait_for_it(session: Session) -> None:
+    generation = session.stream(PROMPT, progress=lambda what, share: _ignore(session))
+    with pytest.raises(UsageError, match="within a call of the session"):
+        next(generation)
+
+
+def _ignore(session: Session) -> None:
+    session.generate(PROMPT)
+
+
+def test_a_callback_may_cancel_and_encode(session: Session) -> None:
+    def progress(what: str, share: float) -> None:
+        session.encode("text")
+        session.cancel()
+
+    generation = session.stream(PROMPT, progress=progress)
+    assert list(generation) == []
+    assert generation.result.finish_reason == "cancelled"
+
+
+def test_after_closing_everything_is_refused(target: FakeModel) -> None:
+    session = open_session(target)
+    begun, fresh = session.stream(PROMPT), session.stream(PROMPT)
+    next(begun)
+    session.close()
+    session.close()
+    uses: Sequence[Callable[[], object]] = (
+        lambda: next(begun),
+        lambda: next(fresh),
+        lambda: session.encode("text"),
+        lambda: session.stream("text"),
+        lambda: session.stream(PROMPT),
+        lambda: session.generate("text"),
+        lambda: session.generate(PROMPT),
+    )
+    for use in uses:
+        with pytest.raises(SessionClosed, match="the session is closed"):
+            use()
+
+
+def test_what_asks_nothing_of_the_models_goes_on_after_closing(target: FakeModel) -> None:
+    session = open_session(target)
+    generation = session.stream(PROMPT)
+    next(generation)
+    session.close()
+    generation.cancel()
+    generation.close()
+    session.cancel()
+    assert generation.result.finish_reason == "cancelled"
+    assert generation.result.tokens[0] == 0
+    assert session.target.name == "fake"
+    assert session.plan is PLAN
+
+
+def test_a_finished_generation_keeps_its_result_after_closing(target: FakeModel) -> None:
+    with open_session(target) as session:
+        generation = session.stream(PROMPT, max_tokens=1)
+        assert len(list(generation)) == 1
+    assert list(generation) == []
+    assert generation.result.finish_reason == "length"
+
+
+def test_closing_ends_what_another_thread_is_at(
+    target: FakeModel, elsewhere: ThreadPoolExecutor
+) -> None:
+    session = open_session(target)
+    begun, _ = holds_passes(target)
+    generation = session.stream(PROMPT)
+    tokens = elsewhere.submit(list, generation)
+    begun.wait()
+    session.close()
+    assert tokens.result() == []
+    assert generation.result.finish_reason == "cancelled"
+
+
+def test_closing_turns_away_who_waits(target: FakeModel, elsewhere: ThreadPoolExecutor) -> None:
+    session = open_session(target)
+    first, second = session.stream(PROMPT), session.stream(PROMPT)
+    next(first)
+    waiting = elsewhere.submit(list, second)
+    until(lambda: session.n_waiting == 1)
+    session.close()
+    with pytest.raises(SessionClosed):
+        waiting.result()
+
+
+def test_closing_waits_for_who_encodes(target: FakeModel, elsewhere: ThreadPoolExecutor) -> None:
+    """Native tokenizers are freed with their model."""
+    session = open_session(target)
+    encoding, may_go_on = threading.Event(), threading.Event()
+    encode = target.vocabulary.encode
+
+    def slow(text: str, add_special: bool = True) -> list[int]:
+        encoding.set()
+        may_go_on.wait()
+        assert not target._is_closed
+        return encode(text, add_special)
+
+    target.vocabulary.encode = slow  # type: ignore[method-assign]
+    tokens = elsewhere.submit(session.encode, "ab")
+    encoding.wait()
+    with ThreadPoolExecutor(1) as closer:
+        closing = closer.submit(session.close)
+        until(lambda: session._engine._users.is_closing)
+        may_go_on.set()
+        closing.result()
+    assert len(tokens.result()) == 2
+    assert target._is_closed
+
+
+def test_a_session_lives_as_long_as_its_generations(target: FakeModel) -> None:
+    generation = open_session(target).stream(PROMPT, max_tokens=3)
+    assert [event.token for event in generation] == [0, 1, 2]
+    generation._owner.close()  # type: ignore[attr-defined]
+
+
+def test_a_forgotten_session_is_closed_with_a_warning(target: FakeModel) -> None:
+    draft = counting()
+    session = open_session(target, draft)
+    generation = session.stream(PROMPT)
+    next(generation)
+    with pytest.warns(ResourceWarning, match="a Session was never closed"):
+        del session, generation
+    for thread in threading.enumerate():
+        if thread.name == "edgespec-close":
+            thread.join()
+    assert target._is_closed
+    assert draft._is_closed
+
+
+def test_every_error_of_the_api_is_one_of_edgespecs() -> None:
+    assert issubclass(SessionClosed, EdgespecError)

@@ -1,0 +1,45 @@
+"""What tests of sessions share: fake models behind a session, and passes that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.memory.budget import MemoryPlan
+from edgespec.session import LoadedModels, Session
+from edgespec.testing.fake_model import FakeModel
+
+LOAD_S = 0.75
+PLAN = MemoryPlan(
+    budget_bytes=1,
+    rows=(),
+    segments=(),
+    pinned=frozenset(),
+    ring_bytes=0,
+    paged=False,
+    smallest_bytes=1,
+)
+
+
+def open_session(target: FakeModel, draft: FakeModel | None = None) -> Session:
+    models = LoadedModels(target, draft, PLAN, {"total": LOAD_S})
+    return Session(models, EngineSettings(step_aside=False))
+
+
+def holds_passes(target: FakeModel) -> tuple[threading.Event, threading.Event]:
+    """Passes begin with the first event and go on with the second, or when they are cancelled."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def hook(model: FakeModel) -> None:
+        begun.set()
+        model.wait_until(may_go_on.is_set)
+
+    target.hook = hook
+    return begun, may_go_on
+
+
+def until(holds: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not holds():
+        pause.wait(0.001)
