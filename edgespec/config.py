@@ -123,6 +123,8 @@ class LoadSettings(Settings):
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Path | None = None
     """None: the target decodes alone."""
+    lookup_cache_static: Path | None = None
+    """The index of a corpus in which guesses are looked up; `edgespec models index` makes one."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
     """Bytes, a percentage of the machine's memory, or `auto`: what is free now, less a margin."""
     ctx_size: Count = 0
@@ -296,6 +298,9 @@ def read_config(path: Path) -> dict[str, Any]:
             raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
-        is_path = name in {"model", "draft"} and isinstance(value, str)
+        is_path = name in _PATHS and isinstance(value, str)
         settings[name] = path.parent / expanded(value) if is_path else value
     return settings
+
+
+_PATHS = frozenset({"model", "draft", "lookup_cache_static"})

@@ -16,6 +16,10 @@ from edgespec import arguments, runtimes
 from edgespec.concurrency.owning import Owner
 from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
+from edgespec.corpus import index as corpus_index
+from edgespec.corpus.index import CorpusIndex
+from edgespec.engine.drafting.corpus import CorpusDrafter
+from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.grammar.compiling import bytes_needed
@@ -24,11 +28,12 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.options import Role, refuse_unused
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
+from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu, vocabulary_fingerprint
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
 
+CORPUS = "index of a corpus"
 GRAMMARS = "grammars"
 """The row of a plan that keeps memory for structured answers."""
 MAX_BRANCHES = 32
@@ -74,12 +79,23 @@ class LoadedModels(Owner):
     plan: MemoryPlan
     load_report: dict[str, float]
     """Seconds by phase of loading, and `total`."""
+    corpus: CorpusIndex | None = None
+    """What guesses may be looked up in."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
         self.target.close()
+        if self.corpus:
+            self.corpus.close()
         if self.draft:
             self.draft.close()
+
+
+def corpus_drafters(models: LoadedModels) -> list[Drafter]:
+    """What guesses from the corpus, if one was named: for an engine over these models."""
+    if models.corpus is None:
+        return []
+    return [CorpusDrafter(models.corpus, models.target.vocabulary.eog_tokens)]
 
 
 class _Opening(Owner):
@@ -99,12 +115,15 @@ class _Opening(Owner):
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
+        self._corpus: CorpusIndex | None = None
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
         self._worker = self._cleanup.enter_context(Worker())
 
     def close(self) -> None:
+        if self._corpus:
+            self._corpus.close()
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
@@ -132,7 +151,8 @@ class _Opening(Owner):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes()))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            return LoadedModels(target, draft, memory_plan, self._report)
+            corpus, self._corpus = self._corpus, None
+            return LoadedModels(target, draft, memory_plan, self._report, corpus)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -150,7 +170,8 @@ class _Opening(Owner):
         """Headers, sizes and the vocabulary check: target first, then the draft."""
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
-        max_nodes = rules.max_nodes if settings.draft or rules.lookup else 1
+        guesses = settings.draft or rules.lookup or settings.lookup_cache_static
+        max_nodes = rules.max_nodes if guesses else 1
         request = ModelRequest(
             path=settings.model,
             owner="target",
@@ -171,6 +192,11 @@ class _Opening(Owner):
         refuse_unused(settings.options, models)
         request = replace(request, options=settings.options.get(runtime.name))
         target = self._adopt(runtime.prepare(request))
+        if settings.lookup_cache_static is not None:
+            fingerprint = vocabulary_fingerprint(target.tokens())
+            self._corpus = CorpusIndex(
+                settings.lookup_cache_static, fingerprint, target.info.n_vocab
+            )
         if settings.draft is None or draft_runtime is None:
             return
         # as much context as the target has, or what the draft was trained on
@@ -209,6 +235,8 @@ class _Opening(Owner):
         others = []
         if self._settings.grammars:
             others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
+        if self._corpus:
+            others.append(MemoryRow("process", CORPUS, corpus_index.RESIDENT_BYTES))
         taken_bytes = process.taken_bytes()
         try:
             return plan_models(

@@ -6,8 +6,10 @@ importing edgespec imports no model library.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,10 +21,12 @@ from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.options import ENTRY_POINTS, RuntimeOptions
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.findings import Finding
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
+
+FINGERPRINT_DIGITS = 16
 
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*>")
 
@@ -110,6 +114,14 @@ class UsesGpu(Protocol):
         """
 
 
+@runtime_checkable
+class Tokenises(Protocol):
+    """What a prepared model may offer besides: it need not be loaded for its tokenizer."""
+
+    def vocabulary(self) -> AbstractContextManager[Vocabulary]:
+        """Tokens and text, for as long as the block lasts; no weights are read."""
+
+
 class Runtime(Protocol):
     """What an entry point of the group `edgespec.runtimes` names."""
 
@@ -136,6 +148,25 @@ class Diagnoses(Protocol):
 
     def diagnose(self) -> Sequence[Finding]:
         """What its library is and can use here; known-bad combinations are problems."""
+
+
+@contextmanager
+def vocabulary_of(prepared: PreparedModel) -> Iterator[Vocabulary]:
+    """The tokens and text of a model that need not generate."""
+    if isinstance(prepared, Tokenises):
+        with prepared.vocabulary() as vocabulary:
+            yield vocabulary
+    else:
+        with closing(prepared.load(None)) as model:
+            yield model.vocabulary
+
+
+def vocabulary_fingerprint(tokens: Iterable[bytes]) -> str:
+    """The first digits of a SHA-256 of all tokens in the order of their ids."""
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little") + token)
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def without_padding(tokens: Sequence[bytes]) -> list[bytes]:

@@ -28,7 +28,7 @@ from edgespec.files import cache_folder
 from edgespec.generation import Generation
 from edgespec.grammar.compiling import new_compiler
 from edgespec.grammar.specification import Grammar
-from edgespec.loading import GRAMMARS, LoadedModels, open_models, plan
+from edgespec.loading import GRAMMARS, LoadedModels, corpus_drafters, open_models, plan
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.tracing.spans import OFF, Trace
@@ -84,7 +84,10 @@ class Session(Owner):
         if engine_settings is None or engine_settings.remember:
             draft_info = draft.info if draft else None
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
-        engine = Engine(target, draft, engine_settings, trace=trace, memory=memory)
+        drafters = corpus_drafters(models)
+        engine = Engine(
+            target, draft, engine_settings, trace=trace, drafters=drafters, memory=memory
+        )
         self._engine = SharedEngine(engine, models.close)
         self._prompts = self._new_prompts()
         self._compiler: GrammarCompiler | None = None

@@ -27,21 +27,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": PORTS,
     "hub": PORTS,
     "grammar": PORTS,
+    "corpus": PORTS,
     "completions": PORTS | {"chat", "grammar"},
     "asynchronous": SESSION | {"chat"},
     "server": SESSION | {"asynchronous", "completions"},
     "runtimes": RESOURCES,
     "tracing.trace_file": RESOURCES,
-    "loading": LOADING | {"grammar"},
+    "loading": LOADING | {"corpus", "grammar"},
     "generation": LOADING,
     "session": LOADING | {"chat", "completions", "generation", "grammar"},
     "testing": RESOURCES | {"engine", "runtimes"},
-    "models": SESSION,
+    "models": SESSION | {"corpus"},
     "diagnosis": SESSION | {"models"},
     "bench": SESSION | {"models"},
     "tuning": SESSION | {"bench", "models"},
     "cli": SESSION
-    | {"bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
+    | {"bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
     | {"server", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}

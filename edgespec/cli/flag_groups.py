@@ -168,8 +168,19 @@ def add_speculation(parser: ArgumentParser) -> None:
     group.add_argument(
         "--no-lookup", action="store_false", dest="lookup", help="leave the guesses to the draft"
     )
+    add_corpus(group)
     group.add_argument(
         "--no-overlap", action="store_true", help="do not draft while the target verifies"
+    )
+
+
+def add_corpus(group: ArgumentParser | _ArgumentGroup) -> None:
+    group.add_argument(
+        "-lcs",
+        "--lookup-cache-static",
+        metavar="FILE",
+        help="guess from a corpus, too: an index of it that `edgespec models index` wrote with the "
+        "target's vocabulary",
     )
 
 

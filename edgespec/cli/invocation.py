@@ -55,6 +55,7 @@ def settings_from(given: argparse.Namespace) -> Request:
     _settle_draft(flags, config, notes, Names(file, frozenset(config)))
     settings = config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
+    _settle_lookup(settings, names)
     _choose_models(settings, notes, names)
     if file is None and "no_tuned" not in given:
         _recall_tuned(settings, notes)
@@ -175,6 +176,17 @@ def _settle_draft(
         _drop({"draft", "threads_draft", *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
+
+
+def _settle_lookup(settings: dict[str, Any], names: Names) -> None:
+    """Guesses from a corpus are guesses by looking up."""
+    if settings.get("lookup_cache_static") is None:
+        return
+    if settings.get("lookup") is False:
+        raise UsageError(
+            f"--no-lookup contradicts {names.of('lookup_cache_static')}: leave one of them out"
+        )
+    settings["lookup"] = True
 
 
 def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> None:

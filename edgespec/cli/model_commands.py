@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,21 @@ def run_draft(given: argparse.Namespace) -> None:
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 
+def run_index(given: argparse.Namespace) -> None:
+    """`edgespec models index`."""
+    from edgespec.models import indexing
+
+    console = Console(quiet="quiet" in given)
+    model = catalogue.find(getattr(given, "model", "target"))
+    files, out = [Path(file) for file in given.files], Path(given.out)
+    written = indexing.index(files, out, model, console.progress_with_rest, "force" in given)
+    console.end_of_progress()
+    if "json" in given:
+        console.json({"path": str(out)} | asdict(written))
+        return
+    console.write(model_report.indexed_line(out, written))
+
+
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
     for kind in types:
@@ -203,6 +219,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "pull": fetching.run_pull,
     "enlarge": run_enlarge,
     "draft": run_draft,
+    "index": run_index,
 }
 
 

@@ -5,8 +5,6 @@ Asks the model's runtime, which reads headers and no weights; weights are read f
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,10 +22,8 @@ from edgespec.models.catalogue import (
     stated,
 )
 from edgespec.ports import Progress
-from edgespec.runtimes import ModelRequest
+from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
-
-FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +64,6 @@ def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
     files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
     states = tuple(hashed(files, progress))
     return ModelDescription(path, info, details, fingerprint, states, model)
-
-
-def vocabulary_fingerprint(tokens: Iterable[bytes]) -> str:
-    """The first digits of a SHA-256 of all tokens in the order of their ids."""
-    digest = hashlib.sha256()
-    for token in tokens:
-        digest.update(len(token).to_bytes(4, "little") + token)
-    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)

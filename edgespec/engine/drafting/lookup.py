@@ -9,10 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
-from edgespec.engine.drafting.free import Answer, FreeDrafter
-from edgespec.tree import ROOT, TokenTree
+from edgespec.engine.drafting.endings import EndingDrafter, voted
+from edgespec.engine.drafting.free import Answer
+from edgespec.tree import TokenTree
 
 SHORTEST = 2
 """Tokens that two places must share for one to say something of the other."""
@@ -99,68 +98,39 @@ def kind_of(alike: int, is_sole: bool) -> str:
     return f"{most}{'!' if is_sole else ''}"
 
 
-class LookupDrafter(FreeDrafter):
+class LookupDrafter(EndingDrafter):
     """Implements `Drafter` with the text so far, prompt included."""
 
     source = "lookup"
     kinds = KINDS
-    n_candidates = 4
+    n_words = LONGEST
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
         self._index = TextIndex()
-        self._words: dict[int, tuple[int, ...]] = {}
-        """By key, the end of the text down to a node that was looked up."""
 
-    def answer(self, tree: TokenTree, node: int) -> Answer | None:
-        return self._look_up(self._words_at(tree, node))
+    @property
+    def text(self) -> array[int]:
+        return self._index.tokens
 
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
         for node in path:
             self._index.append(int(tree.token[node]))
-
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
-        """What the target did not pick is no part of the text."""
-
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        return len(self._index) < len(committed)
 
     def catch_up(self, committed: Sequence[int]) -> None:
         self.rest()
         for token in committed[len(self._index) :]:
             self._index.append(token)
 
-    def rest(self) -> None:
-        super().rest()
-        self._words.clear()
-
     def rewind(self, n_tokens: int) -> None:
         self.rest()
         self._index.truncate(min(n_tokens, len(self._index)))
 
-    def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
-        """The last words of the text down to `node`."""
-        key = int(tree.key[node])
-        words = self._words.get(key)
-        if words is None:
-            if node == ROOT:
-                above = tuple(self._index.tokens[-LONGEST + 1 :])
-            else:
-                above = self._words_at(tree, int(tree.parent[node]))[-LONGEST + 1 :]
-            words = self._words[key] = (*above, int(tree.token[node]))
-        return words
-
-    def _look_up(self, words: Sequence[int]) -> Answer | None:
+    def look_up(self, words: Sequence[int]) -> Answer | None:
         places = self._index.places(words)
         if not places:
             return None
-        most = max(alike for _, alike in places)
-        votes: dict[int, float] = {}
-        for rank, (place, alike) in enumerate(places):
-            token = self._index.tokens[place + 1]
-            # Each token less in common counts half, and what is older a little less.
-            votes[token] = votes.get(token, 0.0) + 0.5 ** (most - alike) * 0.9**rank
-        best = sorted(votes, key=lambda token: -votes[token])[: self.n_candidates]
-        total = sum(votes.values())
-        is_sole = len(best) == 1
-        return Answer(kind_of(most, is_sole), best, [votes[token] / total for token in best])
+        # What is older counts a little less.
+        said = [(self._index.tokens[place + 1], alike) for place, alike in places]
+        alike, tokens, shares = voted(said, 0.9, self.n_candidates)
+        return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)

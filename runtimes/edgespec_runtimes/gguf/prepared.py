@@ -16,7 +16,7 @@ from functools import cached_property
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
@@ -77,6 +77,14 @@ class PreparedGguf:
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
+
+    @contextmanager
+    def vocabulary(self) -> Iterator[Vocabulary]:
+        model = native.load_sizes_only(self._header.path)
+        try:
+            yield GgufVocabulary(model, self._token_table)
+        finally:
+            model.close()
 
     def needs(self) -> ModelNeeds:
         return self._needs

@@ -1,0 +1,80 @@
+"""What drafters that go by a text's last words have in common: the text, and its end at each node.
+
+What these words are looked up in is a subclass's business.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edgespec.engine.drafting.free import Answer, FreeDrafter
+from edgespec.tree import ROOT, TokenTree
+
+
+class EndingDrafter(FreeDrafter):
+    """The part of `Drafter` that is alike where a node's answer depends on the last words alone."""
+
+    n_words: ClassVar[int]
+    """Most that are looked up."""
+    n_candidates = 4
+
+    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
+        super().__init__(eog_tokens)
+        self._words: dict[int, tuple[int, ...]] = {}
+        """By key, the end of the text down to a node that was looked up."""
+
+    @property
+    @abstractmethod
+    def text(self) -> array[int]:
+        """The committed tokens."""
+
+    @abstractmethod
+    def look_up(self, words: Sequence[int]) -> Answer | None:
+        """What may follow a text that ends so."""
+
+    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+        return self.look_up(self._words_at(tree, node))
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """What the target did not pick is no part of the text."""
+
+    def is_behind(self, committed: Sequence[int]) -> bool:
+        return len(self.text) < len(committed)
+
+    def rest(self) -> None:
+        super().rest()
+        self._words.clear()
+
+    def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
+        """The last words of the text down to `node`."""
+        key = int(tree.key[node])
+        words = self._words.get(key)
+        if words is None:
+            if node == ROOT:
+                above = tuple(self.text[-self.n_words + 1 :])
+            else:
+                above = self._words_at(tree, int(tree.parent[node]))[-self.n_words + 1 :]
+            words = self._words[key] = (*above, int(tree.token[node]))
+        return words
+
+
+def voted(
+    places: Sequence[tuple[int, int]], fading: float, n_candidates: int
+) -> tuple[int, list[int], list[float]]:
+    """What most of `places` say comes next, each a token and how many words before it agree.
+
+    The most words in common, the best tokens, and their shares of all votes. Each word less in
+    common counts half, and each place as `fading` of the one before it.
+    """
+    most = max(alike for _, alike in places)
+    votes: dict[int, float] = {}
+    for rank, (token, alike) in enumerate(places):
+        votes[token] = votes.get(token, 0.0) + 0.5 ** (most - alike) * fading**rank
+    best = sorted(votes, key=lambda token: -votes[token])[:n_candidates]
+    total = sum(votes.values())
+    return most, best, [votes[token] / total for token in best]
