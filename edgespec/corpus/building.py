@@ -149,7 +149,9 @@ class _Building:
         records["position"] = np.arange(first, first + n)
         records["next"] = tokens[DEPTH:]
         here = tokens[DEPTH - 1 : -1]
-        return records[(here != self._separator) & (records["next"] != self._separator)]
+        within: np.ndarray = (here != self._separator) & (records["next"] != self._separator)
+        kept: np.ndarray = records[within]
+        return kept
 
     def _deal(self, records: np.ndarray, splitters: np.ndarray) -> None:
         bucket = np.searchsorted(splitters, records["key"], "right")

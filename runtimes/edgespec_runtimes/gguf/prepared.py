@@ -80,7 +80,7 @@ class PreparedGguf:
 
     @contextmanager
     def vocabulary(self) -> Iterator[Vocabulary]:
-        model = native.load_sizes_only(self._header.path)
+        model = loading.load_sizes_only(self._header.path)
         try:
             yield GgufVocabulary(model, self._token_table)
         finally:
