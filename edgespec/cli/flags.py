@@ -197,7 +197,9 @@ def _plan(parser: _Parser) -> _Parser:
     flag_groups.add_models(parser)
     flag_groups.add_memory(parser)
     draft_max = GenerateSettings.model_fields["draft_max"].default
-    parser.add_argument_group("draft").add_argument(
+    guesses = parser.add_argument_group("draft")
+    flag_groups.add_corpus(guesses)
+    guesses.add_argument(
         "--draft-max",
         metavar="N",
         help=f"most guesses per pass: decides buffer sizes, 0 for no draft (default: {draft_max})",
