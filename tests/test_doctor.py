@@ -55,8 +55,21 @@ def test_programs_get_findings_with_levels(capsys: pytest.CaptureFixture[str]) -
 
 def test_with_a_model_it_says_what_limits_it(capsys: pytest.CaptureFixture[str]) -> None:
     model = str(embedded_pair().target)
-    assert entry.main(["doctor", "-m", model, "--memory-budget", "1GiB"]) == 0
+    command = ["doctor", "-m", model, "--memory-budget", "1GiB", "--tokens-per-pass", "1"]
+    assert entry.main(command) == 0
     assert "computing decides" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_pair_is_measured_in_a_process_within_its_budget(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = embedded_pair()
+    models = ["-m", str(pair.target), "-md", str(pair.draft), "-c", "256"]
+    assert entry.main(["doctor", *models, "--memory-budget", "200MiB", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["pair"]
+    assert told["predicted_tokens_per_s"] > 0 and told["measured_tokens_per_s"] > 0
+    assert any("draft" in lever["change"] for lever in told["levers"])
 
 
 @pytest.mark.parametrize("tokens", ["none", "0.5", "nan", "inf"])

@@ -20,7 +20,7 @@ from edgespec.tuning.measurements import (
     Trust,
     Written,
 )
-from edgespec.tuning.search import Wanted
+from edgespec.tuning.measuring import Wanted
 from edgespec.values import RoundCost
 
 MIB = 1 << 20
@@ -74,6 +74,7 @@ class SyntheticLab:
         engine: EngineSettings,
         n_tokens: int,
         pass_sizes: tuple[int, ...] = (),
+        most_s: float | None = None,
     ) -> Written:
         choice = Choice(
             load.draft, load.threads or 1, load.threads_draft, engine.draft_max, engine.overlap

@@ -62,10 +62,12 @@ A budget that cannot work ends with exit code 4 and names the smallest one that 
 _DOCTOR_EXAMPLES = """\
 examples:
   edgespec doctor
-  edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB --tokens-per-pass 4
+  edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec doctor -m big.gguf --memory-budget 4GiB --tokens-per-pass 4
 
-It loads no weights and writes at most 64 MiB, to measure a disk. What it predicts is what storage
-allows; computing may take longer."""
+It writes at most 64 MiB, to measure a disk. Models are measured for half a minute or so, in
+processes within the budget. With --tokens-per-pass no weights are loaded: what it predicts then is
+what storage allows, and computing may take longer."""
 
 
 _COMPLETION_EXAMPLES = """\
@@ -266,7 +268,8 @@ def _doctor(parser: _Parser) -> _Parser:
     parser.add_argument_group("prediction").add_argument(
         "--tokens-per-pass",
         metavar="X",
-        help="what a pass of the pair yields, as `edgespec models check` measures it (default: 1)",
+        help="what a pass of the pair yields, as `edgespec models check` measures it: predict by "
+        "storage alone (default: measure the pair)",
     )
     flag_groups.add_output(parser)
     return parser

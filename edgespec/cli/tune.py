@@ -14,6 +14,7 @@ from pathlib import Path
 from edgespec import runtimes
 from edgespec.bench import limits
 from edgespec.cli.console import Console
+from edgespec.cli.doctor import lever_lines, measured_outlook
 from edgespec.cli.flags import installed_version
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
@@ -22,8 +23,9 @@ from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.tuning import presets, report
 from edgespec.tuning.laboratory import Laboratory
+from edgespec.tuning.measuring import Wanted
 from edgespec.tuning.presets import TUNED
-from edgespec.tuning.search import Tuned, Wanted, tune
+from edgespec.tuning.search import Tuned, tune
 from edgespec.units import parse_rate
 
 LEAST_SECONDS = 10
@@ -107,7 +109,13 @@ def seconds_from(given: argparse.Namespace) -> float:
 
 
 def _helps(laboratory: Laboratory, tuned: Tuned) -> list[str]:
-    return [*report.read_advice(tuned)]
+    """What was not chosen and would help: another machine, or other texts."""
+    found = measured_outlook(laboratory, tuned.measured)
+    lines = report.read_advice(tuned.measured.reads)
+    if found.levers:
+        now = f"{found.tokens_per_s:.2f}" if found.tokens_per_s else "?"
+        lines += [f"What would help, predicted, to {now} now:", *lever_lines(found)]
+    return lines
 
 
 def _reasons(tuned: Tuned) -> Sequence[str]:

@@ -6,6 +6,7 @@ was measured: storage alone, or what a pass computes and a draft guesses, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class Outlook:
     """What a pair can reach here."""
 
     plan: MemoryPlan
-    disk_bytes_per_s: float
+    disk_bytes_per_s: float | None
+    """None where nothing is read."""
     tokens_per_pass: float
     limit: str
     tokens_per_s: float | None
@@ -68,14 +70,14 @@ def storage_alone(disk_bytes_per_s: float, tokens_per_pass: float) -> Rate:
 def outlook(
     settings: LoadSettings,
     planner: Planner,
-    disk_bytes_per_s: float,
+    disk_bytes_per_s: float | None,
     tokens_per_pass: float,
     rate: Rate | None = None,
     limit: str = "",
 ) -> Outlook:
     """Predict, and try what could be changed; by storage alone without a `rate`. Raises what
     planning raises."""
-    rate = rate or storage_alone(disk_bytes_per_s, tokens_per_pass)
+    rate = rate or storage_alone(disk_bytes_per_s or math.inf, tokens_per_pass)
     plan = planner(settings)
     levers = [
         Lever("a disk twice as fast", rate(plan, disk_factor=2)),

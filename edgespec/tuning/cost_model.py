@@ -18,6 +18,8 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.options import option_names
 from edgespec.tuning.measurements import PassTiming, TreeYield, Written
 
+LEAST_REACHED = 0.3
+"""A run that came less near, or went beyond by more, was disturbed: it says nothing."""
 STALLED_SHARE = 0.1
 """A pass that waited for storage for more of its time was as long as its reads."""
 Places = tuple[tuple[float, float], ...]
@@ -65,6 +67,9 @@ class Speeds:
     without a model add some, trees that end early lose some."""
     unhidden: float = 1.0
     """Of drafting, the share that is not done beside a pass that waits."""
+    reached: float = 1.0
+    """Of the best round's tokens a second, what a real run had: rules that learn find that round
+    late, try others, and two models on the same cores hold each other up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def predict(
     ]
     best = theory.best_round(tokens, seconds)
     return Prediction(
-        tokens_per_s=tokens[best] / max(seconds[best], 1e-9),
+        tokens_per_s=speeds.reached * tokens[best] / max(seconds[best], 1e-9),
         tokens_per_pass=tokens[best],
         n_nodes=n_nodes[best],
         read_s=reads[best],
@@ -159,14 +164,23 @@ def disk_rate(passes: Sequence[PassTiming], raw_bytes_per_s: float) -> float:
     return median(waited) if waited else raw_bytes_per_s
 
 
-def calibrated(choice: Choice, speeds: Speeds, run: Written) -> Speeds:
-    """Speeds that explain a real run of `choice`: how many guesses stood, and how much drafting its
-    passes hid."""
+def calibrated(choice: Choice, plan: MemoryPlan, speeds: Speeds, run: Written) -> Speeds:
+    """Speeds that explain a real run of `choice`: how many guesses stood, how much drafting its
+    passes hid, and how near it came to the best round."""
+    fitted = _fitted_to_rounds(choice, speeds, run)
+    best = predict(choice, plan, fitted).tokens_per_s
+    if not run.rounds or not best:
+        return fitted
+    return replace(
+        fitted, reached=min(max(run.tokens_per_s / best, LEAST_REACHED), 1 / LEAST_REACHED)
+    )
+
+
+def _fitted_to_rounds(choice: Choice, speeds: Speeds, run: Written) -> Speeds:
     rounds = [cost for cost in run.rounds if cost.verified]
-    key = (choice.draft, choice.threads_draft or choice.threads)
-    if choice.draft is None or not rounds or key not in speeds.yields:
+    if choice.draft is None or not rounds:
         return speeds
-    trees = speeds.yields[choice.draft, choice.threads_draft or choice.threads]
+    trees = speeds.yields.get((choice.draft, choice.threads_draft or choice.threads), ())
     n_nodes = sum(cost.verified for cost in rounds) / len(rounds)
     places = ((0.0, 1.0), *((tree.drafted_nodes, tree.tokens_per_pass) for tree in trees))
     drafting = ((0.0, 0.0), *((tree.drafted_nodes, tree.draft_s) for tree in trees))

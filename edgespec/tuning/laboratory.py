@@ -33,7 +33,7 @@ from edgespec.tuning.measurements import (
     Write,
     Written,
 )
-from edgespec.tuning.search import TREE_SIZES
+from edgespec.tuning.measuring import TREE_SIZES
 
 CHILD = Child("edgespec.tuning.child", MESSAGES)
 READS = ((READ_BYTES, 1), (1 << 20, 1), (256 << 10, 1), (READ_BYTES, 2), (READ_BYTES, 4))
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Laboratory:
-    """Implements `search.Lab` on this machine."""
+    """Implements `measuring.Lab` on this machine."""
 
     model: Path
     prompts: tuple[str, ...]
@@ -84,8 +84,10 @@ class Laboratory:
         engine: EngineSettings,
         n_tokens: int,
         pass_sizes: tuple[int, ...] = (),
+        most_s: float | None = None,
     ) -> Written:
-        job = Write(load, engine, self.prompts, n_tokens, pass_sizes, self._run_s())
+        seconds = self._run_s() if most_s is None else most_s
+        job = Write(load, engine, self.prompts, n_tokens, pass_sizes, seconds)
         return self._measure(job, Written)
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:

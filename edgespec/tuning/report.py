@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from edgespec import theory
 from edgespec.tuning.cost_model import Choice, Prediction, without_draft
-from edgespec.tuning.measurements import Replayed
+from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
+from edgespec.tuning.measuring import Measured
 from edgespec.tuning.search import Trial, Tuned, gain_of
 from edgespec.units import format_rate, format_size
 
@@ -48,7 +50,7 @@ def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
     reasons = [
         f"Found by edgespec {version} tune, {when}, for the device, the models and the budget "
         "below.",
-        *_measured(tuned),
+        *measured_lines(tuned.measured),
     ]
     if tuned.is_usual:
         reasons.append(
@@ -77,7 +79,7 @@ def lines(tuned: Tuned) -> list[str]:
         )
     limit = tuned.best.predicted.limit
     return [
-        *_measured(tuned),
+        *measured_lines(tuned.measured),
         "",
         *table,
         "",
@@ -89,6 +91,7 @@ def lines(tuned: Tuned) -> list[str]:
 
 def as_dict(tuned: Tuned) -> dict[str, Any]:
     """For programs."""
+    measured = tuned.measured
     return {
         "settings": {
             name: value if isinstance(value, int | float | bool | None) else str(value)
@@ -99,8 +102,15 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
         "noise": tuned.noise,
         "considered": tuned.n_considered,
         "trials": [trial_dict(trial) for trial in tuned.trials],
-        "disk": [asdict(read) for read in tuned.reads],
-        "passes": [asdict(timing) for timing in tuned.first.passes],
+        "first_run": first_run(measured.first),
+        "speeds": {
+            "disk_bytes_per_s": finite(measured.speeds.disk_bytes_per_s),
+            "gain": measured.speeds.gain,
+            "unhidden": measured.speeds.unhidden,
+            "reached": measured.speeds.reached,
+        },
+        "disk": [asdict(read) for read in measured.reads],
+        "passes": [asdict(timing) for timing in measured.first.passes],
         "drafts": [
             {
                 "draft": str(draft),
@@ -109,14 +119,34 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
                 "trees": [asdict(tree) for tree in replayed.trees],
                 "acceptance_by_confidence": [asdict(trust) for trust in replayed.trust],
             }
-            for draft, threads, replayed in tuned.replays
+            for draft, threads, replayed in measured.replays
         ],
         "memory": {
             "budget_bytes": tuned.plan.budget_bytes,
             "planned_bytes": tuned.plan.planned_bytes,
-            "peak_bytes": max(tuned.first.peak_bytes, *(t.peak_bytes for t in tuned.trials)),
+            "peak_bytes": max(measured.first.peak_bytes, *(t.peak_bytes for t in tuned.trials)),
         },
         "notes": list(tuned.notes),
+    }
+
+
+def finite(value: float) -> float | None:
+    """JSON knows no infinity."""
+    return value if isfinite(value) else None
+
+
+def first_run(run: Written) -> dict[str, float]:
+    """What a mean round of it was."""
+    n = max(1, len(run.rounds))
+    return {
+        "tokens_per_s": run.tokens_per_s,
+        "tokens_per_pass": run.tokens_per_pass,
+        "tokens": run.n_tokens,
+        "verified": sum(cost.verified for cost in run.rounds) / n,
+        "pass_s": sum(cost.pass_s for cost in run.rounds) / n,
+        "stall_s": sum(cost.stall_s for cost in run.rounds) / n,
+        "draft_s": sum(cost.draft_s for cost in run.rounds) / n,
+        "round_s": sum(cost.wall_s for cost in run.rounds) / n,
     }
 
 
@@ -153,10 +183,11 @@ def choice_line(choice: Choice, usual: Choice) -> str:
     return " ".join(said) or "defaults"
 
 
-def _measured(tuned: Tuned) -> list[str]:
+def measured_lines(measured: Measured) -> list[str]:
+    """The device and the pair, for people."""
     found = []
-    if tuned.reads:
-        first, *others = tuned.reads
+    if measured.reads:
+        first, *others = measured.reads
         rest = ", ".join(
             f"{format_rate(read.bytes_per_s)} with {read.n_parallel} of "
             f"{format_size(read.read_bytes)} at a time"
@@ -168,16 +199,14 @@ def _measured(tuned: Tuned) -> list[str]:
         )
     computing = ", ".join(
         f"{nodes:.0f}: {MS * seconds:.0f} ms"
-        for nodes, seconds in tuned.speeds.compute[tuned.wanted.usual.threads]
+        for nodes, seconds in measured.speeds.compute[measured.wanted.usual.threads]
     )
-    reading = ""
-    if tuned.first.bytes_per_pass:
-        read_s = theory.pass_seconds(tuned.first.bytes_per_pass, tuned.speeds.disk_bytes_per_s)
-        reading = (
-            f"; a pass reads {format_size(tuned.first.bytes_per_pass)} in {MS * read_s:.0f} ms"
-        )
+    reading, nbytes = "", measured.first.bytes_per_pass
+    if nbytes:
+        read_s = theory.pass_seconds(nbytes, measured.speeds.disk_bytes_per_s)
+        reading = f"; a pass reads {format_size(nbytes)} in {MS * read_s:.0f} ms"
     found.append(f"computing of a pass, by its nodes: {computing}{reading}")
-    for draft, threads, replayed in tuned.replays:
+    for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)
     return found
 
@@ -221,16 +250,16 @@ def limit_of(prediction: Prediction) -> str:
     return takes[prediction.limit]
 
 
-def read_advice(tuned: Tuned) -> Sequence[str]:
+def read_advice(reads: Sequence[ReadSpeed]) -> list[str]:
     """Where reads in parallel would be faster than the engine's one at a time."""
-    if not tuned.reads:
-        return ()
-    first, *others = tuned.reads
+    if not reads:
+        return []
+    first, *others = reads
     best = max(others, key=lambda read: read.bytes_per_s, default=first)
     if best.bytes_per_s < 1.1 * first.bytes_per_s:
-        return ()
-    return (
-        f"this disk gives {best.bytes_per_s / first.bytes_per_s:.1f} times as much with "
+        return []
+    return [
+        f"This disk gives {best.bytes_per_s / first.bytes_per_s:.1f} times as much with "
         f"{best.n_parallel} reads of {format_size(best.read_bytes)} at a time; edgespec reads one "
-        "after the other",
-    )
+        "after the other."
+    ]

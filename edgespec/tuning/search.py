@@ -1,102 +1,33 @@
-"""Finds the settings with the most tokens a second: measures, predicts, confirms by short runs.
+"""Finds the settings with the most tokens a second: predicts those of all, confirms the best by
+short runs in turn.
 
-It decides what is measured and chosen; who measures is behind the `Lab`, so that tests bring a
-device whose best settings they know.
+It decides what is tried and chosen; what is known before, `measuring` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
-from edgespec.config import LoadSettings
-from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.tuning.cost_model import (
-    Choice,
-    Prediction,
-    Speeds,
-    calibrated,
-    compute_places,
-    disk_rate,
-    draft_alone,
-    predict,
-)
-from edgespec.tuning.measurements import ReadSpeed, Refused, Replayed, Text, Written
+from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
+from edgespec.tuning.measuring import Lab, Measured, Say, Wanted, measure
 
-PASS_SIZES = (1, 4, 16, 49)
-"""Nodes of timed passes, the root counted."""
-TREE_SIZES = (1, 4, 8, 16, 32, 48, 64)
 DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64)
-WRITTEN_TOKENS = 40
-"""Of each text of the first run."""
 LEAST_GAIN = 0.03
 """What is gained by less is taken for noise, however quiet the runs were."""
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
 N_FINALISTS = 3
 LEAST_TURNS, MOST_TURNS = 2, 4
-READ_BOUND = 0.8
-"""Where computing takes less than this share of reading, its threads do not matter."""
-
-
-class Lab(Protocol):
-    """Who measures. Each call that loads models keeps their budget."""
-
-    def plans(
-        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
-    ) -> Sequence[MemoryPlan | Refused]:
-        """Who would get which bytes with each of these, in processes like those that measure."""
-
-    def read_speeds(self) -> Sequence[ReadSpeed]:
-        """Of the disk with the target: the engine's own kind of reads first."""
-
-    def write(
-        self,
-        load: LoadSettings,
-        engine: EngineSettings,
-        n_tokens: int,
-        pass_sizes: tuple[int, ...] = (),
-    ) -> Written: ...
-
-    def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
-        """Of the model of `load`, a draft."""
-
-    @property
-    def left_s(self) -> float:
-        """Of the time that tuning may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is tuned, and what the user has settled already."""
-
-    load: LoadSettings
-    """With the first of the drafts."""
-    engine: EngineSettings
-    drafts: tuple[Path, ...]
-    usual_threads: int
-    settled: frozenset[str] = frozenset()
-    """Names of settings that are not to be changed."""
-
-    @property
-    def usual(self) -> Choice:
-        """What runs without tuning."""
-        return Choice(
-            draft=self.load.draft,
-            threads=self.load.threads or self.usual_threads,
-            threads_draft=self.load.threads_draft,
-            draft_max=self.engine.draft_max,
-            overlap=self.engine.overlap,
-            lookup=self.engine.lookup,
-        )
+LEAST_TOKENS, MOST_TOKENS = 8, 96
+"""Of each text of a confirming run."""
+LEAST_RUN_S = 1.0
+PATIENCE = 4
+"""Times its share of the time, after which a confirming run is cut short."""
 
 
 @dataclass(slots=True)
@@ -117,15 +48,9 @@ class Trial:
 class Tuned:
     """What was found."""
 
-    wanted: Wanted
+    measured: Measured
     plan: MemoryPlan
     """Of the chosen settings."""
-    speeds: Speeds
-    reads: tuple[ReadSpeed, ...]
-    replays: tuple[tuple[Path, int, Replayed], ...]
-    """By draft and its threads."""
-    first: Written
-    """The default's first run."""
     trials: tuple[Trial, ...]
     """The default's first."""
     chosen: Choice
@@ -133,6 +58,10 @@ class Tuned:
     """How far runs of the same settings lay apart, as a share."""
     n_considered: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> Wanted:
+        return self.measured.wanted
 
     @property
     def is_usual(self) -> bool:
@@ -148,25 +77,10 @@ class Tuned:
         return gain_of(self.best, self.trials[0])
 
 
-Say = Callable[[str], None]
-
-
 def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     """Measure, search, confirm. Raises what planning and loading raise."""
-    usual = wanted.usual
-    usual_plan = the_plan(lab, usual.load(wanted.load), usual.engine)
-    reads = tuple(lab.read_speeds()) if usual_plan.paged else ()
-    say("a run with the defaults")
-    first = lab.write(usual.load(wanted.load), usual.engine, WRITTEN_TOKENS, PASS_SIZES)
-    raw_bytes_per_s = reads[0].bytes_per_s if reads else inf
-    speeds = Speeds(
-        disk_bytes_per_s=disk_rate(first.passes, raw_bytes_per_s),
-        compute={usual.threads: compute_places(first.passes)},
-    )
-    replays = list(_replays(lab, wanted, first.texts, say))
-    yields = {(draft, threads): done.trees for draft, threads, done in replays}
-    speeds = calibrated(usual, replace(speeds, yields=yields), first)
-    speeds = _with_other_threads(lab, wanted, usual_plan, speeds, say)
+    measured = measure(lab, wanted, say)
+    usual, usual_plan, speeds = wanted.usual, measured.plan, measured.speeds
     notes: list[str] = []
     choices = list(dict.fromkeys([usual, *candidates(wanted, speeds)]))
     plans = _plans(lab, wanted, choices)
@@ -174,23 +88,19 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         _predictions(choices, plans, speeds, usual_plan, notes),
         key=lambda found: -found[1].tokens_per_s,
     )
-    expected = predict(usual, usual_plan, speeds)
+    expected = measured.expected
     promising = [
         Trial(choice, prediction)
         for choice, prediction in ranked
         if choice != usual and prediction.tokens_per_s > WORTH_A_RUN * expected.tokens_per_s
     ]
     trials = [Trial(usual, expected), *_unlike(promising)]
-    _confirm(lab, wanted, trials, say)
+    _confirm(lab, measured, trials, say)
     noise = _noise(trials[0])
     chosen = _winner(trials, noise)
     return Tuned(
-        wanted=wanted,
+        measured=measured,
         plan=plans.get(_memory_of(chosen)) or usual_plan,
-        speeds=speeds,
-        reads=reads,
-        replays=tuple(replays),
-        first=first,
         trials=tuple(trials),
         chosen=chosen,
         noise=noise,
@@ -214,14 +124,6 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
             yield choice
         if not (settled & {"draft", "draft_max"}) or usual.draft is None:
             yield Choice(None, target_threads, None, usual.draft_max, usual.overlap, usual.lookup)
-
-
-def the_plan(lab: Lab, load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
-    """Raises BudgetError."""
-    (found,) = lab.plans([(load, engine)])
-    if isinstance(found, Refused):
-        raise BudgetError(found.message, found.smallest_bytes)
-    return found
 
 
 _Memory = tuple[Path | None, int]
@@ -285,59 +187,24 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def _replays(
-    lab: Lab, wanted: Wanted, texts: tuple[Text, ...], say: Say
-) -> Iterable[tuple[Path, int, Replayed]]:
-    """Each draft with the default's threads, the first one with others too."""
-    usual = wanted.usual
-    threads = usual.threads_draft or usual.threads
-    for draft in wanted.drafts:
-        say(f"what {draft.name} guesses")
-        yield draft, threads, lab.replay(draft_alone(wanted.load, draft, threads), texts)
-        if {"threads", "threads_draft"} & wanted.settled or draft != usual.draft:
-            continue
-        for fewer in _fewer(threads):
-            if lab.left_s > 0:
-                yield draft, fewer, lab.replay(draft_alone(wanted.load, draft, fewer), texts)
-
-
-def _fewer(threads: int) -> list[int]:
-    return sorted({n for n in (threads // 2, 1) if 1 <= n < threads}, reverse=True)
-
-
-def _with_other_threads(
-    lab: Lab, wanted: Wanted, plan: MemoryPlan, speeds: Speeds, say: Say
-) -> Speeds:
-    """Computing with fewer threads, where reads do not hide it anyway."""
-    usual = wanted.usual
-    expected = predict(usual, plan, speeds)
-    if "threads" in wanted.settled or expected.compute_s < READ_BOUND * expected.read_s:
-        return speeds
-    compute = dict(speeds.compute)
-    alone = replace(usual, draft=None, threads_draft=None)
-    for threads in _fewer(usual.threads)[:1]:
-        if lab.left_s <= 0:
-            break
-        say(f"passes with {threads} threads")
-        load = replace(alone, threads=threads).load(wanted.load)
-        engine = replace(alone.engine, lookup=True)
-        timed = lab.write(load, engine, 1, PASS_SIZES)
-        compute[threads] = compute_places(timed.passes)
-    return replace(speeds, compute=compute)
-
-
-def _confirm(lab: Lab, wanted: Wanted, trials: Sequence[Trial], say: Say) -> None:
-    """Short runs of every trial in turn, as many turns as there is time for."""
+def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) -> None:
+    """Short runs of every trial in turn, as many turns as there is time for. All write the same
+    tokens, so as many as fit into a share of the time."""
     if len(trials) == 1:
         say("nothing is predicted to beat the defaults")
-    for turn in range(MOST_TURNS if len(trials) > 1 else LEAST_TURNS):
+    most_turns = MOST_TURNS if len(trials) > 1 else LEAST_TURNS
+    share_s = max(lab.left_s / (most_turns * len(trials)), LEAST_RUN_S)
+    n_texts = max(1, len(measured.first.texts))
+    n_tokens = int(share_s * measured.first.tokens_per_s / n_texts)
+    n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
+    for turn in range(most_turns):
         if turn >= LEAST_TURNS and lab.left_s <= 0:
             return
         # the one that came last comes first in the next turn: what drifts hits all alike
         for trial in trials if turn % 2 == 0 else trials[::-1]:
             say(f"run {turn + 1} of {_says(trial.choice)}")
-            run = partial(lab.write, trial.choice.load(wanted.load), trial.choice.engine)
-            written = run(WRITTEN_TOKENS)
+            load = trial.choice.load(measured.wanted.load)
+            written = lab.write(load, trial.choice.engine, n_tokens, most_s=PATIENCE * share_s)
             trial.rates.append(written.tokens_per_s)
             trial.peak_bytes = max(trial.peak_bytes, written.peak_bytes)
 

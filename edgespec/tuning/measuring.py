@@ -1,0 +1,195 @@
+"""What is known of a device and a pair before anything is chosen: plans, runs, replays, speeds.
+
+It decides what is measured and in which order. Who measures is behind the `Lab`, so that tests
+bring a device that computes by formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import MemoryPlan
+from edgespec.tuning.cost_model import (
+    Choice,
+    Prediction,
+    Speeds,
+    calibrated,
+    compute_places,
+    disk_rate,
+    draft_alone,
+    predict,
+)
+from edgespec.tuning.measurements import ReadSpeed, Refused, Replayed, Text, Written
+
+PASS_SIZES = (1, 4, 16, 49)
+"""Nodes of timed passes, the root counted."""
+TREE_SIZES = (1, 4, 8, 16, 32, 48, 64)
+WRITTEN_TOKENS = 40
+"""Of each text of the first run."""
+READ_BOUND = 0.8
+"""Where computing takes less than this share of reading, its threads do not matter."""
+
+Say = Callable[[str], None]
+
+
+class Lab(Protocol):
+    """Who measures. Each call that loads models keeps their budget."""
+
+    def plans(
+        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+    ) -> Sequence[MemoryPlan | Refused]:
+        """Who would get which bytes with each of these, in processes like those that measure."""
+
+    def read_speeds(self) -> Sequence[ReadSpeed]:
+        """Of the disk with the target: the engine's own kind of reads first."""
+
+    def write(
+        self,
+        load: LoadSettings,
+        engine: EngineSettings,
+        n_tokens: int,
+        pass_sizes: tuple[int, ...] = (),
+        most_s: float | None = None,
+    ) -> Written:
+        """Texts of up to `n_tokens`, cut short after `most_s`; None is as long as it may take."""
+
+    def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
+        """Of the model of `load`, a draft."""
+
+    @property
+    def left_s(self) -> float:
+        """Of the time that tuning may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is tuned, and what the user has settled already."""
+
+    load: LoadSettings
+    """With the first of the drafts."""
+    engine: EngineSettings
+    drafts: tuple[Path, ...]
+    usual_threads: int
+    settled: frozenset[str] = frozenset()
+    """Names of settings that are not to be changed."""
+
+    @property
+    def usual(self) -> Choice:
+        """What runs without tuning."""
+        return Choice(
+            draft=self.load.draft,
+            threads=self.load.threads or self.usual_threads,
+            threads_draft=self.load.threads_draft,
+            draft_max=self.engine.draft_max,
+            overlap=self.engine.overlap,
+            lookup=self.engine.lookup,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A pair with the settings that run without tuning."""
+
+    wanted: Wanted
+    plan: MemoryPlan
+    reads: tuple[ReadSpeed, ...]
+    """None where nothing is paged."""
+    first: Written
+    replays: tuple[tuple[Path, int, Replayed], ...]
+    """By draft and its threads."""
+    speeds: Speeds
+
+    @property
+    def expected(self) -> Prediction:
+        return predict(self.wanted.usual, self.plan, self.speeds)
+
+    def rate(
+        self, plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0
+    ) -> float | None:
+        """Tokens a second under another plan, on another disk or with a better draft. None where
+        everything fits that did not: what is resident computes with other kernels."""
+        if plan.paged != self.plan.paged:
+            return None
+        disk_bytes_per_s = disk_factor * self.speeds.disk_bytes_per_s
+        speeds = replace(self.speeds, disk_bytes_per_s=disk_bytes_per_s)
+        return predict(self.wanted.usual, plan, speeds, more_tokens).tokens_per_s
+
+
+def measure(
+    lab: Lab, wanted: Wanted, say: Say = lambda _: None, other_threads: bool = True
+) -> Measured:
+    """Run the usual settings once, replay what the drafts would have guessed, and fit the model to
+    it. Raises what planning and loading raise."""
+    usual = wanted.usual
+    plan = the_plan(lab, usual.load(wanted.load), usual.engine)
+    reads = tuple(lab.read_speeds()) if plan.paged else ()
+    say("a run with the defaults")
+    first = lab.write(usual.load(wanted.load), usual.engine, WRITTEN_TOKENS, PASS_SIZES)
+    raw_bytes_per_s = reads[0].bytes_per_s if reads else inf
+    speeds = Speeds(
+        disk_bytes_per_s=disk_rate(first.passes, raw_bytes_per_s),
+        compute={usual.threads: compute_places(first.passes)},
+    )
+    replays = tuple(_replays(lab, wanted, first.texts, say, other_threads))
+    yields = {(draft, threads): done.trees for draft, threads, done in replays}
+    speeds = calibrated(usual, plan, replace(speeds, yields=yields), first)
+    if other_threads:
+        speeds = _with_other_threads(lab, wanted, plan, speeds, say)
+    return Measured(wanted, plan, reads, first, replays, speeds)
+
+
+def the_plan(lab: Lab, load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
+    """Raises BudgetError."""
+    (found,) = lab.plans([(load, engine)])
+    if isinstance(found, Refused):
+        raise BudgetError(found.message, found.smallest_bytes)
+    return found
+
+
+def _replays(
+    lab: Lab, wanted: Wanted, texts: tuple[Text, ...], say: Say, other_threads: bool
+) -> Iterable[tuple[Path, int, Replayed]]:
+    """Each draft with the default's threads, the first one with others too."""
+    usual = wanted.usual
+    threads = usual.threads_draft or usual.threads
+    for draft in wanted.drafts:
+        say(f"what {draft.name} guesses")
+        yield draft, threads, lab.replay(draft_alone(wanted.load, draft, threads), texts)
+        is_settled = {"threads", "threads_draft"} & wanted.settled
+        if is_settled or not other_threads or draft != usual.draft:
+            continue
+        for fewer in _fewer(threads):
+            if lab.left_s > 0:
+                yield draft, fewer, lab.replay(draft_alone(wanted.load, draft, fewer), texts)
+
+
+def _fewer(threads: int) -> list[int]:
+    return sorted({n for n in (threads // 2, 1) if 1 <= n < threads}, reverse=True)
+
+
+def _with_other_threads(
+    lab: Lab, wanted: Wanted, plan: MemoryPlan, speeds: Speeds, say: Say
+) -> Speeds:
+    """Computing with fewer threads, where reads do not hide it anyway."""
+    usual = wanted.usual
+    expected = predict(usual, plan, speeds)
+    if "threads" in wanted.settled or expected.compute_s < READ_BOUND * expected.read_s:
+        return speeds
+    compute = dict(speeds.compute)
+    alone = replace(usual, draft=None, threads_draft=None)
+    for threads in _fewer(usual.threads)[:1]:
+        if lab.left_s <= 0:
+            break
+        say(f"passes with {threads} threads")
+        load = replace(alone, threads=threads).load(wanted.load)
+        engine = replace(alone.engine, lookup=True)
+        timed = lab.write(load, engine, 1, PASS_SIZES)
+        compute[threads] = compute_places(timed.passes)
+    return replace(speeds, compute=compute)
