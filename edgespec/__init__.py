@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.errors import ModelError as ModelError
     from edgespec.errors import PairError as PairError
     from edgespec.errors import SessionClosed as SessionClosed
+    from edgespec.errors import StateError as StateError
     from edgespec.errors import UsageError as UsageError
     from edgespec.errors import WeightReadError as WeightReadError
     from edgespec.generation import Generation as Generation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from edgespec.session import Session as Session
     from edgespec.session import load as load
     from edgespec.session import plan as plan
+    from edgespec.state.prompt_cache import PromptCache as PromptCache
     from edgespec.tracing.trace_file import open_trace as open_trace
     from edgespec.values import GenerationResult as GenerationResult
     from edgespec.values import TokenEvent as TokenEvent
@@ -51,9 +53,11 @@ _HOME = {
     "LoadSettings": "config",
     "ModelError": "errors",
     "PairError": "errors",
+    "PromptCache": "state.prompt_cache",
     "SamplingParams": "engine.sampling",
     "Session": "session",
     "SessionClosed": "errors",
+    "StateError": "errors",
     "TokenEvent": "values",
     "UsageError": "errors",
     "WeightReadError": "errors",
@@ -79,9 +83,11 @@ __all__ = [
     "LoadSettings",
     "ModelError",
     "PairError",
+    "PromptCache",
     "SamplingParams",
     "Session",
     "SessionClosed",
+    "StateError",
     "TokenEvent",
     "UsageError",
     "WeightReadError",

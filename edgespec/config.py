@@ -143,6 +143,8 @@ class LoadSettings(Settings):
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
     grammars: bool = False
     """Keep memory for structured answers; a target that is paged gives none without."""
+    state_files: bool = False
+    """Keep memory for state files; only models with recurrent state need it."""
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:

@@ -6,6 +6,7 @@ EdgespecError                 1  anything that went wrong while running
 │   └── GrammarError          2  a grammar that is wrong, too large or cannot be met
 ├── ModelError                3  a model that cannot be used
 │   └── PairError             3  two models that do not fit each other
+├── StateError                3  a file of kept state that does not fit, or is damaged
 ├── BudgetError               4  a memory budget that cannot work
 ├── WeightReadError           1  storage failed while weights were streamed
 ├── FetchError                1  a model that could not be fetched
@@ -43,6 +44,12 @@ class ModelError(EdgespecError):
 
 class PairError(ModelError):
     """Draft and target have different vocabularies."""
+
+
+class StateError(EdgespecError):
+    """A file of kept state that is damaged, no such file, or of another model or other settings."""
+
+    exit_code = 3
 
 
 class BudgetError(EdgespecError):

@@ -36,6 +36,8 @@ T = TypeVar("T")
 CORPUS = "index of a corpus"
 GRAMMARS = "grammars"
 """The row of a plan that keeps memory for structured answers."""
+STATE_FILES = "state files"
+"""The row that keeps memory for state which only comes in one piece."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 
@@ -237,6 +239,9 @@ class _Opening(Owner):
             others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
         if self._corpus:
             others.append(MemoryRow("process", CORPUS, corpus_index.RESIDENT_BYTES))
+        if self._settings.state_files:
+            most_bytes = max(need.state_bytes for need in needs)
+            others.append(MemoryRow("process", STATE_FILES, most_bytes))
         taken_bytes = process.taken_bytes()
         try:
             return plan_models(

@@ -28,9 +28,18 @@ from edgespec.files import cache_folder
 from edgespec.generation import Generation
 from edgespec.grammar.compiling import new_compiler
 from edgespec.grammar.specification import Grammar
-from edgespec.loading import GRAMMARS, LoadedModels, corpus_drafters, open_models, plan
+from edgespec.loading import (
+    GRAMMARS,
+    STATE_FILES,
+    LoadedModels,
+    corpus_drafters,
+    open_models,
+    plan,
+)
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
+from edgespec.state.keeper import StateKeeper
+from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, ModelInfo, PagingStats
 
@@ -89,6 +98,8 @@ class Session(Owner):
             target, draft, engine_settings, trace=trace, drafters=drafters, memory=memory
         )
         self._engine = SharedEngine(engine, models.close)
+        room_bytes = sum(row.nbytes for row in models.plan.rows if row.what == STATE_FILES)
+        self._keeper = StateKeeper(engine, target, draft, room_bytes)
         self._prompts = self._new_prompts()
         self._compiler: GrammarCompiler | None = None
         self._compiling = threading.Lock()
@@ -130,12 +141,13 @@ class Session(Owner):
         progress: Progress | None = None,
         grammar: Grammar | None = None,
         logprobs: int | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
         `grammar` says what the text has to look like. With `logprobs` each token comes with its
-        log probability and those of so many others, the target's own.
-        Raises UsageError at once for what cannot be meant.
+        log probability and those of so many others, the target's own. `prompt_cache` keeps what the
+        prompt costs in a file. Raises UsageError at once for what cannot be meant.
         """
         if isinstance(prompt, str):
             text, target = arguments.text("the prompt", prompt), self._models.target
@@ -153,6 +165,7 @@ class Session(Owner):
             arguments.callback("progress", progress),
             None if grammar is None else self._constraint(grammar),
             None if logprobs is None else _n_logprobs(logprobs),
+            None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
         )
         return Generation(
             self._engine, request, self._models.target.paging, self.load_report["total"], owner=self
@@ -244,6 +257,31 @@ class Session(Owner):
         completion = Completions(self).text(request)
         return completion if stream else completion.whole()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the models hold a text, of which `save_state` could keep what it cost."""
+        return bool(self._keeper.held)
+
+    def save_state(self, path: str | Path) -> int:
+        """Keep what target and draft have computed of the latest text in a file, whole or not at
+        all, for `load_state` in another process; the number of its tokens.
+
+        Waits for generations before it. Raises UsageError where there is nothing to keep,
+        StateError where another kind of file is there, EdgespecError for a disk that is full.
+        """
+        with self._engine.alone():
+            return len(self._keeper.save(_path(path)).tokens)
+
+    def load_state(self, path: str | Path) -> int:
+        """Go on from what `save_state` kept: a prompt that begins with that text need not be read.
+        The number of its tokens.
+
+        Raises StateError for state of another model, version or setting, and for a damaged file;
+        what the session held stays then.
+        """
+        with self._engine.alone():
+            return len(self._keeper.load(_path(path)).tokens)
+
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to a text."""
         with self._engine.use():
@@ -285,6 +323,10 @@ class Session(Owner):
         engine: SharedEngine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
             close_forgotten(self, engine.close)
+
+
+def _path(value: Any) -> Path:
+    return Path(value if isinstance(value, str) else arguments.instance("path", value, Path))
 
 
 def _n_logprobs(value: Any) -> int:

@@ -30,6 +30,8 @@ class ModelInfo:
     model verifies lines of guesses, where 0 verifies none."""
     used_share: float = 1.0
     """Of a mixture's experts that are read one by one, what a token uses; 1 for other models."""
+    prompt_batch: int = 512
+    """Most tokens of a prompt that one pass reads."""
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
@@ -273,6 +275,8 @@ class GenerationResult:
     """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""
     reused_tokens: int = 0
     """Of the prompt: those that were in the models already and cost no pass."""
+    saved_passes: int = 0
+    """Of the target, that reading those tokens would have taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,14 @@ class FakeSession:
         self.cancelled.set()
 
     def stream(
-        self, prompt, sampling=None, max_tokens=None, stop=(), progress=None, grammar=None
+        self,
+        prompt,
+        sampling=None,
+        max_tokens=None,
+        stop=(),
+        progress=None,
+        grammar=None,
+        prompt_cache=None,
     ) -> Generator[TokenEvent, None, GenerationResult]:
         self.prompt, self.sampling, self.max_tokens, self.stop = prompt, sampling, max_tokens, stop
         self.is_generating = True

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": PORTS,
     "chat": PORTS,
     "hub": PORTS,
+    "state": PORTS | {"engine"},
     "grammar": PORTS,
     "corpus": PORTS,
     "completions": PORTS | {"chat", "grammar"},
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing.trace_file": RESOURCES,
     "loading": LOADING | {"corpus", "grammar"},
     "generation": LOADING,
-    "session": LOADING | {"chat", "completions", "generation", "grammar"},
+    "session": LOADING | {"chat", "completions", "generation", "grammar", "state"},
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": SESSION | {"corpus"},
     "diagnosis": SESSION | {"models"},
@@ -43,10 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": SESSION | {"bench", "models"},
     "cli": SESSION
     | {"bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
-    | {"server", "tracing.trace_file", "tuning"},
+    | {"server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
-    | {"tracing.trace_file", "values"},
+    | {"state", "tracing.trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself; a module that may import more
 than its folder stands by itself."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.dialogue import Dialogue
-from edgespec.cli import asking, chat_templates, grammars, reports
+from edgespec.cli import asking, chat_templates, grammars, prompt_caches, reports
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.generation import Generation
     from edgespec.grammar.specification import Grammar
     from edgespec.session import Session
+    from edgespec.state.prompt_cache import PromptCache
     from edgespec.values import GenerationResult
 
 NO_LIMIT = "-1"
@@ -66,7 +67,7 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
     from edgespec import session
 
     template = chat_templates.template_from(given)
-    grammar = grammars.grammar_from(given)
+    grammar, cache = grammars.grammar_from(given), prompt_caches.cache_from(given)
     if "max_tokens" not in given:
         given.max_tokens = NO_LIMIT
     request = settings_from(given)
@@ -83,11 +84,31 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
         history = cache_folder.make_folder() / "chat_history"
         chat = Chat(loaded, dialogue, request.generate, grammar, console)
         with ExitStack() as stack:
+            if cache is not None:
+                stack.enter_context(_kept(loaded, cache, console))
             if sys.stdin.isatty():  # where lines are edited, Ctrl-C at the prompt is a key
                 stack.enter_context(interrupts.stopping(chat.stop, forgives=True))
             for line in asking.lines(history):
                 if not chat.take(line):
                     break
+
+
+@contextmanager
+def _kept(session: Session, cache: PromptCache, console: Console) -> Iterator[None]:
+    """Go on from what the file holds, and in the end leave there what the conversation cost.
+
+    However it ends: what was read is worth keeping after a failure, too.
+    """
+    from edgespec.state.file import check_place
+
+    if check_place(cache.path):
+        n_tokens = session.load_state(cache.path)
+        console.note(f"{cache.path}: {n_tokens:,} tokens need not be read again")
+    try:
+        yield
+    finally:
+        if session.has_state and not cache.read_only:
+            session.save_state(cache.path)
 
 
 class Chat:
@@ -158,7 +179,10 @@ class Chat:
         if self._last is None:
             raise UsageError("/stats: there is no answer yet")
         result, peak_bytes = self._last, process.peak_rss_bytes()
-        self._console.note(f"reused: {result.reused_tokens} tokens that were read before")
+        self._console.note(
+            f"reused: {result.reused_tokens} tokens that were read before, "
+            f"{result.saved_passes} passes saved"
+        )
         for line in reports.generation_summary(
             result, self._session.plan, self._session.load_report, peak_bytes
         ):

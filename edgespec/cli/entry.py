@@ -16,9 +16,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.cli import flags, grammars, reports
+from edgespec.cli import flags, grammars, prompt_caches, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
@@ -27,6 +27,9 @@ from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.units import parse_rate, parse_size
 from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.session import Session
 
 INTERRUPTED = Cancelled.exit_code
 
@@ -76,7 +79,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec import session
     from edgespec.memory import process
 
-    grammar = grammars.grammar_from(given)
+    grammar, cache = grammars.grammar_from(given), prompt_caches.cache_from(given)
     request, prompt = settings_from(given), read_prompt(given)
     settings = request.generate
     as_json = "json" in given
@@ -96,12 +99,16 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
             settings.stop,
             console.progress,
             grammar,
+            prompt_cache=cache,
         )
         shown = _Shown(_ignore if as_json else console.token)
         with interrupts.stopping(running.cancel):
             result = follow(events, shown.show)
         shown.rest_of(result)
         trace.close()
+        failure = cache.failure if cache else None
+        if cache and "prompt_cache_all" in given:
+            failure = _kept(running, cache.path) or failure
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
         if as_json:
@@ -117,7 +124,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
                     version=flags.installed_version(),
                 )
             )
-            return _outcome(result)
+            return _outcome(result, failure)
         console.end_of_text()
         console.note("")
         for line in reports.generation_summary(
@@ -130,7 +137,7 @@ def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
             console.note("green: guessed by the draft")
         if "trace" in given:
             console.note(f"trace: {given.trace}: ui.perfetto.dev or chrome://tracing opens it")
-        return _outcome(result)
+        return _outcome(result, failure)
 
 
 class _Shown:
@@ -151,10 +158,19 @@ class _Shown:
             self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
 
 
-def _outcome(result: GenerationResult) -> int:
-    """The exit code, and on stderr why it is not 0."""
+def _kept(running: Session, path: Path) -> EdgespecError | None:
+    """Keep all that was computed; why not, where that cannot be done."""
+    try:
+        running.save_state(path)
+    except EdgespecError as error:
+        return error
+    return None
+
+
+def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
+    """The exit code, and on stderr why it is not 0; `failure` came when the text was there."""
     if result.finish_reason != "cancelled":
-        return 0
+        return _fail(failure, str(failure), failure.exit_code, wants_json=False) if failure else 0
     return _fail(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
 
 

@@ -17,6 +17,7 @@ from edgespec.cli import (
     flag_groups,
     grammars,
     model_flags,
+    prompt_caches,
     serving,
     tune_flags,
 )
@@ -177,6 +178,7 @@ def _generate(parser: _Parser) -> _Parser:
     flag_groups.add_memory(parser)
     flag_groups.add_sampling(parser)
     grammars.add_flags(parser)
+    prompt_caches.add_flags(parser, keeps_text=False)
     flag_groups.add_speculation(parser)
     output = flag_groups.add_output(parser)
     output.add_argument("--quiet", action="store_true", help="no notes, progress or summary")
@@ -224,6 +226,7 @@ def _chat(parser: _Parser) -> _Parser:
     flag_groups.add_sampling(parser)
     flag_groups.add_speculation(parser)
     grammars.add_flags(parser)
+    prompt_caches.add_flags(parser, keeps_text=True)
     chatting.add_flags(parser)
     return parser
 

@@ -36,6 +36,8 @@ def generation_report(
         | {"tokens_per_pass": result.speculation.tokens_per_pass},
         "paging": asdict(result.paging),
         "memory": memory_report(plan, peak_bytes),
+        "reused_tokens": result.reused_tokens,
+        "saved_passes": result.saved_passes,
         "notes": [*plan.notes, *result.notes],
         "load": dict(load_report),
         "plan": plan.as_dict(),
@@ -51,7 +53,7 @@ def generation_summary(
     lines = [
         f"{len(result.tokens)} tokens in {timings.decode_s:.2f} s: "
         f"{timings.tokens_per_s:.1f} tokens/s; ended by {result.finish_reason}",
-        f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s; "
+        f"prompt: {len(result.prompt_tokens)} tokens in {timings.prompt_s:.2f} s{_kept(result)}; "
         f"loading: {load_report['total']:.2f} s",
     ]
     if guesses.drafted:
@@ -69,6 +71,15 @@ def generation_summary(
         lines.append(_expert_line(paging.experts))
     lines.append(memory_line(plan, peak_bytes))
     return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
+
+
+def _kept(result: GenerationResult) -> str:
+    """`, 440 of them kept from before (1 pass saved)` where some were."""
+    if not result.reused_tokens:
+        return ""
+    n_passes = result.saved_passes
+    saved = f" ({n_passes} pass{'es' * (n_passes != 1)} saved)" if n_passes else ""
+    return f", {result.reused_tokens} of them kept from before{saved}"
 
 
 def _expert_line(experts: ExpertStats) -> str:

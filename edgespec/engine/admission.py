@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.request import Request
+from edgespec.engine.request import Keeper, Request
 from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
@@ -40,6 +40,7 @@ def admit(
     progress: Progress | None,
     constraint: Constraint | None,
     n_logprobs: int | None,
+    keeper: Keeper | None = None,
 ) -> Request:
     """A request that `target` can serve. Raises UsageError for what cannot be meant."""
     check_prompt(prompt_tokens, target)
@@ -56,6 +57,7 @@ def admit(
         sampler=Sampler(sampling, prompt_tokens, constraint, n_logprobs),
         transcript=Transcript(target.vocabulary, stop, limit, limit_reason),
         progress=progress,
+        keeper=keeper,
     )
 
 

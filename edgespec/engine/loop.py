@@ -21,7 +21,7 @@ from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer, Pacer
 from edgespec.engine.pair import Pair
 from edgespec.engine.prompt import read_prompt, read_tail
-from edgespec.engine.request import Request
+from edgespec.engine.request import Keeper, Request
 from edgespec.engine.round import RoundInProgress, record_round
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -100,6 +100,7 @@ class Engine(Owner):
         progress: Progress | None = None,
         constraint: Constraint | None = None,
         n_logprobs: int | None = None,
+        keeper: Keeper | None = None,
     ) -> Request:
         """What `run` takes. Without `max_tokens` the text may fill the context.
 
@@ -115,7 +116,21 @@ class Engine(Owner):
             progress,
             constraint,
             n_logprobs,
+            keeper,
         )
+
+    @property
+    def committed(self) -> Sequence[int]:
+        """Tokens whose keys and values the target holds, of the latest text."""
+        return tuple(self._pair.committed)
+
+    def forget(self) -> None:
+        """Leave the models without a text."""
+        self._pair.rewind(0)
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """The models were given the keys and values of `tokens`, the draft those of a part."""
+        self._pair.committed = list(tokens)
 
     def run(self, request: Request) -> Generator[TokenEvent, None, None]:
         """Yield the tokens of a request. When it ends, however, no model holds provisional KV.

@@ -73,6 +73,7 @@ class Tally:
 
     prompt_s: float = 0.0
     reused_tokens: int = 0
+    saved_passes: int = 0
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -23,6 +23,8 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     pair.check_cancelled()
     prompt = list(request.prompt)
     begun = pair.clock()
+    if request.keeper is not None:
+        request.keeper.before_prompt(prompt, request.tally)
     reused = common_length(pair.committed, prompt[:-1])
     if reused < len(pair.committed) and not pair.target.info.tree_capable:
         reused = 0  # recurrent state cannot be rewound by a few tokens
@@ -30,7 +32,9 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     reused = len(pair.committed)
     unread = prompt[reused:-1]
     report = None
-    if unread and not (reused and _fits_a_pass(pair, len(unread) + 1)):
+    if reused and _fits_a_pass(pair, len(unread) + 1):
+        unread = []
+    if unread:
         pair.prefill(unread, request.progress)
         report = pair.target.last_report
     if pair.grower is not None and drafts:
@@ -39,6 +43,9 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     end = pair.clock()
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
+    request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - _n_passes(pair, len(unread))
+    if request.keeper is not None:
+        request.keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
     return report
 
@@ -61,6 +68,11 @@ def read_tail(pair: Pair, request: Request) -> TokenEvent:
     pair.commit(tree, branch)
     request.tally.read_first_token(pair.clock() - begun)
     return event
+
+
+def _n_passes(pair: Pair, n_tokens: int) -> int:
+    """That read so many tokens of a prompt."""
+    return -(-n_tokens // pair.target.info.prompt_batch)
 
 
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:

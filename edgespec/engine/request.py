@@ -6,7 +6,9 @@ Knows no model; the engine works on it, a generation is its owner's handle.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from edgespec.engine.outcome import Tally
 from edgespec.engine.sampling import Sampler
@@ -14,6 +16,16 @@ from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.values import GenerationResult, PagingStats
+
+
+class Keeper(Protocol):
+    """Keeps what a prompt costs beyond the process; it may use the models when it is called."""
+
+    def before_prompt(self, prompt: Sequence[int], tally: Tally) -> None:
+        """The prompt is about to be read: models may be given what was kept of it."""
+
+    def after_prompt(self, n_prefilled: int, tally: Tally) -> None:
+        """It was read, `n_prefilled` tokens of it in passes of their own."""
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +36,7 @@ class Request:
     sampler: Sampler
     transcript: Transcript
     progress: Progress | None = None
+    keeper: Keeper | None = None
     tally: Tally = field(default_factory=Tally)
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set at any moment, from any thread, and never cleared."""
@@ -48,4 +61,5 @@ class Request:
             paging=paging or PagingStats(),
             notes=tuple(self.tally.notes),
             reused_tokens=self.tally.reused_tokens,
+            saved_passes=self.tally.saved_passes,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Owner, Users
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import Request
+from edgespec.engine.request import Keeper, Request
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.ports import Progress
@@ -23,7 +23,8 @@ from edgespec.values import TokenEvent
 class Turn:
     """A request's place in line, from its first token to its end."""
 
-    request: Request
+    request: Request | None = None
+    """None for work between two texts."""
     events: Generator[TokenEvent, None, None] | None = None
     """What is left to come; None before the first."""
     thread: int | None = None
@@ -75,12 +76,34 @@ class SharedEngine(Owner):
         progress: Progress | None,
         constraint: Constraint | None = None,
         n_logprobs: int | None = None,
+        keeper: Keeper | None = None,
     ) -> Request:
         """What the engine makes of it. Raises UsageError and SessionClosed."""
         with self._users.use():
             return self._engine.request(
-                prompt_tokens, sampling, max_tokens, stop, progress, constraint, n_logprobs
+                prompt_tokens, sampling, max_tokens, stop, progress, constraint, n_logprobs, keeper
             )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Around what needs the models between two texts: waits in line as a generation does.
+
+        Raises SessionClosed, and UsageError where this thread has a generation under way.
+        """
+        if self._users.is_inside:
+            raise UsageError(
+                "this thread is within a call of the session and would wait for itself: do it when "
+                "the call has come back"
+            )
+        turn = Turn()
+        with self._users.use():
+            self._wait_for(turn)
+            try:
+                yield
+            finally:
+                with self._change:
+                    self._line.remove(turn)
+                    self._change.notify_all()
 
     def open(self, request: Request) -> Turn:
         """A turn for `request`, not yet in line; from now on `cancel` reaches it."""
@@ -105,6 +128,7 @@ class SharedEngine(Owner):
         with self._users.use():
             self._wait_for(turn)
             if turn.events is None:
+                assert turn.request is not None
                 turn.events = self._engine.run(turn.request)
             yield turn.events
 
@@ -174,4 +198,5 @@ class SharedEngine(Owner):
     def _check_waiting(self, turn: Turn) -> None:
         if self._users.is_closing:
             raise SessionClosed("the session was closed before it was this generation's turn")
-        turn.request.check_cancelled()
+        if turn.request is not None:
+            turn.request.check_cancelled()

@@ -61,6 +61,8 @@ class ModelNeeds:
     """Ways to cut the weights, coarse first."""
     experts: ExpertSizes | None = None
     """Of a mixture whose experts are read one by one; no cut holds them."""
+    state_bytes: int = 0
+    """Most that a state file takes while it is written or read, besides small buffers."""
 
     def rows_in_any_case(self, batch: int = 0) -> tuple[MemoryRow, ...]:
         """With the `batch`-th size of batches."""

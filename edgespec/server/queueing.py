@@ -48,6 +48,7 @@ class Figures:
     """By HTTP status."""
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    saved_passes: int = 0
     generated_tokens: int = 0
     accepted_tokens: int = 0
     prompt_s: float = 0.0
@@ -62,6 +63,7 @@ class Figures:
         """Add what one generation did."""
         self.prompt_tokens += len(result.prompt_tokens)
         self.reused_tokens += result.reused_tokens
+        self.saved_passes += result.saved_passes
         self.generated_tokens += len(result.tokens)
         self.accepted_tokens += result.speculation.accepted
         self.prompt_s += result.timings.prompt_s
@@ -78,6 +80,12 @@ class Figures:
                 "counter",
                 "Tokens of prompts that were in the models already",
                 self.reused_tokens,
+            ),
+            (
+                "saved_passes_total",
+                "counter",
+                "Passes that reading those tokens would have taken",
+                self.saved_passes,
             ),
             ("generated_tokens_total", "counter", "Tokens written", self.generated_tokens),
             (

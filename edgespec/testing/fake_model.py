@@ -16,6 +16,7 @@ import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
@@ -199,6 +200,29 @@ class FakeModel:
         assert self.info.tree_capable or n_tokens in (0, self.n_committed), "recurrent state"
         self._cells.clear()
         del self._committed[n_tokens:]
+
+    @property
+    def state_origin(self) -> StateOrigin:
+        return StateOrigin((), {"--ctx-size": str(self.info.n_ctx)})
+
+    @property
+    def state_bytes(self) -> int:
+        return 0
+
+    def write_state(self, write: Write) -> None:
+        assert not self._cells, "state with provisional nodes around"
+        for token in self._committed:  # a piece each
+            write(memoryview(token.to_bytes(4, "little")))
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        assert not self._cells, "state with provisional nodes around"
+        self._committed = []
+        tokens = []
+        for _ in range(n_tokens):
+            piece = bytearray(read.size())
+            read(memoryview(piece))
+            tokens.append(int.from_bytes(piece, "little"))
+        self._committed = tokens
 
     def paging(self) -> PagingStats:
         return PagingStats()

@@ -20,7 +20,7 @@ from fake_session import WORDS, FakeSession
 def interrupt_after_the_first_word(fake: FakeSession) -> None:
     """Ctrl-C while the second word is made."""
 
-    def stream(*args: object) -> Generator[TokenEvent, None, GenerationResult]:
+    def stream(*args: object, **options: object) -> Generator[TokenEvent, None, GenerationResult]:
         yield WORDS[0]
         os.kill(os.getpid(), signal.SIGINT)
         assert fake.cancelled.wait(10)

@@ -19,6 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract
+from edgespec.testing.state_contract import StateContract
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -36,6 +37,12 @@ from engine_cases import (
 
 
 class TestFakeModelKeepsTheContract(PortContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
+
+
+class TestFakeModelKeepsItsState(StateContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)

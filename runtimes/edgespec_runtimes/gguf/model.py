@@ -20,10 +20,12 @@ import numpy as np
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
@@ -47,8 +49,9 @@ class GgufModel:
         weights: PagedWeights | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
+        *,
+        origin: StateOrigin,
     ) -> None:
-        self.info = replace(info, used_share=weights.used_share) if weights else info
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._told = Reads()
@@ -64,6 +67,12 @@ class GgufModel:
         at_once = weights.tokens_at_once if weights else None
         self._at_once = min(shape.largest_batch, at_once or shape.largest_batch)
         """Tokens that one pass takes, whatever experts they choose."""
+        self.info = replace(
+            info,
+            prompt_batch=min(shape.n_batch, self._at_once),
+            used_share=weights.used_share if weights else info.used_share,
+        )
+        self._origin = origin
         callback = weights.callback if weights else None
         with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
@@ -163,6 +172,29 @@ class GgufModel:
                 self._branches.truncate(n_tokens)
             elif n_tokens < self.n_committed or self._branches.has_provisional:
                 self._forget()
+
+    @property
+    def state_origin(self) -> StateOrigin:
+        return self._origin
+
+    @property
+    def state_bytes(self) -> int:
+        with self._users.use():
+            return state.state_bytes(self._memory, self.info.tree_capable)
+
+    def write_state(self, hand_over: Write) -> None:
+        with self._users.use():
+            state.write(self._memory, self.n_committed, self.info.tree_capable, hand_over)
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        with self._users.use():
+            try:
+                self.truncate(0)
+                state.read(self._memory, n_tokens, self.info.tree_capable, read)
+                self._branches.extend(n_tokens)
+            except BaseException:
+                self._forget()
+                raise
 
     def paging(self) -> PagingStats:
         if self._paging is not None:

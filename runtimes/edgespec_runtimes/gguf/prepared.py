@@ -17,6 +17,7 @@ from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
@@ -101,6 +102,8 @@ class PreparedGguf:
                 MemoryRow(owner, LOADING, resident.loading),
             ),
         )
+        if not self.info.tree_capable:
+            needs = replace(needs, state_bytes=kv_bytes)
         if owner == "draft":
             return needs
         return replace(
@@ -199,6 +202,7 @@ class PreparedGguf:
                 cache_type_v=self._options.cache_type_v,
                 flash_attn=self._options.flash_attn,
                 n_rollback=info.max_rollback,
+                has_spare=info.tree_capable,
             )
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
@@ -311,13 +315,31 @@ class PreparedGguf:
                 told = chat_format(self._header, self._token_table)
                 vocabulary = GgufVocabulary(model, self._token_table, told)
                 return GgufModel(
-                    model, shape, self.info, vocabulary, self._stop, paged, trace=trace
+                    model,
+                    shape,
+                    self.info,
+                    vocabulary,
+                    self._stop,
+                    paged,
+                    trace=trace,
+                    origin=self._state_origin(shape),
                 )
         except BaseException:
             model.close()
             if paged:
                 paged.close()
             raise
+
+    def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
+        settings = {
+            "llama-cpp-python": loading.version(),
+            "--ctx-size": str(shape.n_ctx),
+            "--cache-type-k": shape.cache_type_k,
+            "--cache-type-v": shape.cache_type_v,
+            "--flash-attn": shape.flash_attn,
+            "--n-gpu-layers": str(self._n_gpu_layers),
+        }
+        return StateOrigin(self._header.paths, settings)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -7,7 +7,8 @@ Knows trees and slots; what reads the entries is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,13 @@ class KeyValueCache(Owner):
             raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
         self._chains.clear()
         self.n_committed = n_tokens
+
+    def blocks(self, n_tokens: int) -> Iterator[memoryview]:
+        """The memory of the first `n_tokens` slots, layer by layer, keys before values."""
+        n_bytes = n_tokens * self._token_bytes
+        for start in (start for starts in self._starts for start in starts):
+            block: Any = (ctypes.c_uint8 * n_bytes).from_address(start)
+            yield memoryview(block).cast("B")
 
     def close(self) -> None:
         self._chains.clear()

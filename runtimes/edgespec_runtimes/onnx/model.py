@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,12 +17,16 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import UsageError
 from edgespec.paging.store import Reads, paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
+
+PIECE_BYTES = 1 << 20
+"""Of the cache, in a state file."""
 
 
 class OnnxModel:
@@ -36,8 +41,11 @@ class OnnxModel:
         tokens_per_pass: int,
         trace: Trace = OFF,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        origin: StateOrigin,
     ) -> None:
-        self.info = info
+        self.info = replace(info, prompt_batch=tokens_per_pass)
+        self._origin = origin
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._told = Reads()
@@ -105,6 +113,28 @@ class OnnxModel:
     def truncate(self, n_tokens: int) -> None:
         with self._users.use():
             self._cache.truncate(n_tokens)
+
+    @property
+    def state_origin(self) -> StateOrigin:
+        return self._origin
+
+    @property
+    def state_bytes(self) -> int:
+        return 0  # the cache's own memory is written and read
+
+    def write_state(self, hand_over: Write) -> None:
+        with self._users.use():
+            for block in self._cache.blocks(self.n_committed):
+                for begin in range(0, len(block), PIECE_BYTES):
+                    hand_over(block[begin : begin + PIECE_BYTES])
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        with self._users.use():
+            self._cache.truncate(0)
+            for block in self._cache.blocks(n_tokens):
+                for begin in range(0, len(block), PIECE_BYTES):
+                    read(block[begin : begin + PIECE_BYTES])
+            self._cache.extend(n_tokens)
 
     def paging(self) -> PagingStats:
         weights = self._weights

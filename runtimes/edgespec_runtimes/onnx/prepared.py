@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import onnx
+import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
@@ -316,7 +318,16 @@ class PreparedOnnx:
             self._vocabulary,
             sizes.tokens_per_pass,
             self._request.trace if self._request.owner == "target" else OFF,
+            origin=self._state_origin(),
         )
+
+    def _state_origin(self) -> StateOrigin:
+        settings = {
+            "onnxruntime": ort.__version__,
+            "--ctx-size": str(self.info.n_ctx),
+            "--provider": self._deployed.device.label,
+        }
+        return StateOrigin(self._source.files, settings)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

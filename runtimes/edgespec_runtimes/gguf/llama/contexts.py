@@ -61,12 +61,13 @@ class ContextShape:
     flash_attn: str = "on"
     n_rollback: int = 0
     """Tokens that a recurrent state can drop again: it is kept as it was before each of them."""
+    has_spare: bool = False
+    """Whether a sequence besides holds cells while they are put in order, or kept."""
 
     @property
     def n_seq(self) -> int:
-        """A sequence for each branch, and where there are several, one that holds cells while they
-        are put in order."""
-        return self.n_branches + (self.n_branches > 1)
+        """A sequence for each branch, and the spare one."""
+        return self.n_branches + (self.has_spare or self.n_branches > 1)
 
     @property
     def n_rows(self) -> int:

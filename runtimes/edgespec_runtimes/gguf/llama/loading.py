@@ -102,6 +102,11 @@ def load_sizes_only(path: Path) -> Model:
     return _load(path, params)
 
 
+def version() -> str:
+    """Of llama-cpp-python, which stands for that of llama.cpp."""
+    return str(llama_cpp.__version__)
+
+
 @functools.cache
 def packing() -> trials.Packing:
     """Whether resident weights are packed anew for the CPU. The first call of all tries it."""

@@ -1,0 +1,48 @@
+"""The flags of `--prompt-cache`, and what they mean. When it is read and written others know."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.state.prompt_cache import PromptCache
+
+
+def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
+    """`keeps_text`: the text that is written is kept, too, without a flag that says so."""
+    group = parser.add_argument_group("prompt cache")
+    what = "conversation" if keeps_text else "prompt"
+    group.add_argument(
+        "--prompt-cache",
+        metavar="FILE",
+        help=f"keep what reading the {what} costs in FILE, and go on from there the next time",
+    )
+    if not keeps_text:
+        group.add_argument(
+            "--prompt-cache-all", action="store_true", help="keep the text that is written, too"
+        )
+    group.add_argument(
+        "--prompt-cache-ro", action="store_true", help="read FILE and leave it as it is"
+    )
+
+
+def cache_from(given: argparse.Namespace) -> PromptCache | None:
+    """What was given, and memory for it. Raises UsageError and StateError."""
+    if "prompt_cache" not in given:
+        for name in ("prompt_cache_all", "prompt_cache_ro"):
+            if name in given:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} needs --prompt-cache FILE: name the file, too")
+        return None
+    if "prompt_cache_all" in given and "prompt_cache_ro" in given:
+        raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")
+    if not given.prompt_cache:
+        raise UsageError("--prompt-cache needs a file's name")
+    from edgespec.state.prompt_cache import PromptCache
+
+    given.state_files = True
+    return PromptCache(Path(given.prompt_cache).expanduser(), "prompt_cache_ro" in given)

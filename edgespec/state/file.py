@@ -1,0 +1,230 @@
+"""The file of kept state: header, tokens, pieces of keys and values, and a checksum of it all.
+
+It knows the format and how to tell what is damaged; what pieces mean is their model's business.
+
+    "edgespec-state 1\\n" | length, header as JSON | tokens as int32 | pieces of the target,
+    and of the draft: length, bytes; length 0 ends a model's | SHA-256 of all before
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgespec.errors import EdgespecError, StateError
+from edgespec.files.regular import open_regular
+from edgespec.files.unfinished import unfinished_file
+
+MAGIC = b"edgespec-state 1\n"
+MOST_HEADER_BYTES = 1 << 16
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_BLOCK_BYTES = 1 << 18
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelState(_Strict):
+    """Whose keys and values they are."""
+
+    name: str
+    fingerprint: str
+    settings: Mapping[str, str]
+    n_tokens: int = Field(ge=0)
+    """Of the text, from its beginning."""
+
+
+class Header(_Strict):
+    """What is in the file, and what it depends on."""
+
+    edgespec: str
+    """The version that wrote it."""
+    n_tokens: int = Field(ge=1, lt=1 << 31)
+    target: ModelState
+    draft: ModelState | None = None
+
+
+class StateWriter:
+    """Puts pieces into a file that `written` opened."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def begin(self, header: Header, tokens: np.ndarray) -> None:
+        """What stands before the pieces."""
+        content = header.model_dump_json().encode()
+        self._put(MAGIC + _LENGTH.pack(len(content)) + content)
+        self._put(np.ascontiguousarray(tokens, "<i4").tobytes())
+
+    def piece(self, content: memoryview) -> None:
+        """One piece of a model's, never an empty one."""
+        self._put(_LENGTH.pack(content.nbytes))
+        self._put(content)
+
+    def end_of_model(self) -> None:
+        """No more pieces of this one."""
+        self._put(_LENGTH.pack(0))
+
+    def end(self) -> None:
+        """Nothing comes after this."""
+        self._file.write(self._digest.digest())
+
+    def _put(self, content: bytes | memoryview) -> None:
+        self._digest.update(content)
+        self._file.write(content)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[StateWriter]:
+    """A writer of the file at `path`, which appears when the block has ended and not before.
+
+    Raises StateError where another kind of file is there, which is left alone, and EdgespecError
+    for a disk that is full.
+    """
+    check_place(path)
+    try:
+        with unfinished_file(path) as file:
+            yield StateWriter(file)
+    except OSError as error:
+        raise EdgespecError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_place(path: Path) -> bool:
+    """Whether there is state at `path`. Raises StateError where something else is there, and where
+    no file can be."""
+    try:
+        if path.stat().st_size == 0 and path.is_file():
+            return False
+        with open_regular(path) as file:
+            found = file.read(len(MAGIC))
+    except FileNotFoundError as error:
+        if path.parent.is_dir():
+            return False
+        raise StateError(f"{path.parent} is no folder: name a place for the state") from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    if found != MAGIC:
+        raise StateError(
+            f"{path} is not state that this edgespec kept, and stays as it is: name another file"
+        )
+    return True
+
+
+class StateReader:
+    """A file of state, from its beginning to its end; `opened` makes one."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
+        self._digest = hashlib.sha256()
+        self._next: int | None = None
+        if self._get(len(MAGIC)) != MAGIC:
+            raise self.damaged()
+        (length,) = _LENGTH.unpack(self._get(_LENGTH.size))
+        if length > MOST_HEADER_BYTES:
+            raise self.damaged()
+        try:
+            self.header = Header.model_validate_json(self._get(length))
+        except ValidationError as error:
+            raise self.damaged() from error
+        self.tokens = np.frombuffer(self._get(4 * self.header.n_tokens), "<i4").astype(np.int64)
+        if int(self.tokens.min()) < 0:
+            raise self.damaged()
+
+    def check(self) -> None:
+        """Read the rest and raise StateError unless the checksum is right; nothing is read twice
+        but by another reader."""
+        while self._left:
+            self._get(min(self._left, _BLOCK_BYTES))
+        self.end()
+
+    def size(self) -> int:
+        """Bytes of the model's next piece; 0 at its end."""
+        if self._next is None:
+            (self._next,) = _LENGTH.unpack(self._get(_LENGTH.size))
+        return self._next
+
+    def piece(self, into: memoryview) -> None:
+        """Fill `into` with the next piece. Raises StateError for one of another size."""
+        length = self.size()
+        if not 0 < length == into.nbytes <= self._left:
+            raise self.damaged()
+        if self._file.readinto(into) != length:  # type: ignore[attr-defined]
+            raise self.damaged()
+        self._left -= length
+        self._digest.update(into)
+        self._next = None
+
+    def end_of_model(self) -> None:
+        """Raises StateError where more pieces are left."""
+        if self.size() != 0:
+            raise self.damaged()
+        self._next = None
+
+    def skip_model(self) -> None:
+        """Pass over the pieces of a model that is not there."""
+        while (length := self.size()) > 0:
+            while length:
+                length -= len(self._get(min(length, _BLOCK_BYTES)))
+            self._next = None
+        self._next = None
+
+    def end(self) -> None:
+        """Raises StateError unless this is the end, and the checksum right."""
+        if self._left or self._file.read(_DIGEST_BYTES + 1) != self._digest.digest():
+            raise self.damaged()
+
+    def damaged(self) -> StateError:
+        return StateError(
+            f"{self._path} is damaged, or was cut short: delete it, and it will be made anew"
+        )
+
+    def _get(self, length: int) -> bytes:
+        if not 0 <= length <= self._left:
+            raise self.damaged()
+        content = self._file.read(length)
+        if len(content) != length:
+            raise self.damaged()
+        self._left -= length
+        self._digest.update(content)
+        return content
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[StateReader]:
+    """A reader of the file at `path`. Raises StateError for what is none or cannot be read."""
+    if not check_place(path):
+        raise StateError(f"there is no state at {path}: keep some there first")
+    try:
+        with open_regular(path) as file:
+            yield StateReader(path, file)
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def differences(kept: ModelState, now: ModelState) -> str | None:
+    """In words, why state of one cannot be used by the other; None where it can."""
+    if kept.fingerprint != now.fingerprint:
+        if kept.name == now.name:
+            return f"of other weights than those of {now.name}"
+        return f"of the model {kept.name}, not of {now.name}"
+    differing: list[Any] = sorted(
+        {*kept.settings.items()} ^ {*now.settings.items()}, key=lambda item: item[0]
+    )
+    if not differing:
+        return None
+    name = differing[0][0]
+    there, here = (settings.get(name, "none") for settings in (kept.settings, now.settings))
+    return f"of {name} {there}, where {here} is used now"

@@ -1,0 +1,233 @@
+"""Puts what a target and its draft have computed into a file, and takes it up again.
+
+Knows the order: what a file says is checked before a model forgets anything. The text's tokens are
+the engine's, keys and values the models'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.errors import StateError, UsageError
+from edgespec.ports import LanguageModel
+from edgespec.ports.state import KeepsState
+from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
+from edgespec.state.fingerprint import fingerprint
+
+USUAL_BYTES = 2 << 20
+"""Buffers that a plan's headroom holds."""
+
+
+class HoldsText(Protocol):
+    """The engine, while no text is being made."""
+
+    @property
+    def committed(self) -> Sequence[int]: ...
+
+    def forget(self) -> None:
+        """Leave the models without a text."""
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """The models hold the keys and values of `tokens` from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a file holds, or was taken up of it."""
+
+    tokens: tuple[int, ...]
+    n_draft_tokens: int
+    """Of them, those that the draft need not read again."""
+
+
+class StateKeeper:
+    """Saves and loads the state of one pair. Nobody else may be at the models meanwhile."""
+
+    def __init__(
+        self,
+        engine: HoldsText,
+        target: LanguageModel,
+        draft: LanguageModel | None,
+        room_bytes: int = 0,
+    ) -> None:
+        """`room_bytes` are planned for buffers besides the usual ones."""
+        self._engine = engine
+        self._target = target
+        self._draft = draft
+        self._room_bytes = max(USUAL_BYTES, room_bytes)
+
+    @property
+    def held(self) -> Sequence[int]:
+        """Tokens whose keys and values the target holds now."""
+        return self._engine.committed
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the beginning of a text is of use without its end."""
+        return self._target.info.tree_capable
+
+    def check_possible(self) -> None:
+        """Raise UsageError where this target's state cannot be kept, or not within the memory."""
+        if not isinstance(self._target, KeepsState):
+            raise UsageError(
+                f"the state of {self._target.info.name} cannot be kept: its runtime does not offer "
+                "it; leave --prompt-cache out"
+            )
+        needed = self._target.state_bytes
+        if needed > self._room_bytes:
+            raise _no_room(self._target.info.name, needed)
+
+    def save(self, path: Path) -> Kept:
+        """Write what the models hold. Raises UsageError where they hold nothing."""
+        self.check_possible()
+        tokens = self._engine.committed
+        if not tokens:
+            raise UsageError("there is no state to keep yet: no prompt was read")
+        target, draft = self._states
+        n_draft = self._n_draft(len(tokens))
+        if draft is not None:
+            draft = draft.model_copy(update={"n_tokens": n_draft}) if n_draft else None
+        header = Header(
+            edgespec=_version(),
+            n_tokens=len(tokens),
+            target=target.model_copy(update={"n_tokens": len(tokens)}),
+            draft=draft,
+        )
+        with written(path) as writer:
+            writer.begin(header, np.array(tokens))
+            for model in (self._target, self._draft if header.draft else None):
+                if isinstance(model, KeepsState):
+                    model.write_state(writer.piece)
+                    writer.end_of_model()
+            writer.end()
+        return Kept(tuple(tokens), n_draft)
+
+    def peek(self, path: Path) -> Kept:
+        """What `load` would take up. Raises StateError for what it would refuse."""
+        self.check_possible()
+        with opened(path) as reader:
+            n_draft = self._check_fit(path, reader)
+            reader.check()
+            return Kept(tuple(reader.tokens.tolist()), n_draft)
+
+    def load(self, path: Path, check: Callable[[], None] = lambda: None) -> Kept:
+        """Take up what `save` wrote: models and engine go on as if they had computed it.
+
+        `check` is called now and then and may raise. Raises StateError, and what the models held
+        stays then, unless the file changed while it was read: then they hold nothing.
+        """
+        kept = self.peek(path)
+        try:
+            with opened(path) as reader:
+                if tuple(reader.tokens.tolist()) != kept.tokens:
+                    raise reader.damaged()
+                self._engine.forget()
+                self._take(self._target, len(kept.tokens), reader, check)
+                if reader.header.draft is not None:
+                    if kept.n_draft_tokens and self._draft is not None:
+                        self._take(self._draft, kept.n_draft_tokens, reader, check)
+                    else:
+                        reader.skip_model()
+                reader.end()
+                self._engine.adopt(kept.tokens)
+        except BaseException:
+            self._engine.forget()
+            raise
+        return kept
+
+    def _take(
+        self, model: LanguageModel, n_tokens: int, reader: StateReader, check: Callable[[], None]
+    ) -> None:
+        assert isinstance(model, KeepsState)
+        model.read_state(n_tokens, _Pieces(reader, model.info.name, self._room_bytes, check))
+        reader.end_of_model()
+
+    def _check_fit(self, path: Path, reader: StateReader) -> int:
+        """Raise StateError unless the target can take it; the draft's tokens, 0 if it cannot."""
+        header, (target, draft) = reader.header, self._states
+        if header.edgespec != (now := _version()):
+            raise StateError(
+                f"{path} is state that edgespec {header.edgespec} kept, and this is {now}: "
+                "delete it, and it will be made anew"
+            )
+        if reason := differences(header.target, target):
+            raise StateError(
+                f"{path} is state {reason}: load what it was made with, or name another file"
+            )
+        info = self._target.info
+        fits = header.target.n_tokens == header.n_tokens <= info.n_ctx
+        if not fits or int(reader.tokens.max()) >= info.n_vocab:
+            raise reader.damaged()
+        if header.draft is None or draft is None or differences(header.draft, draft):
+            return 0
+        assert self._draft is not None
+        n_draft = header.draft.n_tokens
+        return n_draft if n_draft <= min(header.n_tokens, self._draft.info.n_ctx) else 0
+
+    def _n_draft(self, n_tokens: int) -> int:
+        """Tokens of the text that the draft holds, if it can be kept."""
+        draft = self._draft
+        if not isinstance(draft, KeepsState) or draft.state_bytes > self._room_bytes:
+            return 0
+        return min(n_tokens, draft.n_committed)
+
+    @cached_property
+    def _states(self) -> tuple[ModelState, ModelState | None]:
+        assert isinstance(self._target, KeepsState)
+        target = _state_of(self._target, self._target)
+        draft = self._draft
+        return target, _state_of(draft, draft) if isinstance(draft, KeepsState) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Those of one model; implements `edgespec.ports.state.Read`."""
+
+    reader: StateReader
+    name: str
+    room_bytes: int
+    check: Callable[[], None]
+
+    def size(self) -> int:
+        n_bytes = self.reader.size()
+        if n_bytes == 0:
+            raise self.reader.damaged()
+        if n_bytes > self.room_bytes:
+            raise _no_room(self.name, n_bytes)
+        return n_bytes
+
+    def __call__(self, into: memoryview) -> None:
+        self.check()
+        self.reader.piece(into)
+
+
+def _no_room(name: str, n_bytes: int) -> UsageError:
+    return UsageError(
+        f"the state of {name} comes in one piece of {n_bytes:,} bytes, which this session's budget "
+        "does not hold: load it with LoadSettings(..., state_files=True); --prompt-cache does"
+    )
+
+
+def _version() -> str:
+    try:
+        return version("edgespec")
+    except PackageNotFoundError:  # a checkout on the path, never installed
+        return "unknown"
+
+
+def _state_of(model: LanguageModel, keeps: KeepsState) -> ModelState:
+    origin = keeps.state_origin
+    try:
+        told = fingerprint(origin.files)
+    except OSError as error:
+        raise StateError(f"{model.info.name} cannot be read: {error}") from error
+    return ModelState(
+        name=model.info.name, fingerprint=told, settings=dict(origin.settings), n_tokens=0
+    )

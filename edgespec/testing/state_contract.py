@@ -1,0 +1,123 @@
+"""What a runtime whose models keep state has to do, as tests.
+
+A suite inherits from `StateContract` and says how it opens a model, as it does for `PortContract`.
+The model's context holds at least 48 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from edgespec.errors import StateError
+from edgespec.ports import LanguageModel
+from edgespec.ports.state import KeepsState
+from edgespec.testing.paging_contract import one_by_one
+
+N_KEPT, N_MORE = 23, 6
+
+
+class Pieces:
+    """Implements `edgespec.ports.state.Read` over what was written."""
+
+    def __init__(self, content: Sequence[bytes]) -> None:
+        self._content = list(content)
+
+    def size(self) -> int:
+        if not self._content:
+            raise StateError("there is no more")
+        return len(self._content[0])
+
+    def __call__(self, into: memoryview) -> None:
+        if self.size() != into.nbytes:
+            raise StateError("a piece has another size")
+        into[:] = self._content.pop(0)
+
+
+def pieces_of(model: LanguageModel) -> list[bytes]:
+    """What a model hands over."""
+    assert isinstance(model, KeepsState)
+    content: list[bytes] = []
+    model.write_state(lambda piece: content.append(bytes(piece)))
+    return content
+
+
+class StateContract:
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        raise NotImplementedError("a runtime's test class says how to open its model")
+
+    @pytest.fixture
+    def texts(self) -> tuple[list[int], list[int]]:
+        """What is kept, and what follows it."""
+        tokens = [(7 * n * n + 3 * n + 1) % 40 for n in range(N_KEPT + N_MORE)]
+        return tokens[:N_KEPT], tokens[N_KEPT:]
+
+    @pytest.fixture
+    def kept(
+        self, model_factory: Callable[[], LanguageModel], texts: tuple[list[int], list[int]]
+    ) -> tuple[list[bytes], np.ndarray]:
+        """The pieces of a model that has read the first text, and its logits after the second."""
+        with closing(model_factory()) as model:
+            model.prefill(texts[0])
+            return pieces_of(model), one_by_one(model, texts[1])
+
+    @pytest.fixture
+    def other(self, model_factory: Callable[[], LanguageModel]) -> Iterator[LanguageModel]:
+        """A second model of the same files."""
+        with closing(model_factory()) as model:
+            yield model
+
+    def test_another_model_goes_on_as_the_one_that_wrote(
+        self,
+        kept: tuple[list[bytes], np.ndarray],
+        other: LanguageModel,
+        texts: tuple[list[int], list[int]],
+    ) -> None:
+        """To the last bit, whatever it held before."""
+        other.prefill([5, 6, 7])
+        assert isinstance(other, KeepsState)
+        other.read_state(N_KEPT, Pieces(kept[0]))
+        assert other.n_committed == N_KEPT
+        assert np.array_equal(one_by_one(other, texts[1]), kept[1])
+
+    def test_an_earlier_part_of_the_text_can_be_gone_on_from(
+        self,
+        kept: tuple[list[bytes], np.ndarray],
+        other: LanguageModel,
+        texts: tuple[list[int], list[int]],
+    ) -> None:
+        """A window of attention reaches back from there, too."""
+        if not other.info.tree_capable:
+            pytest.skip("recurrent state has no earlier part")
+        assert isinstance(other, KeepsState)
+        n_tokens = N_KEPT - 8
+        other.prefill(texts[0])
+        other.truncate(n_tokens)
+        expected = one_by_one(other, texts[1])
+        other.read_state(N_KEPT, Pieces(kept[0]))
+        other.truncate(n_tokens)
+        assert np.array_equal(one_by_one(other, texts[1]), expected)
+
+    def test_what_is_missing_leaves_nothing_and_the_model_goes_on(
+        self,
+        kept: tuple[list[bytes], np.ndarray],
+        other: LanguageModel,
+        texts: tuple[list[int], list[int]],
+    ) -> None:
+        assert isinstance(other, KeepsState)
+        with pytest.raises(StateError):
+            other.read_state(N_KEPT, Pieces(kept[0][:-1]))
+        assert other.n_committed == 0
+        other.prefill(texts[0])
+        assert np.array_equal(one_by_one(other, texts[1]), kept[1])
+
+    def test_writing_changes_nothing(
+        self, kept: tuple[list[bytes], np.ndarray], other: LanguageModel
+    ) -> None:
+        assert isinstance(other, KeepsState)
+        other.read_state(N_KEPT, Pieces(kept[0]))
+        assert pieces_of(other) == kept[0]

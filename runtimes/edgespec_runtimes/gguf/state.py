@@ -1,0 +1,79 @@
+"""Keys and values of a committed prefix as pieces of bytes, and back, in llama.cpp's own format.
+
+The cells of some tokens at a time go through a sequence of their own, so that no buffer is as large
+as the cache. Recurrent state has no parts: it goes in one piece. Knows no file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+from edgespec.errors import StateError
+from edgespec.ports.state import Read, Write
+from edgespec_runtimes.gguf.llama.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama.sequences import HOME
+
+PIECE_BYTES = 1 << 20
+"""About so much at a time; a token's keys and values are never cut."""
+_STEP = struct.Struct("<I")
+"""Tokens in a piece."""
+
+
+def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
+    """Of the buffer that `write` takes."""
+    return PIECE_BYTES if has_parts else memory.whole_bytes(HOME)
+
+
+def write(memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write) -> None:
+    """The first `n_tokens` of the committed prefix, which for recurrent state are all of it."""
+    if not has_parts:
+        buffer = _buffer(memory.whole_bytes(HOME))
+        hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
+        return
+    step = _tokens_at_once(memory, n_tokens)
+    hand_over(memoryview(_STEP.pack(step)))
+    buffer = _buffer(memory.piece_bytes(HOME, 0, step))
+    for begin in range(0, n_tokens, step):
+        end = min(begin + step, n_tokens)
+        written = memory.save_into(buffer, HOME, begin, end)
+        hand_over(memoryview(buffer).cast("B")[:written])
+
+
+def read(memory: LlamaMemory, n_tokens: int, has_parts: bool, pieces: Read) -> None:
+    """Take `n_tokens` into the empty cells, as the prefix. Raises StateError."""
+    if not has_parts:
+        memory.restore_whole(_next(pieces), HOME, n_tokens)
+        return
+    head = _next(pieces)
+    if len(head) != _STEP.size:
+        raise StateError("the kept keys and values do not begin as they should")
+    (step,) = _STEP.unpack(head)
+    if not 0 < step <= n_tokens:
+        raise StateError("the kept keys and values are cut as no edgespec cuts them")
+    for begin in range(0, n_tokens, step):
+        memory.restore_from(_next(pieces), HOME, begin, min(begin + step, n_tokens))
+
+
+def _tokens_at_once(memory: LlamaMemory, n_tokens: int) -> int:
+    """As many as fit into a piece, and into every layer's window: llama.cpp leaves out what the
+    last token of a piece does not see, and who goes back to an earlier one would miss it."""
+    first = memory.piece_bytes(HOME, 0, 1)
+    if n_tokens == 1:
+        return 1
+    each = memory.piece_bytes(HOME, 0, 2) - first
+    step = max(1, min(n_tokens, PIECE_BYTES // max(1, each)))
+    while step > 1 and memory.piece_bytes(HOME, 0, step) < first + (step - 1) * each:
+        step = -(-step // 2)
+    return step
+
+
+def _next(pieces: Read) -> Any:
+    buffer = _buffer(pieces.size())
+    pieces(memoryview(buffer).cast("B"))
+    return buffer
+
+
+def _buffer(n_bytes: int) -> Any:
+    return (ctypes.c_uint8 * n_bytes)()

@@ -1,0 +1,119 @@
+"""The state of GGUF models leaves the process and comes back: attention, windows, recurrence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo_files
+from edgespec.errors import StateError
+from edgespec.models.embedded import embedded_pair
+from edgespec.ports import LanguageModel
+from edgespec.ports.state import KeepsState
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.testing.state_contract import N_KEPT, Pieces, StateContract, pieces_of
+from edgespec_runtimes.gguf import runtime, state
+from edgespec_runtimes.gguf.options import GgufOptions
+from zoo_species import Species
+
+TARGET = embedded_pair().target
+
+
+def request(path: Path, max_nodes: int = 9, **options: object) -> ModelRequest:
+    usual: dict[str, object] = {"ctx_size": 128, "batch_size": 64, "max_branches": 4}
+    return ModelRequest(path, "target", max_nodes=max_nodes, n_threads=1, **usual | options)  # type: ignore[arg-type]
+
+
+def resident(path: Path, **options: object) -> LanguageModel:
+    prepared = runtime.prepare(request(path, **options))  # type: ignore[arg-type]
+    with closing(prepared):
+        return prepared.load(None)
+
+
+class TestResident(StateContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: resident(TARGET)
+
+
+class TestPagedInManyPieces(StateContract):
+    @pytest.fixture
+    def model_factory(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LanguageModel]:
+        monkeypatch.setattr(state, "PIECE_BYTES", 1 << 14)
+        return lambda: load_paged(runtime.prepare(request(TARGET)))
+
+
+class TestWithoutADraft(StateContract):
+    """One branch and no other: the cells have a sequence to go through all the same."""
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: resident(TARGET, max_nodes=1, max_branches=1)
+
+
+class TestQuantisedCache(StateContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        types = GgufOptions(cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
+        return lambda: resident(TARGET, options=types)
+
+
+class TestTransposedValues(StateContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: resident(TARGET, options=GgufOptions(flash_attn="off"))
+
+
+@pytest.fixture(scope="module", params=["gemma2", "qwen2vl", "lfm2", "qwen35", "mamba2", "rwkv7"])
+def species(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Windows of attention, positions of several parts, hybrids that can and that cannot go back,
+    and no attention at all."""
+    folder = tmp_path_factory.mktemp("state")
+    return zoo_files.write_model(folder / "m.gguf", Species(request.param))
+
+
+class TestSpecies(StateContract):
+    @pytest.fixture
+    def model_factory(self, species: Path) -> Callable[[], LanguageModel]:
+        return lambda: resident(species, max_branches=4)
+
+
+def test_pieces_that_were_changed_end_no_process_and_leave_a_model_that_works() -> None:
+    """Whoever can compute a checksum can change what is in a file: positions, counts, sizes."""
+    chance = random.Random(3)
+    tokens = list(range(30, 30 + N_KEPT))
+    with closing(resident(TARGET)) as model:
+        assert isinstance(model, KeepsState)
+        model.prefill(tokens)
+        kept = pieces_of(model)
+        model.truncate(0)
+        expected = one_by_one(model, [1, 2, 3])
+        for _ in range(60):
+            changed = [bytearray(piece) for piece in kept]
+            piece = chance.choice(changed)
+            for _ in range(chance.choice([1, 4])):
+                piece[chance.randrange(min(len(piece), 400))] = chance.randrange(256)
+            try:
+                model.read_state(N_KEPT, Pieces(changed))
+            except StateError:
+                assert model.n_committed == 0
+            model.truncate(0)
+            assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
+            model.truncate(0)
+
+
+def test_what_a_paged_model_kept_serves_one_in_memory() -> None:
+    text, more = list(range(30, 30 + N_KEPT)), [1, 2, 3, 4]
+    with closing(load_paged(runtime.prepare(request(TARGET)))) as paged:
+        paged.prefill(text)
+        kept, expected = pieces_of(paged), one_by_one(paged, more)
+    with closing(resident(TARGET)) as model:
+        assert isinstance(model, KeepsState)
+        model.read_state(N_KEPT, Pieces(kept))
+        assert np.array_equal(one_by_one(model, more), expected)

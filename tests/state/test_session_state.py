@@ -1,0 +1,194 @@
+"""What a session computed is kept in a file, and another session's text goes on as if it had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.config import LoadSettings, SamplingParams
+from edgespec.errors import SessionClosed, StateError, UsageError
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import Session
+from test_end_to_end import MIB, big, smallest
+
+__all__ = ["big", "smallest"]
+
+PAIR = embedded_pair()
+WARM = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=5)
+PROMPT = "def f(x):\n    return x + 1\n" * 12
+TURN = "\n\ndef g(y):\n" * 8
+
+
+def load(**options: object) -> Session:
+    settings: dict[str, object] = {"model": PAIR.target, "draft": PAIR.draft} | options
+    return edgespec.load(LoadSettings(**settings))  # type: ignore[arg-type]
+
+
+def turn(session: Session, tokens: list[int]) -> tuple[list[int], list[object]]:
+    """Tokens and log probabilities of what follows."""
+    with session.stream(tokens, WARM, 24, logprobs=5) as generation:
+        events = list(generation)
+    return [event.token for event in events], [event.logprobs for event in events]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[int], object]]:
+    """The state after one turn, the next turn's prompt, and what follows it there and then."""
+    path = tmp_path_factory.mktemp("state") / "a.state"
+    with load() as session:
+        tokens = [*session.encode(PROMPT), *session.generate(PROMPT, WARM, 24).tokens]
+        assert session.save_state(path) == len(tokens) - 1
+        tokens += session.encode(TURN)
+        yield path, tokens, turn(session, tokens)
+
+
+@pytest.mark.parametrize("draft", [PAIR.draft, None])
+def test_the_next_turn_is_that_of_the_session_which_went_on(first, draft: Path | None) -> None:
+    path, tokens, expected = first
+    with load(draft=draft) as session:
+        session.load_state(str(path))
+        assert turn(session, tokens) == expected
+        assert session.paging.passes == 0
+
+
+def test_state_of_another_model_is_refused_and_the_session_goes_on(first) -> None:
+    path, _, _ = first
+    with load(model=PAIR.draft, draft=None) as session:
+        text = session.generate("def f(", max_tokens=4).text
+        with pytest.raises(StateError, match=r"of the model .*, not of|of other weights"):
+            session.load_state(path)
+        assert session.generate("def f(", max_tokens=4).text == text
+
+
+def test_state_of_another_context_is_refused(first) -> None:
+    path, _, _ = first
+    with load(ctx_size=256) as session, pytest.raises(StateError, match="--ctx-size"):
+        session.load_state(path)
+
+
+def test_state_waits_for_the_text_that_is_being_made(first, tmp_path: Path) -> None:
+    with load() as session:
+        generation = session.stream("def f(", max_tokens=8)
+        next(generation)
+        with pytest.raises(UsageError, match="this thread has a generation"):
+            session.save_state(tmp_path / "b.state")
+        saved: list[int] = []
+        waiting = threading.Thread(
+            target=lambda: saved.append(session.save_state(tmp_path / "b.state"))
+        )
+        waiting.start()
+        n_tokens = len(list(generation)) + 1
+        waiting.join()
+        assert saved == [len(session.encode("def f(")) + n_tokens - 1]
+
+
+def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
+    session = load()
+    session.generate("def f(", max_tokens=2)
+    session.close()
+    with pytest.raises(SessionClosed):
+        session.save_state(tmp_path / "b.state")
+
+
+# The command line
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgespec", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
+    path = tmp_path / "p.state"
+    cached = ("generate", "-p", PROMPT, "-n", 12, "--prompt-cache", path, "--json")
+    first, second = (json.loads(run(*cached).stdout) for _ in range(2))
+    assert second["text"] == first["text"]
+    assert (first["reused_tokens"], first["saved_passes"]) == (0, 0)
+    assert second["reused_tokens"] == len(second["prompt_tokens"]) - 1
+    assert second["saved_passes"] == 1
+    said = run("generate", "-p", PROMPT, "-n", 12, "--prompt-cache", path).stderr
+    assert f"{second['reused_tokens']} of them kept from before (1 pass saved)" in said
+
+
+def test_generate_keeps_the_text_too_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "p.state"
+    cached = ("--prompt-cache", path, "--prompt-cache-all", "--json", "-n", 12)
+    text = json.loads(run("generate", "-p", PROMPT, *cached).stdout)
+    longer = json.loads(run("generate", "-p", PROMPT + text["text"], *cached).stdout)
+    assert longer["reused_tokens"] > len(text["prompt_tokens"]) + 5
+
+
+def test_a_cache_of_another_model_is_exit_code_3_and_stays(first) -> None:
+    path, _, _ = first
+    content = path.read_bytes()
+    said = run("generate", "-m", PAIR.draft, "-p", "x", "--prompt-cache", path, code=3).stderr
+    assert said.count("error:") == 1
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_cache_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "diary.txt"
+    path.write_text("dear diary")
+    said = run("generate", "-m", "/nowhere.gguf", "-p", "x", "--prompt-cache", path, code=3).stderr
+    assert "diary.txt is not state that this edgespec kept" in said
+    assert path.read_text() == "dear diary"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--prompt-cache-ro",), "--prompt-cache-ro needs --prompt-cache FILE"),
+        (("--prompt-cache", ""), "--prompt-cache needs a file's name"),
+        (("--prompt-cache", "x", "--prompt-cache-ro", "--prompt-cache-all"), "contradicts"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_refused(flags: tuple[str, ...], complaint: str) -> None:
+    assert complaint in run("generate", "-p", "x", *flags, code=2).stderr
+
+
+def test_a_disk_that_is_full_costs_no_text(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    path = tmp_path / "p.state"
+    limited = (
+        "import resource, signal, sys; from edgespec.cli.entry import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", limited, "generate", "-p", PROMPT, "-n", "8"]
+    environment = os.environ | {"EDGESPEC_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [*command, "--prompt-cache", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.strip()
+    assert "p.state cannot be written: File too large" in done.stderr
+    assert not [left for left in tmp_path.iterdir() if left.name != "cache"]
+
+
+def test_the_peak_stays_within_the_budget_with_a_state_file(
+    big: Path, smallest: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.state"
+    paged = ("generate", "-m", big, "-md", PAIR.draft, "-c", 256, "-p", PROMPT, "-n", 8)
+    cached = ("--memory-budget", smallest, "--prompt-cache", path, "--prompt-cache-all", "--json")
+    first, second = (json.loads(run(*paged, *cached).stdout) for _ in range(2))
+    for answer in (first, second):
+        assert answer["memory"]["peak_bytes"] <= answer["memory"]["budget_bytes"]
+    assert path.stat().st_size > MIB
+    assert second["text"] == first["text"]
+    assert second["paging"]["passes"] < first["paging"]["passes"]
