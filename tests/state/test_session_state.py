@@ -180,6 +180,7 @@ def test_a_disk_that_is_full_costs_no_text(tmp_path: Path) -> None:
     assert not [left for left in tmp_path.iterdir() if left.name != "cache"]
 
 
+@pytest.mark.slow
 def test_the_peak_stays_within_the_budget_with_a_state_file(
     big: Path, smallest: int, tmp_path: Path
 ) -> None:
