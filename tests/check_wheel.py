@@ -41,7 +41,12 @@ def _wanted() -> set[str]:
     manifest = tomllib.loads((ROOT / "models/embedded.toml").read_text(encoding="utf-8"))
     prompts = {"held_out_prompts.jsonl", "prompts.jsonl", "repeating_prompts.jsonl"}
     models = {"embedded.toml", "tokenizer.json", *prompts}
-    models |= {file["file"] for role in ("target", "draft") for file in manifest[role]["files"]}
+    models |= {
+        file["file"]
+        for role in manifest.values()
+        if isinstance(role, dict)
+        for file in role["files"]
+    }
     wanted = {f"edgespec/_models/{name}" for name in models}
     wanted |= {f"edgespec/_configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
     for top in ("edgespec", "runtimes/edgespec_runtimes"):

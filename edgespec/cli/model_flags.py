@@ -22,8 +22,8 @@ examples:
   edgespec generate -m "$(edgespec models path target)" -p 'import os'
 
 A model is named by a name that `models list` shows (`embedded` and `target` are the embedded
-target, `draft` is its draft) or by the path of a file or folder: write ./target for a file of
-that name."""
+target, `draft` is its draft, `mixture` a mixture of experts for the same draft) or by the path of a
+file or folder: write ./target for a file of that name."""
 
 _CHECK = """\
 Say whether DRAFT can draft for TARGET, and how well.

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError
 from edgespec.files import cache_folder
 from edgespec.models.embedded import (
     EmbeddedFile,
     EmbeddedModel,
+    Role,
     default_file,
     embedded_pair,
     manifest,
@@ -28,7 +29,6 @@ from edgespec.settings import expanded, nearest
 if TYPE_CHECKING:
     from edgespec.ports import Progress
 
-Role = Literal["target", "draft"]
 
 CHUNK_BYTES = 1 << 20
 
@@ -130,11 +130,11 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\
 def embedded() -> list[KnownModel]:
     """What the manifest says, whether the files are there or not. Raises ModelError."""
     described = manifest()
-    roles: tuple[tuple[Role, EmbeddedModel], ...] = (
-        ("target", described.target),
-        ("draft", described.draft),
-    )
-    return [known for role, model in roles for known in _forms(role, model, described.licence)]
+    return [
+        known
+        for role, model in described.models().items()
+        for known in _forms(role, model, described.licence)
+    ]
 
 
 def cached() -> list[KnownModel]:
@@ -197,6 +197,8 @@ def _names() -> dict[str, Path]:
         names[model.name] = model.path
         names[model.path.stem if model.path.suffix == ".gguf" else model.path.name] = model.path
     names |= {described.target.name: pair.target, described.draft.name: pair.draft}
+    if described.mixture:
+        names["mixture"] = models_folder() / default_file(described.mixture).file
     return names | {"embedded": pair.target, "target": pair.target, "draft": pair.draft}
 
 

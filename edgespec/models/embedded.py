@@ -1,4 +1,4 @@
-"""Finds the data that edgespec carries: the embedded pair of models and the presets.
+"""Finds the data that edgespec carries: the embedded models and the presets.
 
 In a wheel they lie inside the package, in a checkout beside it. Nothing here opens a model.
 """
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.settings import expanded, nearest
+
+Role = Literal["target", "draft", "mixture"]
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -49,6 +51,12 @@ class Manifest(_Described):
     vocabulary: int
     target: EmbeddedModel
     draft: EmbeddedModel
+    mixture: EmbeddedModel | None = None
+    """A mixture of experts with the same vocabulary: another target for the draft."""
+
+    def models(self) -> dict[Role, EmbeddedModel]:
+        more: dict[Role, EmbeddedModel] = {"mixture": self.mixture} if self.mixture else {}
+        return {"target": self.target, "draft": self.draft, **more}
 
 
 @dataclass(frozen=True, slots=True)

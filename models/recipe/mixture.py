@@ -18,7 +18,7 @@ class ExpertShape:
 
     n_experts: int = 16
     n_used: int = 4
-    width: int = 128
+    width: int = 64
 
 
 EXPERTS = ExpertShape()

@@ -1,19 +1,20 @@
-"""The files of both models: what ships and its manifest, and what only checks need.
+"""The files of the models: what ships and its manifest, and what only checks need.
 Reads checkpoints; trains nothing. ONNX is exported by another interpreter (the extra `export`)."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
-from transformers import LlamaForCausalLM
+from safetensors import safe_open
 
 import shapes
 from to_gguf import LICENCE, convert
 
+MIXTURE = "mixture"
 EXPORTER = Path(__file__).with_name("to_onnx.py")
 
 
@@ -39,21 +40,40 @@ def release(
     (out / "embedded.toml").write_text("\n".join(manifest(checkpoints, out)) + "\n")
 
 
+def release_mixture(checkpoint: Path, tokenizer: Path, out: Path) -> None:
+    """Write the mixture to `out` as GGUF Q8_0, and say so at the end of `embedded.toml`."""
+    file = out / f"{checkpoint.name}-q8_0.gguf"
+    convert(checkpoint, tokenizer, file, name=checkpoint.name, kind="Q8_0")
+    described = (out / "embedded.toml").read_text()
+    others = described.partition(f"\n[{MIXTURE}]\n")[0].rstrip("\n")
+    lines = described_model(MIXTURE, checkpoint.name, parameters(checkpoint), out)
+    (out / "embedded.toml").write_text("\n".join([others, *lines]) + "\n")
+
+
 def manifest(checkpoints: Mapping[str, Path], out: Path) -> Iterator[str]:
     """Lines of TOML: both models, each in all the forms that are in `out`."""
     yield from (f'licence = "{LICENCE}"', f"vocabulary = {shapes.N_VOCAB}")
     for role, checkpoint in checkpoints.items():
-        name = checkpoint.name
-        model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        yield from ("", f"[{role}]", f'name = "{name}"')
-        yield f"parameters = {shapes.parameters(model)}"
-        yield f"context_length = {shapes.N_CONTEXT}"
-        for file in sorted(out.glob(f"{name}-*.gguf")):
-            yield from entry(role, file, out, "gguf", file.stem.removeprefix(f"{name}-").upper())
-        for folder in sorted(out.glob(f"{name}-onnx-*")):
-            dtype = folder.name.removeprefix(f"{name}-onnx-")
-            for file in sorted(folder.iterdir()):
-                yield from entry(role, file, out, "onnx", dtype.replace("fp", "F"))
+        yield from described_model(role, checkpoint.name, parameters(checkpoint), out)
+
+
+def described_model(role: str, name: str, n_parameters: int, out: Path) -> Iterator[str]:
+    yield from ("", f"[{role}]", f'name = "{name}"')
+    yield f"parameters = {n_parameters}"
+    yield f"context_length = {shapes.N_CONTEXT}"
+    for file in sorted(out.glob(f"{name}-*.gguf")):
+        yield from entry(role, file, out, "gguf", file.stem.removeprefix(f"{name}-").upper())
+    for folder in sorted(out.glob(f"{name}-onnx-*")):
+        dtype = folder.name.removeprefix(f"{name}-onnx-")
+        for file in sorted(folder.iterdir()):
+            yield from entry(role, file, out, "onnx", dtype.replace("fp", "F"))
+
+
+def parameters(checkpoint: Path) -> int:
+    """Number of weights; the tied embedding counts once."""
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as tensors:
+        names = tensors.keys()
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
 
 
 def entry(role: str, file: Path, out: Path, format_name: str, quantization: str) -> Iterator[str]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 import corpus
@@ -20,16 +21,15 @@ import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
 from mixture import upcycled, with_balance
-from release import release
-from to_gguf import convert
+from release import release, release_mixture
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
 MIXTURE_NAME = "edgespec-mixture"
-# What the shipped pair was given, on two shared cores; see the model card.
-TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES = 65.0, 3.0, 21.0
+# What the shipped models were given, on two shared cores; see the model card.
+TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES, MIXTURE_MINUTES = 65.0, 3.0, 21.0, 50.0
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,28 @@ def prepare(place: Workplace) -> None:
     root = corpus.standard_library()
     sources = corpus.list_sources(root)
     corpus.write_manifest(sources, place.out / "corpus.json")
-    train = corpus.read_documents(root, sources, "train")
-    tokenizer = train_tokenizer(train, shapes.N_VOCAB)
-    tokenizer.save(str(place.tokenizer))
-    write_tokens(tokenizer, train, place.tokens("train"), SEED)
-    held_out = corpus.read_documents(root, sources, "held_out")
-    write_tokens(tokenizer, held_out, place.tokens("held_out"), SEED)
+    train_tokenizer(corpus.read_documents(root, sources, "train"), shapes.N_VOCAB).save(
+        str(place.tokenizer)
+    )
+    tokenize(place, root, sources)
+
+
+def tokenize(place: Workplace, root: Path, sources: list[corpus.SourceFile]) -> None:
+    tokenizer = Tokenizer.from_file(str(place.tokenizer))
+    for split in ("train", "held_out"):
+        documents = corpus.read_documents(root, sources, split)
+        write_tokens(tokenizer, documents, place.tokens(split), SEED)
+
+
+def prepare_shipped(place: Workplace) -> None:
+    """The token streams by the tokenizer that ships. Its corpus has to be at hand."""
+    root = corpus.standard_library()
+    sources = corpus.list_sources(root)
+    recorded = json.loads((place.out / "corpus.json").read_text())
+    if [asdict(source) for source in sources] != recorded["files"]:
+        raise SystemExit(f"the corpus is that of Python {recorded['python']}: train with that one")
+    if not place.tokens("held_out").exists():
+        tokenize(place, root, sources)
 
 
 def mixed_lengths(streams: list[np.ndarray], seed: int) -> Iterator[torch.Tensor]:
@@ -111,9 +127,8 @@ def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
     )
 
 
-def train_mixture(place: Workplace, budget_s: float) -> None:
+def train_mixture(place: Workplace, target: LlamaForCausalLM, budget_s: float) -> None:
     """Upcycle the target, and let the mixture learn to predict as it does."""
-    target = load(place, TARGET_NAME)
     torch.manual_seed(SEED)
     model = upcycled(target)
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
@@ -129,14 +144,20 @@ def train_mixture(place: Workplace, budget_s: float) -> None:
             "agreement": round(evaluate.agreement(model, target, rows), 4),
         },
     )
-    file = place.work / f"{MIXTURE_NAME}-q8_0.gguf"
-    convert(place.checkpoint(MIXTURE_NAME), place.tokenizer, file, name=MIXTURE_NAME, kind="Q8_0")
+    release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
 
 
 def load(place: Workplace, name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(place.checkpoint(name), dtype=torch.float32).to(
         device()
     )
+
+
+def load_shipped(place: Workplace, name: str) -> LlamaForCausalLM:
+    """The weights of the GGUF that ships, as Q8_0 rounds them."""
+    return LlamaForCausalLM.from_pretrained(
+        place.out, gguf_file=f"{name}-q8_0.gguf", dtype=torch.float32
+    ).to(device())
 
 
 def measure(place: Workplace) -> dict[str, float]:
@@ -159,10 +180,12 @@ def main() -> None:
     parser.add_argument("--sampling-minutes", type=float, default=SAMPLING_MINUTES)
     parser.add_argument("--draft-minutes", type=float, default=DRAFT_MINUTES)
     parser.add_argument(
-        "--mixture-minutes",
-        type=float,
-        default=0.0,
-        help="for a mixture of experts, which is left in the work folder (default: none is made)",
+        "--mixture-minutes", type=float, default=MIXTURE_MINUTES, help="0 makes no mixture"
+    )
+    parser.add_argument(
+        "--mixture-only",
+        action="store_true",
+        help="begin with the target that --out has, and train nothing but the mixture",
     )
     parser.add_argument(
         "--export-python",
@@ -173,16 +196,20 @@ def main() -> None:
     place = Workplace(options.out, options.work)
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)
+    if options.mixture_only:
+        prepare_shipped(place)
+        train_mixture(place, load_shipped(place, TARGET_NAME), 60.0 * options.mixture_minutes)
+        return
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
     train_draft(place, 60.0 * options.sampling_minutes, 60.0 * options.draft_minutes)
-    if options.mixture_minutes:
-        train_mixture(place, 60.0 * options.mixture_minutes)
     checkpoints = {
         role: place.checkpoint(name)
         for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME))
     }
     release(checkpoints, place.tokenizer, place.out, place.work, options.export_python)
+    if options.mixture_minutes:
+        train_mixture(place, load(place, TARGET_NAME), 60.0 * options.mixture_minutes)
     print(json.dumps(measure(place), indent=2))
 
 

@@ -89,7 +89,7 @@ def test_a_damaged_manifest_is_a_model_error(tmp_path: Path, change: tuple[str, 
 
 
 def test_the_manifest_describes_the_files_that_are_there():
-    for model in (manifest().target, manifest().draft):
+    for model in manifest().models().values():
         for file in model.files:
             assert (models_folder() / file.file).stat().st_size == file.size_bytes
 
