@@ -80,22 +80,22 @@ class SyntheticLab:
             load.draft, load.threads or 1, load.threads_draft, engine.draft_max, engine.overlap
         )
         self.written.append(choice)
-        true = self.truth(choice)
+        true = self.truth(choice, load)
         factor = self.noise[len(self.written) % len(self.noise)]
         round_s = true.tokens_per_pass / true.tokens_per_s / factor
         pass_s = round_s - true.draft_s
-        accepted = int(true.tokens_per_pass) - 1
-        cost = RoundCost(
-            accepted + 1, accepted, true.n_nodes, 1, true.draft_s, pass_s, 0.0, round_s
-        )
-        n_rounds = 10
+        few = int(true.tokens_per_pass)
+        costs = [
+            RoundCost(n, n - 1, true.n_nodes, 1, true.draft_s, pass_s, 0.0, round_s)
+            for n in (few, few + 1)
+        ]
+        n_rounds = 100
         n = round(n_rounds * true.tokens_per_pass)
         plan = self._plan(load, engine)
         assert isinstance(plan, MemoryPlan)
         return Written(
-            texts=(Text((1,), tuple(range(n))),),
-            rounds=(cost,) * n_rounds,
-            decode_s=n_rounds * round_s,
+            texts=(Text((1,), tuple(range(n)), n_rounds * round_s),),
+            rounds=_mixed(costs, true.tokens_per_pass, n_rounds),
             load_s=0.0,
             peak_bytes=plan.planned_bytes,
             bytes_per_pass=plan.bytes_per_pass,
@@ -109,9 +109,9 @@ class SyntheticLab:
         )
         return Replayed(trees, (Trust(0.5, 100, int(100 * alpha)),), 0)
 
-    def truth(self, choice: Choice) -> Prediction:
+    def truth(self, choice: Choice, load: LoadSettings | None = None) -> Prediction:
         """What really happens with this choice."""
-        plan = self._plan(choice.load(wanted(DRAFT).load), choice.engine)
+        plan = self._plan(choice.load(load or wanted(DRAFT).load), choice.engine)
         assert isinstance(plan, MemoryPlan)
         sizes = (1, 4, 16, 49, 65)
         speeds = Speeds(
@@ -152,3 +152,10 @@ class SyntheticLab:
 def _stands(alpha: float, n_nodes: int) -> float:
     """A line's guesses that stand, and a little more for each further branch."""
     return sum(alpha**depth for depth in range(1, n_nodes + 1))
+
+
+def _mixed(costs: Sequence[RoundCost], mean_tokens: float, n_rounds: int) -> tuple[RoundCost, ...]:
+    """Rounds with as many tokens on average."""
+    fewer, more = costs
+    n_more = round(n_rounds * (mean_tokens - fewer.n_tokens))
+    return (more,) * n_more + (fewer,) * (n_rounds - n_more)

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: bars with whiskers, stacked bars, histograms, lines. Values in, markup out.
+"""Plots as inline SVG: bars with whiskers, stacked bars, histograms, curves. Values in, markup out.
 
 Colours are CSS classes, which the page defines for light and for dark.
 """
@@ -171,6 +171,52 @@ def memory(series: Series, most: float, limit: tuple[float, str] | None) -> str:
     if left + 30 < x < width - 60:
         parts.append(_text(x, base + 12, "decoding", "middle small"))
     return _svg(width, height, parts, "panel")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points joined, or by themselves; `kind` colours them."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    kind: str
+    joined: bool = True
+
+
+def curves(lines: Sequence[Line], x_unit: str, y_unit: str, mark: tuple[float, str] | None) -> str:
+    """Lines over a common axis from zero, and a vertical line where something begins."""
+    height, base, left, right = 320, 280, 60, WIDTH - 30
+    points = [point for line in lines for point in line.points]
+    across = _Scale(
+        max([x for x, _ in points] + ([mark[0]] if mark else []), default=1), left, right
+    )
+    up = _Scale(1.08 * max((y for _, y in points), default=1.0), base, 24)
+    parts = []
+    for tick in up.ticks():
+        y = up.at(tick)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
+        parts.append(_text(left - 8, y, f"{tick:g}", "end small"))
+    ticks = ((across.at(tick), f"{tick:g}") for tick in across.ticks(8))
+    parts += (_text(x, base + 14, text, "middle small") for x, text in ticks)
+    parts.append(f'<path class="axis" d="M{left} {base}H{right}"/>')
+    parts.append(_text(left, 10, y_unit, "small"))
+    parts.append(_text(right, base + 30, x_unit, "end small"))
+    if mark:
+        x = across.at(mark[0])
+        parts.append(f'<path class="limit" d="M{x:.1f} 24V{base}"/>')
+        parts.append(_text(x, 12, mark[1], "middle small"))
+    for line in lines:
+        at = [(across.at(x), up.at(y)) for x, y in line.points]
+        if line.joined:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+            parts.append(f'<polyline class="curve {escape(line.kind)}-line" points="{path}"/>')
+        for (x, y), (value, height_of) in zip(at, line.points, strict=True):
+            title = f"{line.name}: {height_of:.2f} {y_unit} at {value:.2f} {x_unit}"
+            parts.append(
+                f'<g><title>{escape(title)}</title><circle class="{escape(line.kind)}" '
+                f'cx="{x:.1f}" cy="{y:.1f}" r="4"/></g>'
+            )
+    return _svg(WIDTH, height, parts)
 
 
 class _Scale:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from edgespec.bench import charts
+from edgespec.bench import charts, markup
 from edgespec.bench.modes import ENGINE_MODES
 from edgespec.bench.report import BenchReport
-from edgespec.bench.style import STYLE
 from edgespec.bench.summary import ModeSummary, Row
 from edgespec.bench.table import MB, counted, figure, limit_line, reading_lines
 from edgespec.units import format_size
@@ -31,12 +30,7 @@ def html_page(report: BenchReport) -> str:
         _prompts(report),
         _setup(report),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>edgespec bench: {escape(report.target.file)}</title>"
-        f"<style>{STYLE}</style></head><body><main>{''.join(sections)}</main></body></html>\n"
-    )
+    return markup.document(f"edgespec bench: {report.target.file}", sections)
 
 
 def _header(report: BenchReport) -> str:
@@ -53,16 +47,12 @@ def _header(report: BenchReport) -> str:
             tiles.insert(0, (ratio, f"{report.reference} ({chosen.name})"))
         rate = f"{figure(chosen.tokens_per_s.median)} tokens/s"
         tiles.insert(0, (rate, chosen.name))
-    shown = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
-        for value, what in tiles
-    )
     draft = f", draft {report.draft.file}" if report.draft else ""
-    return (
-        f"<header><h1>edgespec bench</h1><p>{escape(report.target.file)} "
-        f"({format_size(report.target.size_bytes)}){escape(draft)}; {escape(limit_line(report))}; "
-        f'{escape(report.began)}</p><div class="tiles">{shown}</div></header>'
+    text = (
+        f"{report.target.file} ({format_size(report.target.size_bytes)}){draft}; "
+        f"{limit_line(report)}; {report.began}"
     )
+    return markup.header("edgespec bench", text, tiles)
 
 
 def _summary(report: BenchReport) -> str:
@@ -89,7 +79,7 @@ def _summary(report: BenchReport) -> str:
             ]
         )
     notes = "".join(f"<li>{escape(line)}</li>" for line in reading_lines(report))
-    return _section("Figures", f'{_table(head, body)}<ul class="notes">{notes}</ul>')
+    return markup.section("Figures", f'{markup.table(head, body)}<ul class="notes">{notes}</ul>')
 
 
 def _speed(report: BenchReport) -> str:
@@ -108,7 +98,7 @@ def _speed(report: BenchReport) -> str:
         f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>"
         for name, text in report.descriptions.items()
     )
-    return _section(
+    return markup.section(
         "Tokens per second",
         charts.bars(rows, "tokens/s") + f"<dl>{described}</dl>",
         f"Medians; whiskers from the slowest to the fastest run; times {report.reference}.",
@@ -127,14 +117,14 @@ def _rounds(report: BenchReport) -> str:
             charts.Part("other", mean.other_s),
         ]
         rows.append(charts.Stack(mode.name, parts, f"{mean.total_s:.3f} s"))
-    legend = _legend(
+    legend = markup.legend(
         ("draft", "draft, not hidden by the pass"),
         ("stall", "stall: the pass waits for weights"),
         ("compute", "compute"),
         ("mixed", "compute and page faults, which cannot be told apart"),
         ("other", "other"),
     )
-    return _section(
+    return markup.section(
         "Where a round's time goes",
         legend + charts.stacks(rows, "s"),
         "Seconds of a mean round: it drafts, makes a pass over the weights and accepts.",
@@ -160,7 +150,7 @@ def _lengths(report: BenchReport) -> str:
         )
         for mode in drafting
     ]
-    return _section(
+    return markup.section(
         "Accepted drafted tokens per round",
         f'<div class="panels">{"".join(panels)}</div>',
         "The target's own token comes on top of these.",
@@ -186,7 +176,7 @@ def _memory(report: BenchReport) -> str:
         )
         for row in runs
     ]
-    return _section(
+    return markup.section(
         "Memory over time",
         f'<div class="panels">{"".join(panels)}</div>',
         "Resident MiB of the whole process. Mapped pages count: those of the model's file, and "
@@ -215,7 +205,7 @@ def _disk(report: BenchReport) -> str:
     if not rows:
         return ""
     line = (raw.median / MB, f"raw {raw.median / MB:.0f} MB/s")
-    return _section(
+    return markup.section(
         "Reads while decoding, against plain reads",
         charts.bars(rows, "MB/s", line),
         "Decimal megabytes a second of the time that decoding took. A pass that waits for nothing "
@@ -239,7 +229,7 @@ def _prompts(report: BenchReport) -> str:
         if prompt.prompt == name
     ]
     head = ["prompt", "mode", "tokens/s", "least - most", "tokens/pass", "agrees"]
-    return _section("By prompt", _table(head, body, words=2))
+    return markup.section("By prompt", markup.table(head, body, words=2))
 
 
 def _setup(report: BenchReport) -> str:
@@ -261,7 +251,7 @@ def _setup(report: BenchReport) -> str:
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items()
     )
-    return _section("Machine and command", f"<dl>{rows}</dl>")
+    return markup.section("Machine and command", f"<dl>{rows}</dl>")
 
 
 def _times(report: BenchReport, mode: ModeSummary) -> str:
@@ -281,33 +271,3 @@ def _median_row(rows: Sequence[Row], mode: str) -> Row | None:
         (row for row in rows if row.mode == mode), key=lambda row: row.decoded.tokens_per_s
     )
     return of_mode[len(of_mode) // 2] if of_mode else None
-
-
-def _section(title: str, content: str, text: str = "") -> str:
-    said = f"<p>{escape(text)}</p>" if text else ""
-    return f"<section><h2>{escape(title)}</h2>{said}{content}</section>"
-
-
-def _legend(*entries: tuple[str, str]) -> str:
-    items = "".join(
-        f'<li><svg viewBox="0 0 12 12" class="swatch"><rect class="{kind}" width="12" height="12" '
-        f'rx="2"/></svg>{escape(text)}</li>'
-        for kind, text in entries
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _table(head: Sequence[str], body: Iterable[Sequence[str]], words: int = 1) -> str:
-    """The first `words` columns are text, the others figures."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if i < words else ' class="n"' for i in range(len(cells))]
-        return "".join(
-            f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-        )
-
-    rows = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in body)
-    return (
-        f'<div class="scroll"><table><thead><tr>{row(head, "th")}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )

@@ -52,6 +52,8 @@ svg .middle{text-anchor:middle}
 .mark{stroke:var(--soft);fill:none;stroke-dasharray:1 3}
 .line{stroke:var(--ours);fill:none;stroke-width:1.8;stroke-linejoin:round}
 .area{fill:var(--ours);opacity:.13}
+.curve{fill:none;stroke-width:2;stroke-linejoin:round}
+.ours-line{stroke:var(--ours)}.theirs-line{stroke:var(--theirs)}.draft-line{stroke:var(--draft)}
 .ours{fill:var(--ours)}.best{fill:var(--best)}.theirs{fill:var(--theirs)}
 .draft{fill:var(--draft)}.stall{fill:var(--stall)}.compute{fill:var(--compute)}
 .mixed{fill:var(--mixed)}.other{fill:var(--other)}

@@ -21,12 +21,13 @@ from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
-from edgespec.tuning import presets, report
+from edgespec.settings import spell
+from edgespec.tuning import curve, curve_page, presets, report
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Wanted
 from edgespec.tuning.presets import TUNED
 from edgespec.tuning.search import Tuned, tune
-from edgespec.units import parse_rate
+from edgespec.units import parse_rate, parse_size
 
 LEAST_SECONDS = 10
 
@@ -34,6 +35,11 @@ LEAST_SECONDS = 10
 def run(given: argparse.Namespace) -> None:
     """Measure, say what was found, keep it. Raises what a command raises."""
     console = Console(quiet="quiet" in given)
+    if "budgets" in given:
+        _draw(given, console)
+        return
+    if "html" in given:
+        raise UsageError("--html is of --budgets: give these, or leave it out")
     wanted, prompts = wanted_from(given, console)
     out = Path(given.out) if "out" in given else presets.place(wanted.load)
     presets.check_place(out)
@@ -49,6 +55,40 @@ def run(given: argparse.Namespace) -> None:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
     presets.save(text, out)
     console.note(f"preset: {out}")
+
+
+def _draw(given: argparse.Namespace, console: Console) -> None:
+    """`--budgets`: the curve instead of a preset."""
+    for name in ("memory_budget", "out"):
+        if name in given:
+            raise UsageError(f"{spell(name)} has no place beside --budgets: leave it out")
+    budgets = budgets_from(given.budgets)
+    html = Path(given.html) if "html" in given else None
+    if html is not None:
+        presets.check_place(html, "--html")
+    wanted, prompts = wanted_from(given, console)
+    laboratory = _laboratory(given, wanted, prompts, console)
+    say = _silent if "json" in given else console.note
+    drawn = curve.draw(laboratory, wanted, budgets, say)
+    console.end_of_progress()
+    if html is not None:
+        command = f"edgespec tune -m {wanted.load.model} --budgets {given.budgets}"
+        presets.save(curve_page.html(drawn, command), html, "--html")
+    if "json" in given:
+        console.json(curve.as_dict(drawn))
+    else:
+        console.write("\n".join(["", *curve_page.table(drawn)]))
+    if html is not None:
+        console.note(f"page: {html}")
+
+
+def budgets_from(text: str) -> list[int]:
+    """Bytes of each size in a list with commas. Raises UsageError."""
+    total = process.total_bytes()
+    sizes = [part.strip() for part in text.split(",") if part.strip()]
+    if not sizes:
+        raise UsageError("--budgets is empty: write sizes with commas, like 2GiB,4GiB,8GiB")
+    return [parse_size(size, total, f"--budgets {text}") for size in sizes]
 
 
 def wanted_from(given: argparse.Namespace, console: Console) -> tuple[Wanted, tuple[str, ...]]:

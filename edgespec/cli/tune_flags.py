@@ -10,7 +10,7 @@ from edgespec.cli import flag_groups
 P = TypeVar("P", bound=ArgumentParser)
 
 SECONDS = 100
-N_PROMPTS = 3
+N_PROMPTS = 6
 
 _DESCRIPTION = """\
 Find the settings with which a pair writes fastest on this device under a memory budget, and keep
@@ -32,6 +32,8 @@ examples:
       which of two drafts is the better one for texts like mine
   edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB --out big-4gib.toml
   edgespec generate --config big-4gib.toml -p 'Once upon a time'
+  edgespec tune -m big.gguf -md small.gguf --budgets 2GiB,4GiB,8GiB --html memory.html
+      what one more GiB buys, from where on all of the target fits, where the draft stops paying
 
 What would change the text (KV types below f16, another batch size) or what fits (fewer context
 tokens) is proposed, and never chosen."""
@@ -60,7 +62,15 @@ def add_to(parser: P) -> P:
         help="measure as on a disk of so many bytes a second, like 300M: needs the right to make "
         "control groups, as `edgespec bench` does",
     )
+    group.add_argument(
+        "--budgets",
+        metavar="LIST",
+        help="tokens a second over memory instead of a preset: 2GiB,4GiB,8GiB",
+    )
     output = flag_groups.add_output(parser)
     output.add_argument("--out", metavar="FILE", help="write the preset there")
+    output.add_argument(
+        "--html", metavar="FILE", help="with --budgets: the curve as a page that needs nothing else"
+    )
     output.add_argument("--quiet", action="store_true", help="no notes or progress")
     return parser

@@ -112,22 +112,23 @@ def _write(job: Write) -> Written:
         share = WRITING_SHARE if job.pass_sizes else 1.0
         texts: list[Text] = []
         rounds: list[RoundCost] = []
-        decode_s, notes = 0.0, list(models.plan.notes)
+        notes = list(models.plan.notes)
         with Engine(models.target, models.draft, job.engine) as engine:
-            for prompt in job.prompts:
-                if time.monotonic() > begun + share * job.seconds:
-                    break
+            for turn, prompt in enumerate(job.prompts, 1):
+                # each text has its part of the time: they differ in how well they are guessed
+                deadline = begun + share * job.seconds * turn / len(job.prompts)
+                if texts and time.monotonic() > deadline:
+                    continue
                 tokens = models.target.vocabulary.encode(prompt)
-                result = write_until(engine, tokens, job.n_tokens, begun + share * job.seconds)
-                texts.append(Text(result.prompt_tokens, result.tokens))
+                result = write_until(engine, tokens, job.n_tokens, deadline)
+                decode_s = result.timings.decode_s
+                texts.append(Text(result.prompt_tokens, result.tokens, decode_s))
                 rounds += result.speculation.round_costs
-                decode_s += result.timings.decode_s
                 notes += result.notes
         passes = time_passes(models.target, job.pass_sizes, begun + job.seconds)
         return Written(
             texts=tuple(texts),
             rounds=tuple(rounds),
-            decode_s=decode_s,
             load_s=models.load_report["total"],
             peak_bytes=process.peak_rss_bytes(),
             bytes_per_pass=models.plan.bytes_per_pass,

@@ -83,6 +83,7 @@ class Text:
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,6 @@ class Written:
 
     texts: tuple[Text, ...]
     rounds: tuple[RoundCost, ...]
-    decode_s: float
     load_s: float
     peak_bytes: int
     bytes_per_pass: int
@@ -120,7 +120,9 @@ class Written:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.n_tokens / self.decode_s if self.decode_s > 0 else 0.0
+        """As if all texts were equally long: one that went fast does not count for more."""
+        paces = [text.decode_s / len(text.tokens) for text in self.texts if text.tokens]
+        return len(paces) / sum(paces) if sum(paces) > 0 else 0.0
 
     @property
     def tokens_per_pass(self) -> float:

@@ -29,7 +29,7 @@ PAIR, ALONE = Choice(DRAFT, 2), Choice(None, 2)
 
 def run_of(n_tokens: int, *rounds: RoundCost) -> Written:
     seconds = sum(cost.wall_s for cost in rounds)
-    return Written((Text((1,), tuple(range(n_tokens))),), rounds, seconds, 0.0, 0, 0)
+    return Written((Text((1,), tuple(range(n_tokens)), seconds),), rounds, 0.0, 0, 0)
 
 
 def test_a_target_alone_reads_all_that_is_not_pinned_for_a_token():
@@ -83,3 +83,8 @@ def test_what_was_learnt_from_a_run_predicts_that_run():
 
 def test_a_run_without_rounds_teaches_nothing():
     assert calibrated(PAIR, PLAN, SPEEDS, run_of(0)) == SPEEDS
+
+
+def test_a_text_that_went_fast_counts_for_no_more_than_another():
+    fast, slow = Text((1,), tuple(range(90)), 1.0), Text((1,), tuple(range(10)), 1.0)
+    assert Written((fast, slow), (), 0.0, 0, 0).tokens_per_s == pytest.approx(18.0)

@@ -30,6 +30,11 @@ def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--out /nowhere/preset.toml", 2, "there is no folder /nowhere"),
         ("-m none.gguf", 3, "none.gguf does not exist"),
         ("--memory-budget 1MiB", 4, "too small"),
+        ("--html page.html", 2, "--html is of --budgets"),
+        ("--budgets 1GiB --memory-budget 1GiB", 2, "no place beside --budgets"),
+        ("--budgets much", 2, "'much' is not a size"),
+        ("--budgets ,", 2, "--budgets is empty"),
+        ("--budgets 1GiB --html /nowhere/page.html", 2, "there is no folder /nowhere"),
         ("--disk-bandwidth much", 2, "--disk-bandwidth much"),
     ],
 )
@@ -47,6 +52,17 @@ def test_a_place_that_may_not_be_written_is_named(
     tmp_path.chmod(0o500)
     assert entry.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
     assert "--out FILE" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_curve_of_the_embedded_pair(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    page = tmp_path / "curve.html"
+    flags = ["--budgets", "1MiB,200MiB,400MiB", "-c", "256", "--seconds", "10", "--json"]
+    assert entry.main(["tune", *flags, "--html", str(page)]) == 0
+    too_small, *others = json.loads(capsys.readouterr().out)["points"]
+    assert not too_small["works"] and all(point["predicted"] > 0 for point in others)
+    assert all(point["peak_bytes"] <= point["budget_bytes"] for point in others)
+    assert "edgespec-target" in page.read_text()
 
 
 def generate(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
