@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from edgespec import theory
 from edgespec.bench.modes import Mode
 
 RAW = "raw"
@@ -63,7 +64,7 @@ def estimate_s(mode: Mode | None, n_tokens: int, sizes: Sizes) -> float:
     else:
         read_bytes = sizes.pass_bytes
     compute_s = sizes.target_bytes / COMPUTE_BYTES_PER_S
-    pass_s = max(read_bytes / sizes.disk_bytes_per_s, compute_s)
+    pass_s = theory.pass_seconds(read_bytes, sizes.disk_bytes_per_s, compute_s)
     n_passes = 1 + n_tokens / tokens_per_pass  # the prompt is one
     return START_S + load_s + n_passes * pass_s
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edgespec import theory
 from edgespec.bench.runs import Decoded
 from edgespec.values import RoundCost
 
@@ -123,7 +124,10 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> Agreement:
 
 def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> float | None:
     """Tokens a second if a pass took no longer than reading its bytes as fast as a plain loop."""
-    return raw_bytes_per_s / pass_bytes * tokens_per_pass if pass_bytes > 0 else None
+    if pass_bytes <= 0:
+        return None
+    pass_s = theory.pass_seconds(pass_bytes, raw_bytes_per_s)
+    return 1 / theory.seconds_per_token(pass_s, tokens_per_pass)
 
 
 def round_share(costs: Sequence[RoundCost]) -> RoundShare:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from edgespec import theory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.experts import ExpertSizes
 from edgespec.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
-GUESSED_NODES = 6
-"""In a tree that yields three tokens a pass or so: a mixture reads more for more nodes."""
+GUESSED_NODES, GUESSED_TOKENS = 6, 3
+"""Of a tree, and what it yields or so: a mixture reads more for more nodes."""
 
 
 def generation_report(
@@ -186,10 +187,13 @@ def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: s
         lines += _expert_lines(plan, plan.experts)
     if disk_bytes_per_s:
         pass_s = plan.predict(disk_bytes_per_s)
-        drafted_s = plan.expected_bytes(GUESSED_NODES) / disk_bytes_per_s
+        drafted_s = theory.seconds_per_token(
+            theory.pass_seconds(plan.expected_bytes(GUESSED_NODES), disk_bytes_per_s),
+            GUESSED_TOKENS,
+        )
         lines.append(
             f"At {format_rate(disk_bytes_per_s)} ({disk_source}) reading takes {pass_s:.2f} s: "
-            f"{pass_s:.2f} s per token alone, {drafted_s / 3:.2f} s where a draft's guesses make "
-            "it 3 tokens per pass. Where computing takes longer, computing decides."
+            f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s where a draft's guesses make "
+            f"it {GUESSED_TOKENS} tokens per pass. Where computing takes longer, computing decides."
         )
     return lines

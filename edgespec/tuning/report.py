@@ -18,6 +18,8 @@ from edgespec.tuning.search import Trial, Tuned, gain_of
 from edgespec.units import format_rate, format_size
 
 MS = 1e3
+LINE = 8
+"""Guesses, for comparison with a tree of as many."""
 
 
 def preset_settings(tuned: Tuned) -> dict[str, Any]:
@@ -221,8 +223,10 @@ def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
         for trust in replayed.trust
     )
     return [
-        f"{name}, {threads} threads: ranks {replayed.alpha:.0%} of the target's tokens first; "
-        f"tokens per pass by guesses: {trees}",
+        f"{name}, {threads} threads: ranks {replayed.alpha:.0%} of the target's tokens first, so a "
+        f"line of {LINE} guesses brings {theory.expected_tokens(replayed.alpha, LINE):.1f} tokens "
+        "if they stand independently",
+        f"  tokens per pass by guesses, as a tree: {trees}",
         f"  its first choices that stood, by confidence: {trust}",
     ]
 

@@ -107,6 +107,12 @@ def test_every_preset_is_valid(name: str):
     GenerateSettings.model_validate({key: settings[key] for key in settings if key not in known})
 
 
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_says_what_is_derived_and_what_was_not_measured(name: str):
+    text = find_config(name).read_text()
+    assert "# Derived: " in text and "# Not measured" in text
+
+
 def test_a_file_goes_before_a_preset_of_its_name(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = preset_names()[0]
