@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 import corpus
 import evaluate
+import hybrid
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
@@ -28,6 +29,7 @@ SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
 MIXTURE_NAME = "edgespec-mixture"
+HYBRID_NAME = "edgespec-hybrid"
 # What the shipped models were given, on two shared cores; see the model card.
 TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES, MIXTURE_MINUTES = 65.0, 3.0, 21.0, 50.0
 
@@ -147,6 +149,29 @@ def train_mixture(place: Workplace, target: LlamaForCausalLM, budget_s: float) -
     release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
 
 
+def train_hybrid(place: Workplace, budget_s: float) -> None:
+    """Exchange half of the target's attention for short convolutions, and let the hybrid learn to
+    predict as the target does."""
+    target = load(place, TARGET_NAME)
+    torch.manual_seed(SEED)
+    model = hybrid.upcycled(target)
+    rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
+    fit(
+        model,
+        mixed_lengths([np.load(place.tokens("train"))], SEED),
+        distillation_loss(target),
+        budget_s=budget_s,
+        folder=place.checkpoint(HYBRID_NAME),
+        rate=0.5,  # it begins with trained weights
+        held_out=lambda: {
+            "held_out_loss": round(evaluate.held_out_loss(model, rows), 4),
+            "agreement": round(evaluate.agreement(model, target, rows), 4),
+        },
+    )
+    file = place.work / f"{HYBRID_NAME}-q8_0.gguf"
+    convert(place.checkpoint(HYBRID_NAME), place.tokenizer, file, name=HYBRID_NAME, kind="Q8_0")
+
+
 def load(place: Workplace, name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(place.checkpoint(name), dtype=torch.float32).to(
         device()
@@ -188,6 +213,13 @@ def main() -> None:
         help="begin with the target that --out has, and train nothing but the mixture",
     )
     parser.add_argument(
+        "--hybrid-minutes",
+        type=float,
+        default=0.0,
+        help="for a hybrid of short convolutions and attention, which is left in the work folder "
+        "(default: none is made)",
+    )
+    parser.add_argument(
         "--export-python",
         type=Path,
         help="interpreter of an environment with the extra `export`; without it no ONNX is made",
@@ -203,6 +235,8 @@ def main() -> None:
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
     train_draft(place, 60.0 * options.sampling_minutes, 60.0 * options.draft_minutes)
+    if options.hybrid_minutes:
+        train_hybrid(place, 60.0 * options.hybrid_minutes)
     checkpoints = {
         role: place.checkpoint(name)
         for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME))
