@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -197,6 +199,17 @@ class SourceStats:
     """Its nodes that the target evaluated."""
     accepted: int
     """Of those, nodes that stood."""
+
+
+def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats, ...]:
+    """The sums over several texts or rounds, the source with most nodes first."""
+    verified: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for sources in brought:
+        for by in sources:
+            verified[by.source] += by.verified
+            accepted[by.source] += by.accepted
+    return tuple(SourceStats(name, n, accepted[name]) for name, n in verified.most_common())
 
 
 @dataclass(frozen=True, slots=True)

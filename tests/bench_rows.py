@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, Machine, ModelFile
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import Row, spread, summarise
-from edgespec.values import RoundCost
+from edgespec.values import RoundCost, SourceStats
 
 MB = 10**6
 
@@ -26,6 +26,7 @@ def row(
     tokens: Sequence[int] = (1, 2, 3, 4),
     accepted: Sequence[int] = (0, 0, 0, 0),
     pass_bytes: int = 100 * MB,
+    sources: Sequence[SourceStats] = (),
 ) -> Row:
     """A run with a round for each entry of `accepted`."""
     rounds = tuple(round_cost(n) for n in accepted)
@@ -41,6 +42,7 @@ def row(
         peak_bytes=90 << 20,
         decoding_since=10.0,
         notes=(),
+        sources=tuple(sources),
     )
     return Row(mode, prompt, repetition, decoded, ((0.0, 40 << 20), (1.0, 90 << 20)), 0.6)
 

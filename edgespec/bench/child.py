@@ -80,6 +80,7 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
             peak_bytes=process.peak_rss_bytes(),
             decoding_since=decoding_since,
             notes=(*running.plan.notes, *result.notes),
+            sources=guesses.sources,
         )
 
 

@@ -152,9 +152,26 @@ def _lengths(report: BenchReport) -> str:
     ]
     return markup.section(
         "Accepted drafted tokens per round",
-        f'<div class="panels">{"".join(panels)}</div>',
+        f'<div class="panels">{"".join(panels)}</div>{_sources(report)}',
         "The target's own token comes on top of these.",
     )
+
+
+def _sources(report: BenchReport) -> str:
+    """Who guessed; runtimes' own modes do not tell."""
+    body = [
+        [
+            mode.name,
+            by.source,
+            f"{by.verified:,}",
+            f"{by.accepted:,}",
+            f"{100 * by.accepted / by.verified:.0f} %" if by.verified else "-",
+        ]
+        for mode in report.modes
+        for by in mode.sources
+    ]
+    head = ["mode", "who guessed", "verified", "stood", ""]
+    return markup.table(head, body, words=2) if body else ""
 
 
 def _memory(report: BenchReport) -> str:

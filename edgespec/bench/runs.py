@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.bench.messages import Failed, Messages
-from edgespec.values import RoundCost
+from edgespec.values import RoundCost, SourceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Decoded:
     decoding_since: float
     """On the machine's monotonic clock."""
     notes: tuple[str, ...] = ()
+    sources: tuple[SourceStats, ...] = ()
+    """Who guessed; of the engine's modes only."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgespec import theory
 from edgespec.bench.runs import Decoded
-from edgespec.values import RoundCost
+from edgespec.values import RoundCost, SourceStats, total_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,8 @@ class ModeSummary:
     peak_bytes: int
     agreement: Agreement
     prompts: tuple[PromptSummary, ...]
+    sources: tuple[SourceStats, ...] = ()
+    """Who guessed in all runs; of the engine's modes only."""
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -198,6 +200,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
             _summarise_prompt([row for row in rows if row.prompt == prompt], reference)
             for prompt in dict.fromkeys(row.prompt for row in rows)
         ),
+        sources=total_sources(run.sources for run in runs),
     )
 
 

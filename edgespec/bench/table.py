@@ -68,8 +68,18 @@ def summary_table(report: BenchReport) -> list[str]:
         f"{'raw':<15}{'':<45}{raw.median / MB:>17.0f}  "
         f"({raw.least / MB:.0f} - {raw.most / MB:.0f}) MB/s of plain direct reads"
     )
-    lines += ["", *reading_lines(report)]
+    lines += ["", *source_lines(report), *reading_lines(report)]
     return lines
+
+
+def source_lines(report: BenchReport) -> list[str]:
+    """Who guessed in which mode, and how many of whose nodes stood."""
+    return [
+        f"{mode.name}: of the guesses that were verified stood "
+        + ", ".join(f"{by.source} {by.accepted:,} of {by.verified:,}" for by in mode.sources)
+        for mode in report.modes
+        if mode.sources
+    ]
 
 
 def setting_lines(report: BenchReport) -> list[str]:

@@ -68,6 +68,7 @@ def run_path(given: argparse.Namespace) -> None:
 def run_check(given: argparse.Namespace) -> None:
     """`edgespec models check`."""
     from edgespec import session
+    from edgespec.loading import corpus_drafters
     from edgespec.memory import process
     from edgespec.models import pair_fit
 
@@ -82,7 +83,12 @@ def run_check(given: argparse.Namespace) -> None:
         assert models.draft is not None
         encoded = [models.target.vocabulary.encode(prompt) for prompt in prompts]
         fit = pair_fit.measure(
-            models.target, models.draft, encoded, max_tokens, console.progress_with_rest
+            models.target,
+            models.draft,
+            encoded,
+            max_tokens,
+            console.progress_with_rest,
+            corpus_drafters(models),
         )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgespec.cli import fetching
+from edgespec.cli import fetching, flag_groups
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -39,7 +39,11 @@ Then the target continues some prompts greedily, once, and its texts are replaye
                     that stand and one of the target's own, for trees of 1, 4, 8, 16 and 32 drafted
                     nodes (best-first, as full as --draft-max allows)
 
-Both depend on the prompts and on no machine, so choose prompts like those that you will use. Which
+  who guessed       of every source of guesses (the draft, the text itself, the target's own words,
+                    with -lcs a corpus), how many nodes the target looked at and how many stood
+                    while it wrote with full trees of 16 nodes
+
+All depend on the prompts and on no machine, so choose prompts like those that you will use. Which
 tree is fastest also depends on what a node and a pass cost there: `edgespec generate` measures that
 while it runs."""
 
@@ -157,6 +161,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
     parser.add_argument("draft", metavar="DRAFT", help="the small one")
+    flag_groups.add_corpus(parser)
     _measuring_flags(parser)
 
 

@@ -173,6 +173,7 @@ def check_report(
             }
             for tree in fit.trees
         ],
+        "sources": _sources_report(fit),
         "large_enough": fit.large_enough.drafted_nodes,
         "memory": memory_report(plan, peak_bytes),
         "notes": [*plan.notes, *fit.notes],
@@ -192,6 +193,7 @@ def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
         "drafted nodes  verified per pass  tokens per pass",
         *(_tree_line(tree) for tree in fit.trees),
         "",
+        *_source_lines(fit),
         _conclusion(fit),
         memory_line(plan, peak_bytes),
         *(f"note: {note}" for note in (*plan.notes, *fit.notes)),
@@ -234,6 +236,26 @@ def _tree_line(tree: TreeFit) -> str:
     return (
         f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  {tree.tokens_per_pass:>15.2f}"
     )
+
+
+def _sources_report(fit: PairFit) -> dict[str, Any] | None:
+    if fit.together is None:
+        return None
+    return asdict(fit.together) | {"tokens_per_pass": fit.together.tokens_per_pass}
+
+
+def _source_lines(fit: PairFit) -> list[str]:
+    together = fit.together
+    if together is None:
+        return []
+    return [
+        f"With every source of guesses, {together.drafted_nodes} nodes: "
+        f"{together.tokens_per_pass:.2f} tokens per pass",
+        "",
+        "who guessed  verified   stood",
+        *(f"{by.source:<11}{by.verified:>10,}{by.accepted:>8,}" for by in together.sources),
+        "",
+    ]
 
 
 def _conclusion(fit: PairFit) -> str:

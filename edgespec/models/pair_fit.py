@@ -16,13 +16,22 @@ import numpy as np
 
 from edgespec.concurrency.worker import Worker
 from edgespec.config import FallbackName
+from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tree import TokenTree
-from edgespec.values import GenerationResult, ModelInfo, PagingStats, PassReport, TokenEvent
+from edgespec.values import (
+    GenerationResult,
+    ModelInfo,
+    PagingStats,
+    PassReport,
+    SourceStats,
+    TokenEvent,
+    total_sources,
+)
 
 TREE_SIZES = (1, 4, 8, 16, 32)
 LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
@@ -30,7 +39,13 @@ LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
 ENOUGH = 0.95
 """Of the most tokens per pass: the tree that yields this much is large enough."""
 
+WRITING_NODES = 16
+"""Of the trees with which the target writes: what each source of guesses brings is counted then."""
+
 _GREEDY = SamplingParams()
+_FULL_WITH_ALL = EngineSettings(
+    fallback=FallbackName.FULL, draft_max=WRITING_NODES, overlap=False, step_aside=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,20 @@ class TreeFit:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcesFit:
+    """What passes yielded while every source of guesses grew full trees together."""
+
+    drafted_nodes: int
+    rounds: int
+    sources: tuple[SourceStats, ...]
+    """The one with most nodes first."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return 1 + sum(by.accepted for by in self.sources) / self.rounds
+
+
+@dataclass(frozen=True, slots=True)
 class PairFit:
     """How a draft did on greedy texts of a target."""
 
@@ -66,6 +95,7 @@ class PairFit:
     """Of those, tokens that the draft ranks first."""
     trees: tuple[TreeFit, ...]
     """Small ones first."""
+    together: SourcesFit | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -85,15 +115,17 @@ def measure(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
+    drafters: Sequence[Drafter] = (),
 ) -> PairFit:
     """Let the target continue each prompt greedily, by up to `max_tokens`, and replay its texts.
 
-    `draft` has the target's vocabulary. Raises PairError where no tree can be grown or verified,
-    and UsageError for a prompt without tokens or beyond the context.
+    While it writes, all sources of guesses are counted, `drafters` among them. `draft` has the
+    target's vocabulary. Raises PairError where no tree can be grown or verified, and UsageError for
+    a prompt without tokens or beyond the context.
     """
     _check("target", target.info, target.info.verifies_guesses)
     _check("draft", draft.info, draft.info.tree_capable)
-    texts = greedy_texts(target, draft, prompts, max_tokens, progress)
+    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _FULL_WITH_ALL, drafters)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
 
@@ -115,6 +147,11 @@ def measure(
         compared=compared,
         agreed=agreed,
         trees=trees,
+        together=SourcesFit(
+            WRITING_NODES,
+            sum(text.speculation.rounds for text in texts),
+            total_sources(text.speculation.sources for text in texts),
+        ),
         notes=tuple(dict.fromkeys(note for text in texts for note in text.notes)),
     )
 
@@ -133,6 +170,8 @@ def greedy_texts(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
+    rules: EngineSettings = LOADED_FOR,
+    drafters: Sequence[Drafter] = (),
 ) -> list[GenerationResult]:
     """The target's own texts. The draft helps as it does in any generation, and changes none."""
 
@@ -141,7 +180,7 @@ def greedy_texts(
         progress("writing with the target", share)
 
     texts: list[GenerationResult] = []
-    with Engine(target, draft, LOADED_FOR) as engine:
+    with Engine(target, draft, rules, drafters=drafters) as engine:
         for prompt in prompts:
             events = engine.generate(prompt, _GREEDY, max_tokens)
             texts.append(_finish(events, partial(written, len(texts))))

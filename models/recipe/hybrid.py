@@ -1,5 +1,5 @@
-"""A small hybrid of short convolutions and attention, upcycled from the trained target: its shape and
-where it begins. Knows one trained LLaMA; not how training proceeds."""
+"""A small hybrid of short convolutions and attention, upcycled from the trained target.
+Knows its shape and where it begins, from one trained LLaMA; not how training proceeds."""
 
 from __future__ import annotations
 

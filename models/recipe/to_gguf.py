@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the recipe, dense, a mixture or a hybrid, into one GGUF file in Q8_0 or F16.
+"""Convert a checkpoint of the recipe, of whichever kind, into one GGUF file in Q8_0 or F16.
 Reads a checkpoint folder and tokenizer.json; needs no training code."""
 
 from __future__ import annotations

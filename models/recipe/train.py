@@ -23,6 +23,7 @@ from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import device, fit, next_token_loss, windows
 from mixture import upcycled, with_balance
 from release import release, release_mixture
+from to_gguf import convert
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924

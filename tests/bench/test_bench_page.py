@@ -10,6 +10,7 @@ import pytest
 from bench_rows import report, row
 from edgespec.bench.page import html_page
 from edgespec.bench.table import summary_table
+from edgespec.values import SourceStats
 
 MODES = ("mmap", "llama-linear", "paged", "auto")
 
@@ -70,3 +71,16 @@ def test_no_name_of_a_row_begins_left_of_the_page():
     places = re.findall(rf'<text class="end name" x="([\d.]+)"[^>]*>{name}', page)
     assert len(places) >= 2
     assert all(float(x) >= 8 * len(name) for x in places)
+
+
+def test_page_and_table_say_who_guessed():
+    runs = [
+        row("auto", 1.0, prompt, accepted=(0, 3), sources=[SourceStats("lookup", 900, 100 * n)])
+        for n, prompt in enumerate("ab", 1)
+    ]
+    assert "auto: of the guesses that were verified stood lookup 300 of 1,800" in summary_table(
+        report(runs)
+    )
+    cells = [cell.text for cell in ElementTree.fromstring(html_page(report(runs))).iter("td")]
+    at = cells.index("lookup")
+    assert cells[at - 1 : at + 4] == ["auto", "lookup", "1,800", "300", "17 %"]

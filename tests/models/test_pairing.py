@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgespec.cli.model_report import check_report, check_table
 from edgespec.errors import PairError
-from edgespec.models.pair_fit import TREE_SIZES, PairFit, TreeFit, measure
+from edgespec.memory.budget import MemoryPlan
+from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure
 from edgespec.testing.fake_model import FakeModel, blend, random_language
+from edgespec.values import SourceStats
 from engine_cases import COUNTING, N_VOCAB, PROMPT, assert_nothing_provisional, generate
 
 PROMPTS = (PROMPT, [5, 6], [0])
@@ -147,3 +152,27 @@ def test_while_yields_grow_the_largest_tree_is_the_one() -> None:
 
 def test_a_pass_yields_a_token_of_the_targets_own() -> None:
     assert TreeFit(8, rounds=10, verified=70, accepted=15).tokens_per_pass == 2.5
+
+
+def test_every_source_of_guesses_is_counted_while_the_target_writes() -> None:
+    found = measure(
+        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), PROMPTS, N_TOKENS, silent
+    ).together
+    assert found is not None
+    assert {by.source for by in found.sources} <= {"draft", "lookup", "recycled"}
+    assert {"draft", "recycled"} <= {by.source for by in found.sources}
+    assert found.rounds + sum(by.accepted for by in found.sources) == len(PROMPTS) * N_TOKENS
+    assert found.tokens_per_pass == pytest.approx(len(PROMPTS) * N_TOKENS / found.rounds)
+
+
+def test_the_report_says_who_guessed() -> None:
+    sources = (SourceStats("draft", 1200, 300), SourceStats("corpus", 40, 20))
+    found = replace(trees(2.0, 3.0), together=SourcesFit(16, 100, sources))
+    plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
+    lines = check_table(found, plan, 1 << 20)
+    assert "With every source of guesses, 16 nodes: 4.20 tokens per pass" in lines
+    assert "draft           1,200     300" in lines
+    assert "corpus             40      20" in lines
+    said = check_report(found, Path("a"), Path("b"), plan, 1 << 20)["sources"]
+    assert said["tokens_per_pass"] == pytest.approx(4.2)
+    assert said["sources"][1] == {"source": "corpus", "verified": 40, "accepted": 20}
