@@ -1,4 +1,4 @@
-"""The embedded mixture of experts: what it routes, and its text when experts are paged and drafted."""
+"""The embedded mixture of experts: its routing, and its text when experts are paged and drafted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_gguf_model import open_paged, open_resident
 
-import edgespec
-from edgespec.config import LoadSettings
+from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.models import catalogue
-from edgespec.session import Session
+from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from engine_cases import finish
 from expert_routing import record
 
-PROMPT = "def count_words(text):\n    counts = {}\n    for word in text.split():\n"
+PROMPT = [313, 1624, 760, 644, 83, 2339, 298, 259, 1624, 83, 277, 1694, 259, 360, 2151, 308, 716]
+"""def count_words(text): and two lines more."""
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7),
@@ -33,46 +35,51 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(big: Path) -> Iterator[Session]:
-    with edgespec.load(LoadSettings(model=big, ctx_size=128, memory_budget="1GiB")) as session:
-        assert not session.plan.paged
-        yield session
+def alone(big: Path) -> Iterator[Engine]:
+    target = open_resident(big)
+    with Engine(target) as engine:
+        yield engine
+    target.close()
 
 
 @pytest.fixture(scope="module")
-def drafted(big: Path, alone: Session) -> Iterator[Session]:
-    """With room for some of the experts."""
-    settings = LoadSettings(model=big, draft=catalogue.find("draft"), ctx_size=128, memory_budget=1)
-    with pytest.raises(edgespec.BudgetError) as refused:
-        edgespec.load(settings)
-    budget = (refused.value.smallest_bytes or 0) + (8 << 20)
-    with edgespec.load(settings.model_copy(update={"memory_budget": budget})) as session:
-        yield session
+def drafted(big: Path) -> Iterator[Engine]:
+    """With room for half of the weights."""
+    target, draft = open_paged(big, share=0.5), open_resident(catalogue.find("draft"))
+    with Engine(target, draft) as engine:
+        yield engine
+    draft.close()
+    target.close()
+
+
+def write(engine: Engine, sampling: SamplingParams) -> GenerationResult:
+    return finish(engine.generate(PROMPT, sampling, max_tokens=24))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_paged_experts_and_guesses_change_no_token(
-    alone: Session, drafted: Session, sampling: str
+    alone: Engine, drafted: Engine, sampling: str
 ) -> None:
-    expected = alone.generate(PROMPT, SAMPLINGS[sampling], max_tokens=24)
-    found = drafted.generate(PROMPT, SAMPLINGS[sampling], max_tokens=24)
-    assert found.tokens == expected.tokens
+    expected = write(alone, SAMPLINGS[sampling])
+    assert write(drafted, SAMPLINGS[sampling]).tokens == expected.tokens
 
 
-def test_some_experts_are_there_and_others_are_read(drafted: Session) -> None:
-    experts = drafted.generate(PROMPT, max_tokens=24).paging.experts
+def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
+    experts = write(drafted, SamplingParams()).paging.experts
     assert experts is not None
     assert (experts.experts, experts.used) == (16, 4)
     assert 0.1 < experts.hit_rate < 1.0
 
 
-def test_every_expert_has_work(alone: Session) -> None:
+def test_every_expert_has_work() -> None:
     """The load-balancing loss did what it should, but in the first layer, which sees nothing but
     the token and sends all indentation one way: none starves, and none has all tokens."""
-    tokens = alone.encode(inspect.getsource(textwrap.TextWrapper))[:400]
+    draft = open_resident(catalogue.find("draft"))
+    tokens = draft.vocabulary.encode(inspect.getsource(textwrap.TextWrapper))[:400]
+    draft.close()
     passes = record(catalogue.find("mixture"), tokens, n_new=0)
     for layer in range(1, 6):
         chosen = np.concatenate([dict(one)[layer].ravel() for one in passes])
         share = np.bincount(chosen, minlength=16) / len(tokens)
-        assert share.min() > 0.03
+        assert share.min() > 0.01
         assert share.max() < 0.75
