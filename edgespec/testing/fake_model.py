@@ -144,10 +144,10 @@ class FakeModel:
         return len(self._cells)
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        self._begin()
         assert not self._cells, "prefill with provisional nodes around"
         if self.n_committed + len(tokens) > self.info.n_ctx:
             raise UsageError("past the end of the context")
+        self._begin()
         try:
             self._run_hook()
         finally:

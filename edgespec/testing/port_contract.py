@@ -6,7 +6,8 @@ A runtime passes it by a class of its own in a test module:
         @pytest.fixture
         def model_factory(self): return lambda: FakeModel(...)
 
-The factory opens a fresh model; the suite closes it. The context must hold at least 48 tokens.
+The factory opens a fresh model; the suite closes it, after it has served one test after the other.
+The context must hold at least 48 tokens.
 """
 
 from __future__ import annotations
@@ -33,11 +34,28 @@ class PortContract:
     def model_factory(self) -> Callable[[], LanguageModel]:
         raise NotImplementedError("a runtime's test class says how to open its model")
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept_open(cls) -> Iterator[dict[str, LanguageModel]]:
+        """Models by what the factory is parametrised with."""
+        models: dict[str, LanguageModel] = {}
+        yield models
+        for model in models.values():
+            model.close()
+
     @pytest.fixture
-    def model(self, model_factory: Callable[[], LanguageModel]) -> Iterator[LanguageModel]:
-        model = model_factory()
-        yield model
-        model.close()
+    def model(
+        self,
+        request: pytest.FixtureRequest,
+        kept_open: dict[str, LanguageModel],
+        model_factory: Callable[[], LanguageModel],
+    ) -> LanguageModel:
+        """With an empty cache. Opened once: opening takes longer than most tests."""
+        kind = repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
+        if kind not in kept_open:
+            kept_open[kind] = model_factory()
+        kept_open[kind].truncate(0)
+        return kept_open[kind]
 
     @pytest.fixture
     def tokens(self, model: LanguageModel) -> list[int]:
@@ -62,8 +80,14 @@ class PortContract:
 
     # The committed prefix
 
-    def test_a_fresh_model_has_committed_nothing(self, model: LanguageModel) -> None:
-        assert model.n_committed == 0
+    def test_a_fresh_model_has_committed_nothing(
+        self, model_factory: Callable[[], LanguageModel]
+    ) -> None:
+        model = model_factory()
+        try:
+            assert model.n_committed == 0
+        finally:
+            model.close()
 
     def test_prefill_appends_to_the_prefix(self, model: LanguageModel, tokens: list[int]) -> None:
         model.prefill(tokens[:5])

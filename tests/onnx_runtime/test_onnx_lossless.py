@@ -78,7 +78,9 @@ def test_twenty_drafted_greedy_texts_equal_the_whole_model(
     other = "float16" if dtype == "float32" else "float32"
     target, draft = models(dtype, fused=fused) if fused else models(dtype), models(other)
     settings = LoadSettings(model=target, draft=draft, ctx_size=96)
-    with session.load(settings, EngineSettings(fallback="fixed", draft_max=7)) as running:
+    with session.load(
+        settings, EngineSettings(fallback="fixed", draft_max=7, step_aside=False)
+    ) as running:
         reference = WholeModel(target / "model.onnx")
         wrong, close, accepted = differences(running, reference, ROUNDING[dtype])
     assert wrong == 0

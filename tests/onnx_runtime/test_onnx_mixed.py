@@ -39,7 +39,9 @@ def onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def text(model: Path, draft: Path | None, **settings: object) -> tuple[int, ...]:
     load = LoadSettings(model=model, draft=draft, ctx_size=64, **settings)  # type: ignore[arg-type]
-    with session.load(load, EngineSettings(fallback="fixed", draft_max=3)) as running:
+    with session.load(
+        load, EngineSettings(fallback="fixed", draft_max=3, step_aside=False)
+    ) as running:
         result = running.generate(PROMPT, max_tokens=16)
         assert (result.speculation.verified > 0) == (draft is not None)
         return result.tokens
