@@ -7,7 +7,7 @@ see the tree, measured costs and what was accepted; they call no model and read 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -30,6 +30,8 @@ class RoundSoFar:
     """Ends that can grow: nodes whose successors the draft has not been asked for."""
     draft_steps: int = 0
     draft_s: float = 0.0
+    free_sources: Collection[str] = ()
+    """Whose nodes cost next to nothing to guess."""
 
 
 class Fallback(ABC):
@@ -92,14 +94,20 @@ class AdaptiveThreshold(Fallback):
 
 @dataclass(frozen=True, slots=True)
 class FixedLength(Fallback):
-    """Verify when the deepest branch has `length` tokens, drafted now or beside the last pass."""
+    """Verify when the draft's part of a branch has `length` tokens, drafted now or beside the last
+    pass: what was guessed without a model lengthens a branch for nothing."""
 
     name: ClassVar[str] = FallbackName.FIXED
 
     length: int = 8
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        return int(so_far.tree.depth[: len(so_far.tree)].max()) >= self.length
+        tree = so_far.tree
+        n_drafted = [0]  # parents stand before their children
+        for node in range(1, len(tree)):
+            is_drafted = tree.source[node] not in so_far.free_sources
+            n_drafted.append(n_drafted[int(tree.parent[node])] + is_drafted)
+        return max(n_drafted) >= self.length
 
 
 @dataclass(frozen=True, slots=True)

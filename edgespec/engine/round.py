@@ -57,7 +57,10 @@ class RoundInProgress:
         while True:
             self.pair.check_cancelled()
             open_nodes = self.grower.open_nodes(tree)
-            if self.fallback.fires(RoundSoFar(tree, open_nodes, self.draft_steps, growing_s)):
+            so_far = RoundSoFar(
+                tree, open_nodes, self.draft_steps, growing_s, self.grower.free_sources
+            )
+            if self.fallback.fires(so_far):
                 break
             if not self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE):
                 break

@@ -235,3 +235,14 @@ def test_a_tree_of_a_mixture_grows_past_the_sizes_that_do_not_pay() -> None:
 def test_a_pass_that_hardly_waited_shows_what_reads_take_at_most() -> None:
     cost = passes((1, 1.0, 0.8), (9, 0.6, 0.0))
     assert cost.read_s == 0.6
+
+
+def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
+    tree = TokenTree(0)
+    tip = tree.add(ROOT, 1, 0.9, source="draft")
+    for token in range(2, 8):
+        tip = tree.add(tip, token, 0.9, source="lookup")
+    so_far = RoundSoFar(tree, [tip], free_sources={"lookup"})
+    assert not FixedLength(length=2).fires(so_far)
+    tip = tree.add(tip, 9, 0.9, source="draft")
+    assert FixedLength(length=2).fires(replace(so_far, open_nodes=[tip]))

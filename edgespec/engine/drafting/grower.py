@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner
+from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.pooling import Pool
 from edgespec.engine.drafting.remembering import Learnt
 from edgespec.engine.pacer import Limits, Pacer
@@ -33,6 +34,9 @@ class TreeGrower:
         self._drafters = tuple(drafters)
         self._ready = self._drafters
         """Those that can guess what follows the text."""
+        self._free_sources = frozenset(
+            {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
+        )
         self._pool = Pool()
         self._beliefs: dict[str, Belief] = {}
         self._learnt: Learnt = {}
@@ -40,6 +44,11 @@ class TreeGrower:
         """At which the target samples; None before the first text."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
+
+    @property
+    def free_sources(self) -> frozenset[str]:
+        """Whose nodes cost no model's step: drafters' without a model, and a grammar's."""
+        return self._free_sources
 
     @property
     def is_ready(self) -> bool:

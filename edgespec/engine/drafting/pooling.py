@@ -6,9 +6,10 @@ Probabilities in, probabilities out; it knows no tree and nobody who guesses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from edgespec.engine.drafting.agreement import Agreement
 from edgespec.engine.drafting.drafter import Guess
 
 Opinion = Sequence[Guess]
@@ -70,11 +71,25 @@ class Weights:
         return self.seen.get(self._kind(opinion, sure), (prior, self.prior_places))
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom of several sources to believe, and how much surer they are where they agree."""
+
+    weights: Weights = field(default_factory=Weights)
+    agreement: Agreement = field(default_factory=Agreement)
+
+    def numbers(self) -> dict[str, float]:
+        return self.weights.numbers() | self.agreement.numbers()
+
+    def recalled(self, numbers: Mapping[str, float]) -> Trust:
+        return Trust(self.weights.recalled(numbers), self.agreement.recalled(numbers))
+
+
 class Pool:
     """Mixes one opinion after another into the first one (Jelinek and Mercer, 1980).
 
     P(token) = (1 - w) P_first(token) + w P_other(token), with learnt weights: a source that is no
-    use fades by itself.
+    use fades by itself. What all of them name first is surer than that (see `Agreement`).
     """
 
     source = "pool"
@@ -82,10 +97,10 @@ class Pool:
     """What a source gives a token that it did not name."""
 
     def __init__(self) -> None:
-        self.belief = Weights()
+        self.belief = Trust()
 
-    def fresh_belief(self, temperature: float) -> Weights:
-        return Weights()
+    def fresh_belief(self, temperature: float) -> Trust:
+        return Trust()
 
     def pooled(self, opinions: Sequence[Opinion]) -> Opinion:
         """One guess a token, best first."""
@@ -95,7 +110,7 @@ class Pool:
         mixed = said[0]
         for other in said[1:]:
             mixed = self._mixed(mixed, other)
-        return mixed
+        return self._agreed(mixed, len(said)) if _agree(said) else mixed
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         """Learn from a node that stood, after which the target picked `token`."""
@@ -105,16 +120,21 @@ class Pool:
         mixed = said[0]
         for other in said[1:]:
             sure = _together(other)
-            weight = self.belief.of(other, sure)
+            weight = self.belief.weights.of(other, sure)
             mine = weight * self._given(other, token) / sure
             theirs = (1.0 - weight) * self._given(mixed, token)
-            after = self.belief.observe(other, sure, mine / (mine + theirs))
+            after = self.belief.weights.observe(other, sure, mine / (mine + theirs))
             mixed = self._mixed(mixed, other)
-            self.belief = after
+            self.belief = replace(self.belief, weights=after)
+        if _agree(said):
+            best = mixed[0]
+            stood = best.token == token
+            learnt = self.belief.agreement.observe(len(said), best.confidence, stood)
+            self.belief = replace(self.belief, agreement=learnt)
 
     def _mixed(self, first: Opinion, other: Opinion) -> Opinion:
         sure = _together(other)
-        weight = self.belief.of(other, sure)
+        weight = self.belief.weights.of(other, sure)
         mixed = {
             guess.token: guess._replace(confidence=(1.0 - weight) * guess.confidence)
             for guess in first
@@ -129,9 +149,23 @@ class Pool:
                 mixed[guess.token] = known._replace(confidence=confidence)
         return sorted(mixed.values(), key=lambda guess: -guess.confidence)
 
+    def _agreed(self, mixed: Opinion, n_sources: int) -> Opinion:
+        best, *others = mixed
+        chance = self.belief.agreement.of(n_sources, best.confidence)
+        left = (1.0 - chance) / max(1e-9, 1.0 - best.confidence)
+        return [
+            best._replace(confidence=chance),
+            *(other._replace(confidence=left * other.confidence) for other in others),
+        ]
+
     def _given(self, opinion: Opinion, token: int) -> float:
         said = (guess.confidence for guess in opinion if guess.token == token)
         return max(self.unlikely, next(said, 0.0))
+
+
+def _agree(said: Sequence[Opinion]) -> bool:
+    """Whether several name the same token first."""
+    return len(said) > 1 and len({opinion[0].token for opinion in said}) == 1
 
 
 def _together(opinion: Opinion) -> float:
