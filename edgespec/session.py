@@ -295,7 +295,7 @@ class Session(Owner):
                 return vocabulary.encode(text, add_special=False)
 
         told = vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
-        return ChatPrompts(self.target.name, told, encode, source)
+        return ChatPrompts(self.target.name, told, encode, source, vocabulary.piece)
 
     def _constraint(self, grammar: Grammar) -> Constraint:
         if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):

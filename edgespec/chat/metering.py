@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
+from jinja2 import Undefined
+
+from edgespec.chat.nesting import nested_size
 from edgespec.errors import ModelError
 
 MOST_TURNS = 1_000_000
 """Of loops, macros and other blocks; a template for chat takes a few per message."""
 MOST_CHARACTERS = 64 << 20
 """That one rendering may write and join, all its intermediate texts counted."""
+MOST_NESTED = 16 << 20
+"""Elements and characters of one value that is written out or compared with all that is in it."""
 MOST_SECONDS = 5.0
 LARGEST_NUMBER = 1_000_000
 """As an argument, a factor or a width."""
@@ -56,6 +61,18 @@ class Meter:
             raise TemplateLimitError(f"it writes more than {MOST_CHARACTERS:,} characters")
         self._check_time()
 
+    def shown(self, value: Any) -> None:
+        """`value` is about to be written out, compared or hashed, all its parts with it."""
+        if isinstance(value, str | int | float | None):
+            return
+        try:
+            size = nested_size(value)
+        except (RecursionError, ValueError) as error:
+            raise TemplateLimitError(f"it takes a value that has no end: {error}") from error
+        if size > MOST_NESTED:
+            raise TemplateLimitError(f"it takes a value of more than {MOST_NESTED:,} parts")
+        self._check_time()
+
     def joined(self, left: Any, right: Any) -> None:
         """`left + right` is about to be computed."""
         if isinstance(left, Sized) and isinstance(right, Sized):
@@ -80,6 +97,10 @@ class Meter:
         self.formatted(subject)
         for value in arguments:
             self.argument(value)
+            if isinstance(value, tuple) or name == "format":
+                self.shown(value)
+        if name not in _BY_ELEMENT and not isinstance(subject, Undefined):
+            self.shown(subject)
         if name in _MULTIPLY and isinstance(subject, str):
             factors = [value if isinstance(value, int) else _size(value) for value in arguments]
             self.write(max([1, *factors]) * (1 + _copies(name, subject, arguments)))
@@ -99,6 +120,12 @@ class Meter:
             raise TemplateLimitError(f"it takes longer than {MOST_SECONDS:g} s: it seems to loop")
 
 
+_BY_ELEMENT = frozenset(
+    {"attr", "batch", "d", "default", "first", "get", "items", "keys", "last"}
+    | {"length", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
+    | {"values"}
+)
+"""What looks at a container's elements and not at what is in them."""
 _MULTIPLY = frozenset({"replace", "indent", "expandtabs"})
 
 

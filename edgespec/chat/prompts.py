@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.messages import Message
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
+from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate
 
+Piece = Callable[[int], bytes]
 Encode = Callable[[str], list[int]]
 """Tokens of a text that says itself which special tokens it begins with."""
 
@@ -32,24 +34,36 @@ class ChatPrompt:
     """Around the reasoning that the template knows, if it knows any."""
     template: str
     """The source it was rendered from."""
+    hidden_marks: Mapping[int, str] = field(default_factory=dict)
+    """Of the marks, those that are a control token, which adds no text, by their token."""
 
     def splitter(self) -> ReasoningSplitter:
         """Tells reasoning from answer in what the model writes next."""
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
 
+    def text_of(self, event: TokenEvent) -> str:
+        """What a token adds for the splitter: its text, or the mark that it is."""
+        return self.hidden_marks.get(event.token, "") + event.text
+
 
 class ChatPrompts:
     """The chat templates of one model. Any thread may ask."""
 
     def __init__(
-        self, model: str, told: ChatFormat, encode: Encode, given: str | None = None
+        self,
+        model: str,
+        told: ChatFormat,
+        encode: Encode,
+        given: str | None = None,
+        piece: Piece | None = None,
     ) -> None:
-        """`given` takes the place of the model's own template."""
+        """`given` takes the place of the model's own template; `piece` tells what a token adds."""
         self._model = model
         self._format = told
         self._encode = encode
         self._given = given
+        self._piece = piece
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
@@ -71,7 +85,14 @@ class ChatPrompts:
         template = self.template(bool(tools))
         text = template.render(messages, tools, **variables)
         marks = marks_of(template.source)
-        return ChatPrompt(text, tuple(self._encode(text)), marks, template.source)
+        hidden = self._hidden(marks) if marks else {}
+        return ChatPrompt(text, tuple(self._encode(text)), marks, template.source, hidden)
+
+    def _hidden(self, marks: Marks) -> dict[int, str]:
+        if self._piece is None:
+            return {}
+        tokens = [(mark, self._encode(mark)) for mark in (marks.begin, marks.end)]
+        return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
 
 
 def _compiled(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:

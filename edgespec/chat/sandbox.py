@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -21,6 +21,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.chat.metering import Meter
+
+_NESTED = (list, tuple, dict)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -34,16 +36,22 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.meter = meter
         self.code_generator_class = _MeteredCode
+        self.finalize = self.compared  # whatever is written out comes by here
         self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
         self.filters = {name: self._metered(name, call) for name, call in self.filters.items()}
-        self.filters["tojson"] = tojson
+        self.filters["tojson"] = self._metered("tojson", tojson)
+        tests: dict[str, Callable[..., Any]] = {**self.tests}
+        self.tests = {name: self._tested(call) for name, call in tests.items()}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)  # noqa: A006
 
     def join(self, pieces: Iterable[Any]) -> str:
         """The pieces one after the other, counted."""
-        texts = [str(piece) for piece in pieces]
+        texts = []
+        for piece in pieces:
+            self.meter.shown(piece)
+            texts.append(str(piece))
         self.meter.write(sum(map(len, texts)))
         return "".join(texts)
 
@@ -58,6 +66,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 self.meter.repeated(right, 1000)  # 1000 ** 1000 is the most that is of use
             case "%":
                 self.meter.formatted(left)
+                self.meter.shown(right)
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -76,6 +85,27 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
         self.meter.called(name, subject, [*args, *kwargs.values()])
         return super().call(context, call, *args, **kwargs)
+
+    def compared(self, value: Any) -> Any:
+        """`value`, which is about to be compared, hashed or written out."""
+        self.meter.shown(value)
+        return value
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self.compared(argument))
+
+    def _tested(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The test; what it is told to compare with is counted, and what it looks at, too."""
+
+        @functools.wraps(call)
+        def tested(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > 1:
+                for value in args:
+                    if isinstance(value, _NESTED):  # not the environment that some are given
+                        self.meter.shown(value)
+            return call(*args, **kwargs)
+
+        return tested
 
     def _metered(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The filter, its arguments and its result counted."""
@@ -120,6 +150,21 @@ class _MeteredCode(CodeGenerator):
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
         self.writeline("environment.meter.turn()")
         super().blockvisit(nodes, frame)
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802 - likewise
+        self.write(f" {operators[node.op]} environment.compared(")
+        self.visit(node.expr, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802 - likewise
+        self.write("{")
+        for item in node.items:
+            self.write("environment.compared(")
+            self.visit(item.key, frame)
+            self.write("): ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
         self.write("environment.join((")

@@ -221,7 +221,7 @@ class Chat:
                 generation.cancel()
             n_characters = 0
             for event in generation:
-                show(event.text)
+                show(prompt.text_of(event))
                 n_characters += len(event.text)
             self._running, self._last = None, generation.result
         show(self._last.text[n_characters:])

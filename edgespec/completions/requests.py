@@ -73,6 +73,17 @@ class ResponseFormat(_Part):
     """Of the type `regex`."""
 
 
+class NamedFunction(_Part):
+    name: str
+
+
+class NamedTool(_Part):
+    """A `tool_choice`: this function is to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class CommonRequest(_Part):
     """What chat and completion requests have in common; None leaves our default."""
 
@@ -127,7 +138,7 @@ class ChatRequest(CommonRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """A variable of the chat template, where it has it."""
@@ -154,6 +165,25 @@ class ChatRequest(CommonRequest):
         return None if self.tool_choice == "none" else self.tools
 
     @property
+    def required_tools(self) -> list[dict[str, Any]] | None:
+        """Those of which one has to be called; None where the model may answer as it likes."""
+        choice = self.tool_choice
+        if choice is None or choice in ("none", "auto"):
+            return None
+        names = [_function_name(tool, place) for place, tool in enumerate(self.tools or ())]
+        if not names:
+            raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
+        if not isinstance(choice, NamedTool):
+            return self.tools
+        wanted = choice.function.name
+        if wanted not in names:
+            raise RequestError(
+                f"tool_choice names {wanted!r}; the tools are {', '.join(names)}", "tool_choice"
+            )
+        assert self.tools is not None
+        return [self.tools[names.index(wanted)]]
+
+    @property
     def template_variables(self) -> dict[str, Any]:
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
@@ -174,6 +204,14 @@ class CompletionRequest(CommonRequest):
     def limit(self) -> int | None:
         """Most tokens of the answer; OpenAI's default for this endpoint is 16."""
         return 16 if self.max_tokens is None else self.max_tokens
+
+
+def _function_name(tool: dict[str, Any], place: int) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"tools.{place}.function.name is missing", "tools")
+    return name
 
 
 def _complaint(error: ValidationError, request: type[BaseModel]) -> RequestError:

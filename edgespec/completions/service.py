@@ -21,6 +21,7 @@ from edgespec.completions.requests import (
     RequestError,
     ResponseFormat,
 )
+from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
 from edgespec.config import SamplingParams
 from edgespec.grammar.specification import (
@@ -81,8 +82,9 @@ class Completions:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""
         tools = request.offered_tools
         prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
+        grammar = _grammar_of_chat(request, prompt)
         tokens = self._start(
-            request, prompt.tokens, request.limit, request.n_logprobs, progress, "messages"
+            request, prompt.tokens, request.limit, request.n_logprobs, progress, "messages", grammar
         )
         return ChatCompletion(
             tokens,
@@ -90,6 +92,7 @@ class Completions:
             self._session.piece,
             MessageWriter(prompt, bool(tools)),
             request.wants_usage,
+            prompt.text_of,
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
@@ -100,7 +103,10 @@ class Completions:
         else:
             encoded = prompt
             echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
-        tokens = self._start(request, encoded, request.limit, request.logprobs, progress, "prompt")
+        grammar = grammar_of(request.response_format)
+        tokens = self._start(
+            request, encoded, request.limit, request.logprobs, progress, "prompt", grammar
+        )
         return TextCompletion(
             tokens,
             self._envelope("text_completion", "cmpl"),
@@ -117,6 +123,7 @@ class Completions:
         n_logprobs: int | None,
         progress: Progress | None,
         param: str,
+        grammar: Grammar | None,
     ) -> Tokens:
         most = self._most_prompt_tokens
         if most is not None and len(prompt) > most:
@@ -125,17 +132,38 @@ class Completions:
             )
         return self._session.stream(
             prompt,
-            SamplingParams(**request.sampling_fields()),
+            SamplingParams(**{"seed": secrets.randbits(32)} | request.sampling_fields()),
             limit,
             tuple(request.stop or ()),
             progress,
-            grammar_of(request.response_format),
+            grammar,
             n_logprobs,
         )
 
     def _envelope(self, kind: Any, prefix: str) -> Envelope:
         identity = f"{prefix}-{secrets.token_hex(12)}"
         return Envelope(kind, identity, int(self._clock()), self.model)
+
+
+def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None:
+    """What a response format, or the choice of tools, asks of the answer."""
+    required = request.required_tools
+    grammar = grammar_of(request.response_format)
+    if required is None:
+        return grammar
+    if grammar is not None:
+        raise RequestError(
+            "tool_choice asks for a call and response_format for something else: leave one of them "
+            "out",
+            "tool_choice",
+        )
+    if not knows_calls(prompt.template):
+        raise RequestError(
+            "this model's chat template has no form of calls that can be asked for: leave "
+            "tool_choice at auto",
+            "tool_choice",
+        )
+    return call_grammar(required)
 
 
 def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:

@@ -6,10 +6,14 @@ Each is JSON between two marks. Text in, text and calls out, while it is still c
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.grammar.specification import Grammar, json_schema, lark_grammar
+
 BEGIN, END = "<tool_call>", "</tool_call>"
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,28 @@ class ToolCall:
 def knows_calls(template: str) -> bool:
     """Whether a chat template's source has calls written so."""
     return BEGIN in template
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
+    """Nothing but a call of one of these tools, in OpenAI's shape, by the schema of its parameters.
+
+    Raises GrammarError for what cannot be written as JSON.
+    """
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": tool["function"].get("parameters") or _NO_PARAMETERS,
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
+    return lark_grammar(f"start: {begin} call {end}\ncall: %json {schema.source}\n")
 
 
 class CallSplitter:

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.chat.prompts import ChatPrompts
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.ports.chat_format import ChatFormat
+from edgespec.values import TokenEvent
 
 MARKS = Marks("<think>", "</think>")
 
@@ -87,3 +90,34 @@ def test_the_template_says_which_marks_there_are(template, marks):
 def test_a_prompt_that_ends_with_the_mark_has_opened_it():
     assert is_open("<|assistant|><think>\n", MARKS)
     assert not is_open("<think>\n\n</think>\n\n", MARKS)
+
+
+# Marks that are control tokens add no text
+
+
+def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
+    tokens = {"<think>": [7], "</think>": [8]}
+    prompts = ChatPrompts(
+        "fake",
+        ChatFormat(),
+        lambda text: tokens.get(text, [1, 2]),
+        "<think></think>{{ messages[0].content }}",
+        lambda token: b"" if token in (7, 8) else b"x",
+    )
+    prompt = prompts.prompt([{"role": "user", "content": "hi"}])
+    said = [(7, ""), (1, "first"), (8, ""), (2, "then")]
+    splitter = prompt.splitter()
+    parts = [
+        (part.kind, part.text)
+        for token, text in said
+        for part in splitter.push(prompt.text_of(TokenEvent(text, token, "target", 0)))
+    ]
+    assert parts == [("reasoning", "first"), ("answer", "then")]
+
+
+def test_marks_that_are_text_are_not_told_twice() -> None:
+    prompts = ChatPrompts(
+        "fake", ChatFormat(), lambda text: [7], "<think>{{ messages }}", lambda token: b"<think>"
+    )
+    prompt = prompts.prompt([{"role": "user", "content": "hi"}])
+    assert prompt.text_of(TokenEvent("<think>", 7, "target", 0)) == "<think>"

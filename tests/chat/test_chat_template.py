@@ -133,6 +133,59 @@ def test_a_template_that_writes_too_much_is_stopped_before_it_does(source):
         render(source)
 
 
+NESTED = (
+    "{% set ns = namespace(x=[1], y=[1], t=(1,)) %}{% for i in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% set ns.t = (ns.t, ns.t) %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ ns.x }}",
+        "{{ ns }}",
+        "{{ ns.x ~ 'a' }}",
+        "{{ ns.x | string }}",
+        "{{ ns.x | tojson }}",
+        "{{ ns.x | pprint }}",
+        "{{ ns.x | join(', ') }}",
+        "{{ [ns.x] | map('string') | list }}",
+        "{{ '%s' % ns.x }}",
+        "{{ '%s' % (ns.x,) }}",
+        "{{ '%s' | format(ns.x) }}",
+        "{{ '{}'.format(ns.x) }}",
+        "{{ '{x}'.format(x=ns.x) }}",
+        "{{ ns.x | upper }}",
+        "{{ ns.x | length ~ (ns.x | urlencode) }}",
+        "{{ ns.x == ns.y }}",
+        "{{ ns.x in [ns.y] }}",
+        "{{ ns.x is eq ns.y }}",
+        "{{ ns.x is in [ns.y] }}",
+        "{{ [ns.x].index(ns.y) }}",
+        "{{ [ns.x].count(ns.y) }}",
+        "{{ [ns.x, ns.y] | sort }}",
+        "{{ [ns.t] | unique | list }}",
+        "{{ {ns.t: 1} }}",
+        "{{ {}[ns.t] }}",
+        "{{ {}.get(ns.t) }}",
+        "{{ ns.x | sum(start=[]) | string }}",
+    ],
+)
+def test_a_value_that_is_without_end_on_paper_is_stopped(use):
+    with pytest.raises(ModelError, match="was stopped"):
+        render(NESTED + use)
+
+
+def test_a_value_that_is_in_itself_is_stopped():
+    with pytest.raises(ModelError, match="was stopped"):
+        render("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}")
+
+
+def test_lists_that_are_not_written_out_may_be_nested():
+    assert render(NESTED + "{{ ns.x | length }}{{ ns.x | first | length }}") == "22"
+
+
 def test_after_a_template_was_stopped_it_can_be_used_again():
     source = "{% for m in messages %}{{ 'a' * (m.content | int) }}{% endfor %}"
     template = ChatTemplate(source)

@@ -1,0 +1,66 @@
+"""How large a value is when it is written out or compared, however often its parts share a place.
+
+A list that holds another one twice, which holds another one twice, is small in memory and without
+end on paper. Knows values; no limits and no templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jinja2.utils import Namespace
+
+MOST_PARTS = 1 << 20
+"""Distinct ones; a conversation has a few for each message."""
+
+
+def nested_size(value: Any) -> int:
+    """Elements and characters of all that is in `value`, parts counted as often as they occur.
+
+    Raises RecursionError for a value that is in itself, and ValueError for one of too many parts.
+    """
+    if not isinstance(value, _CONTAINERS):
+        return len(value) if isinstance(value, str) else 1
+    sizes: dict[int, int] = {}
+    open_parts: set[int] = set()
+    path = [(value, _parts(value))]
+    open_parts.add(id(value))
+    totals = [1]
+    while path:
+        container, rest = path[-1]
+        for part in rest:
+            if not isinstance(part, _CONTAINERS):
+                totals[-1] += len(part) if isinstance(part, str) else 1
+            elif id(part) in sizes:
+                totals[-1] += sizes[id(part)]
+            else:
+                if id(part) in open_parts:
+                    raise RecursionError("a value is in itself")
+                if len(sizes) + len(path) > MOST_PARTS:
+                    raise ValueError(f"more than {MOST_PARTS:,} parts")
+                open_parts.add(id(part))
+                path.append((part, _parts(part)))
+                totals.append(1)
+                break
+        else:
+            path.pop()
+            size = sizes[id(container)] = totals.pop()
+            open_parts.discard(id(container))
+            if totals:
+                totals[-1] += size
+    return size
+
+
+_CONTAINERS = (list, tuple, set, frozenset, dict, Namespace)
+
+
+def _parts(container: Any) -> Iterator[Any]:
+    if isinstance(container, Namespace):
+        container = container._Namespace__attrs
+    if isinstance(container, dict):
+        for key, value in container.items():
+            yield key
+            yield value
+    else:
+        yield from container

@@ -1,0 +1,104 @@
+"""A call that a request asks for comes, whatever the model would like to say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.session import Session
+from server_running import TEMPLATE, pair
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": [1, 2]}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+STOP = {"type": "function", "function": {"name": "stop"}}
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}" + TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with pair() as loaded:
+        loaded.use_chat_template(WITH_TOOLS)
+        yield loaded
+
+
+def ask(session: Session, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": "1 + 2?"}]
+    return session.create_chat_completion(messages, **{"max_tokens": 200} | fields)
+
+
+def test_one_of_the_tools_is_called(session: Session) -> None:
+    choice = ask(session, tools=[ADD, STOP], tool_choice="required", temperature=0.8, seed=1)
+    (answer,) = choice["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] in {"add", "stop"}
+
+
+def test_the_named_one_is_called_by_its_schema(session: Session) -> None:
+    choice = {"type": "function", "function": {"name": "add"}}
+    (answer,) = ask(session, tools=[STOP, ADD], tool_choice=choice)["choices"]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    arguments = json.loads(call["function"]["arguments"])
+    assert set(arguments) == {"a", "b"}
+    assert arguments["b"] in {1, 2}
+
+
+def test_a_stream_has_the_call_too(session: Session) -> None:
+    chunks = list(ask(session, tools=[ADD], tool_choice="required", stream=True))
+    calls = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert [call["function"]["name"] for call in calls] == ["add"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "names 'x'; the tools are add",
+        ),
+        (
+            {"tools": [{"type": "function"}], "tool_choice": "required"},
+            r"function\.name is missing",
+        ),
+        (
+            {
+                "tools": [ADD],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "leave one of them out",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    session: Session, fields: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        ask(session, **fields)
+
+
+def test_a_template_without_calls_is_told_so(session: Session) -> None:
+    session.use_chat_template("{{ tools | tojson }}" + TEMPLATE)
+    try:
+        with pytest.raises(UsageError, match="no form of calls"):
+            ask(session, tools=[ADD], tool_choice="required")
+    finally:
+        session.use_chat_template(WITH_TOOLS)
