@@ -40,7 +40,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
         self.filters = {name: self._metered(name, call) for name, call in self.filters.items()}
         self.filters["tojson"] = self._metered("tojson", tojson)
-        tests: dict[str, Callable[..., Any]] = {**self.tests}
+        tests: Any = self.tests
         self.tests = {name: self._tested(call) for name, call in tests.items()}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = raise_exception

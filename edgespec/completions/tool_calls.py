@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.grammar.specification import Grammar, json_schema, lark_grammar
+from edgespec.grammar.specification import JSON_STYLE, Grammar, json_schema, lark_grammar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -51,7 +51,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
         }
         for tool in tools
     ]
-    schema = json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    schema = json_schema({"anyOf": calls, "x-guidance": JSON_STYLE})
     begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
     return lark_grammar(f"start: {begin} call {end}\ncall: %json {schema.source}\n")
 

@@ -6,26 +6,20 @@ Knows a vocabulary and no model; the sampler asks it before every token of the t
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import llguidance
 import numpy as np
 from llguidance import numpy as bitmasks
 
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import Grammar
+from edgespec.grammar.specification import JSON_STYLE, Grammar
 from edgespec.ports import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_JSON_STYLE: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""One way to write each value: no model can fill a text with blanks, and more tokens are forced. A
-schema's own `x-guidance` may say otherwise."""
+_JSON_STYLE = cast("JsonCompileOptions", JSON_STYLE)
 
 
 class GrammarCompiler:

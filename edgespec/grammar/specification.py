@@ -14,6 +14,11 @@ Kind = Literal["json schema", "regular expression", "grammar"]
 MOST_CHARACTERS = 1 << 20
 
 
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to write each value: no model can fill a text with blanks, and more tokens are forced. A
+schema's own `x-guidance` may say otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A JSON schema, a regular expression (Rust's syntax) or a Lark grammar (llguidance's)."""
