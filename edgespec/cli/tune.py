@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgespec.cli.doctor import lever_lines, measured_outlook
 from edgespec.cli.flags import installed_version
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
+from edgespec.diagnosis.levers import Outlook
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
@@ -46,11 +48,15 @@ def run(given: argparse.Namespace) -> None:
     laboratory = _laboratory(given, wanted, prompts, console)
     say = partial(console.note) if "json" not in given else _silent
     tuned = tune(laboratory, wanted, say)
-    helps = _helps(laboratory, tuned)
+    found = measured_outlook(laboratory, tuned.measured)
     console.end_of_progress()
+    if "out" not in given and tuned.chosen.draft is not None:
+        out = presets.place(tuned.chosen.load(wanted.load))  # of the pair with the better draft
+    helps = _helps(tuned, found)
     text = presets.toml(report.preset_settings(tuned), [*_reasons(tuned), *helps])
     if "json" in given:
-        console.json(report.as_dict(tuned) | {"preset": str(out), "helps": helps})
+        levers = [asdict(lever) for lever in found.levers]
+        console.json(report.as_dict(tuned) | {"preset": str(out), "levers": levers})
     else:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
     presets.save(text, out)
@@ -148,9 +154,8 @@ def seconds_from(given: argparse.Namespace) -> float:
     return seconds
 
 
-def _helps(laboratory: Laboratory, tuned: Tuned) -> list[str]:
+def _helps(tuned: Tuned, found: Outlook) -> list[str]:
     """What was not chosen and would help: another machine, or other texts."""
-    found = measured_outlook(laboratory, tuned.measured)
     lines = report.read_advice(tuned.measured.reads)
     if found.levers:
         now = f"{found.tokens_per_s:.2f}" if found.tokens_per_s else "?"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from edgespec.errors import BudgetError
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, PairError
+from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning.cost_model import Choice
 from edgespec.tuning.search import tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
@@ -36,6 +40,20 @@ def test_buffers_that_cost_more_than_they_bring_make_smaller_trees():
 
 def test_the_better_of_two_drafts_is_chosen():
     assert tune(SyntheticLab(), wanted(DRAFT, BETTER)).chosen.draft == BETTER
+
+
+def test_drafts_are_planned_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch):
+    lab = SyntheticLab()
+    planned = []
+
+    def refuse(asked: Sequence[tuple[LoadSettings, EngineSettings]]) -> list[MemoryPlan]:
+        planned.extend(load.draft for load, _ in asked)
+        raise PairError("another vocabulary")
+
+    monkeypatch.setattr(lab, "plans", refuse)
+    with pytest.raises(PairError):
+        tune(lab, wanted(DRAFT, BETTER))
+    assert planned == [DRAFT, BETTER] and not lab.written
 
 
 def test_a_draft_that_guesses_nothing_right_is_left_out():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import entry
+from edgespec.cli import tune as tune_command
 from edgespec.config import read_config
 from edgespec.models.embedded import embedded_pair
+from edgespec.tuning import presets
+from tuning_lab import SyntheticLab
 
 BUDGET = "200MiB"
+TUNE = ("tune", "--memory-budget", "100MiB")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +57,51 @@ def test_a_place_that_may_not_be_written_is_named(
     tmp_path.chmod(0o500)
     assert entry.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
     assert "--out FILE" in capsys.readouterr().err
+
+
+@pytest.fixture
+def synthetic(monkeypatch: pytest.MonkeyPatch) -> SyntheticLab:
+    """Takes the place of the machine: nothing is loaded."""
+    lab = SyntheticLab(alphas={embedded_pair().draft: 0.7})
+    monkeypatch.setattr(tune_command, "_laboratory", lambda *_: lab)
+    return lab
+
+
+def test_interrupted_tuning_leaves_nothing(
+    synthetic: SyntheticLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(synthetic, "replay", interrupt)
+    out = tmp_path / "folder" / "preset.toml"
+    out.parent.mkdir()
+    assert entry.main([*TUNE, "--out", str(out)]) == 130
+    assert not list(out.parent.iterdir())
+
+
+def test_a_disk_that_is_full_is_said_after_the_table(
+    synthetic: SyntheticLab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(presets, "check_place", lambda *_: None)
+    monkeypatch.setattr(presets, "unfinished_file", full)
+    assert entry.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
+    told = capsys.readouterr()
+    assert "No space left on device" in told.err and "to defaults" in told.out
+
+
+def test_the_preset_gives_its_reasons(synthetic: SyntheticLab, tmp_path: Path):
+    out = tmp_path / "preset.toml"
+    assert entry.main([*TUNE, "--out", str(out)]) == 0
+    text = out.read_text()
+    assert "tokens/s" in text and "# disk: " in text
+    assert read_config(out)["memory_budget"] == 100 << 20
 
 
 @pytest.mark.slow
