@@ -28,7 +28,7 @@ from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Measured, Wanted, measure, the_plan
 from edgespec.units import format_size
 
-SECONDS = 45
+SECONDS = 60
 """That measuring a pair may take, more or less."""
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
 

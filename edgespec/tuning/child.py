@@ -49,7 +49,7 @@ from edgespec.tuning.measurements import (
 from edgespec.values import GenerationResult, RoundCost
 
 GREEDY = SamplingParams()
-WRITING_SHARE = 0.6
+WRITING_SHARE = 0.7
 """Of the time of a job that also times passes."""
 TRUST_EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 UNTIMED_S = 0.1

@@ -42,6 +42,8 @@ READ_S = 0.5
 MOST_RUN_S = 20.0
 """Of one measurement, loading not counted."""
 LEAST_RUN_S = 2.0
+FIRST_SHARE, RUN_SHARE = 1 / 4, 1 / 6
+"""Of what is left of the time: for the run that all predictions rest on, and for each other."""
 
 T = TypeVar("T")
 
@@ -58,7 +60,6 @@ class Laboratory:
     progress: Callable[[float], None] = lambda share: None
     """Hears the share of the time that is over."""
     clock: Callable[[], float] = time.monotonic
-    run_s: float = MOST_RUN_S
     _began: float = field(default_factory=time.monotonic)
 
     @property
@@ -86,16 +87,16 @@ class Laboratory:
         pass_sizes: tuple[int, ...] = (),
         most_s: float | None = None,
     ) -> Written:
-        seconds = self._run_s() if most_s is None else most_s
+        share = FIRST_SHARE if pass_sizes else RUN_SHARE
+        seconds = self._run_s(share) if most_s is None else most_s
         job = Write(load, engine, self.prompts, n_tokens, pass_sizes, seconds)
         return self._measure(job, Written)
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
-        return self._measure(Replay(load, texts, TREE_SIZES, self._run_s() / 2), Replayed)
+        return self._measure(Replay(load, texts, TREE_SIZES, self._run_s(RUN_SHARE) / 2), Replayed)
 
-    def _run_s(self) -> float:
-        """A sixth of what is left, so that several runs can follow."""
-        return min(max(self.left_s / 6, LEAST_RUN_S), self.run_s)
+    def _run_s(self, share: float) -> float:
+        return min(max(share * self.left_s, LEAST_RUN_S), MOST_RUN_S)
 
     def _measure(self, job: object, kind: type[T]) -> T:
         """The answer of a process. Raises what it failed with."""
