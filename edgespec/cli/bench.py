@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,7 +34,7 @@ from edgespec.bench.summary import spread, summarise
 from edgespec.cli import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags import installed_version
-from edgespec.cli.invocation import model_path, read_prompts
+from edgespec.cli.invocation import model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
@@ -79,7 +78,7 @@ def request_from(given: argparse.Namespace) -> Request:
         json_to_stdout=json_name == "-",
         html_file=Path(given.html) if "html" in given else None,
         expectations=expectations,
-        command=_spelled(given),
+        command=spelled(given),
     )
     for path in (request.json_file, request.html_file):
         if path is not None and path.is_dir():
@@ -87,15 +86,6 @@ def request_from(given: argparse.Namespace) -> Request:
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     return request
-
-
-def _spelled(given: argparse.Namespace) -> str:
-    """The command line that means what was given."""
-    words = ["edgespec", "bench"]
-    for name, value in vars(given).items():
-        if name != "command":
-            words += [spell(name)] if value is True or value == "-" else [spell(name), str(value)]
-    return shlex.join(words)
 
 
 def run(request: Request, console: Console) -> None:

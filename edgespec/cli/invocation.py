@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,6 +68,16 @@ def settings_from(given: argparse.Namespace) -> Request:
         GenerateSettings.model_validate(_part(settings, GenerateSettings), context=names),
         tuple(notes),
     )
+
+
+def spelled(given: argparse.Namespace) -> str:
+    """The command line that means what was given."""
+    words = ["edgespec", given.command]
+    for name, value in vars(given).items():
+        if name != "command":
+            for one in value if isinstance(value, list) else [value]:
+                words += [spell(name)] if one is True or one == "-" else [spell(name), str(one)]
+    return shlex.join(words)
 
 
 def model_path(given: str | Path, named: str = "--model") -> Path:

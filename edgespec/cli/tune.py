@@ -17,7 +17,13 @@ from edgespec.bench import limits
 from edgespec.cli.console import Console
 from edgespec.cli.doctor import lever_lines, measured_outlook
 from edgespec.cli.flags import installed_version
-from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
+from edgespec.cli.invocation import (
+    engine_settings,
+    model_path,
+    read_prompts,
+    settings_from,
+    spelled,
+)
 from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
 from edgespec.diagnosis.levers import Outlook
 from edgespec.errors import UsageError
@@ -72,13 +78,13 @@ def _draw(given: argparse.Namespace, console: Console) -> None:
     html = Path(given.html) if "html" in given else None
     if html is not None:
         presets.check_place(html, "--html")
+    command = spelled(given)
     wanted, prompts = wanted_from(given, console)
     laboratory = _laboratory(given, wanted, prompts, console)
     say = _silent if "json" in given else console.note
     drawn = curve.draw(laboratory, wanted, budgets, say)
     console.end_of_progress()
     if html is not None:
-        command = f"edgespec tune -m {wanted.load.model} --budgets {given.budgets}"
         presets.save(curve_page.html(drawn, command), html, "--html")
     if "json" in given:
         console.json(curve.as_dict(drawn))

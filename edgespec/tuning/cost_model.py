@@ -167,7 +167,7 @@ def disk_rate(passes: Sequence[PassTiming], raw_bytes_per_s: float) -> float:
 def calibrated(choice: Choice, plan: MemoryPlan, speeds: Speeds, run: Written) -> Speeds:
     """Speeds that explain a real run of `choice`: how many guesses stood, how much drafting its
     passes hid, and how near it came to the best round."""
-    fitted = _fitted_to_rounds(choice, speeds, run)
+    fitted = _fitted_to_rounds(choice, replace(speeds, reached=1.0), run)
     best = predict(choice, plan, fitted).tokens_per_s
     if not run.rounds or not best:
         return fitted

@@ -81,6 +81,13 @@ def test_what_was_learnt_from_a_run_predicts_that_run():
     assert predict(PAIR, PLAN, learnt).tokens_per_s == pytest.approx(run.tokens_per_s)
 
 
+def test_what_was_learnt_before_is_forgotten():
+    cost = RoundCost(2, 1, 6, 1, 0.02, 1.3, 0.5, 1.4)
+    run = run_of(20, *[cost] * 10)
+    once = calibrated(PAIR, PLAN, SPEEDS, run)
+    assert calibrated(PAIR, PLAN, once, run) == once
+
+
 def test_a_run_without_rounds_teaches_nothing():
     assert calibrated(PAIR, PLAN, SPEEDS, run_of(0)) == SPEEDS
 
