@@ -103,6 +103,13 @@ def _check_parts(reference: HubReference, model: HubModel) -> None:
 
 def _nothing_here(reference: HubReference, files: Sequence[HubFile]) -> str:
     kinds = sorted({file.name.rsplit(".", 1)[-1] for file in files if "." in file.name})
+    if graph := next((file.name for file in files if file.name.endswith(".onnx")), None):
+        folder = f"DIR/{graph.rpartition('/')[0]}".rstrip("/")
+        return (
+            f"{reference.repo} holds ONNX models, and only GGUF models are fetched by name: "
+            f"`hf download {reference.repo} --local-dir DIR` brings it, then name it with "
+            f"-m {folder}/{graph.rpartition('/')[2]}"
+        )
     there = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
     return (
         f"{reference.repo} has no GGUF model ({there}): choose a repository whose name ends in "

@@ -149,3 +149,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     terminal.write("/exit\r")
     assert terminal.close() == 0
     assert "write gcd" in (tmp_path / "edgespec" / "chat_history").read_text()
+
+
+def test_a_conversation_goes_on_in_another_process_without_being_read_again(tmp_path):
+    state, talk = tmp_path / "a.state", tmp_path / "talk.json"
+    cached = ("--prompt-cache", str(state))
+    asked = "write a function that adds two numbers and then another one that does it again"
+    chat(f"{asked}\n/save {talk}\n", *cached)
+    _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
+    assert f"{state}: " in said
+    reused = next(line for line in said.splitlines() if line.startswith("reused: "))
+    assert int(reused.split()[1]) > len(asked.split())
+
+
+def test_a_conversation_without_a_question_keeps_nothing(tmp_path):
+    chat("/exit\n", "--prompt-cache", str(tmp_path / "a.state"))
+    assert not list(tmp_path.iterdir())

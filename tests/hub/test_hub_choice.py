@@ -69,3 +69,12 @@ def test_image_encoders_and_statistics_are_no_models():
 def test_a_repository_without_gguf_says_what_it_has():
     with pytest.raises(ModelError, match=r"no GGUF model \(it holds json, safetensors files\)"):
         chosen(["config.json", "model.safetensors"])
+
+
+def test_a_repository_of_onnx_models_is_told_how_to_bring_them():
+    with pytest.raises(
+        ModelError, match=r"hf download u/r --local-dir DIR.*-m DIR/onnx/model\.onnx"
+    ):
+        chosen(["config.json", "onnx/model.onnx", "onnx/model.onnx_data"])
+    with pytest.raises(ModelError, match=r"-m DIR/model\.onnx"):
+        chosen(["model.onnx"])

@@ -264,3 +264,16 @@ def test_this_machine_needs_none(host):
 def test_an_empty_key_is_none():
     with pytest.raises(UsageError, match="--api-key is empty"):
         Guard("127.0.0.1", api_key=" ")
+
+
+def test_metrics_tell_the_passes_that_were_saved(client):
+    def saved() -> int:
+        lines = client.get("/metrics").text.splitlines()
+        told = next(line for line in lines if line.startswith("edgespec_saved_passes_total "))
+        return int(told.split()[1])
+
+    asked = {"prompt": "def f(x):\n    return x + 1\n" * 12, "max_tokens": 2}
+    client.post("/v1/completions", json=asked)
+    before = saved()
+    client.post("/v1/completions", json=asked)
+    assert saved() == before + 1
