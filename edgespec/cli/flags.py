@@ -7,9 +7,10 @@ a line of a TOML file and a Python argument get the same answer.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.cli import (
     bench_flags,
@@ -24,6 +25,9 @@ from edgespec.cli import (
 from edgespec.config import GenerateSettings
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 DEMO_SIZE = "512MiB"
 DEMO_TOKENS = 40
@@ -108,6 +112,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; {self.prog} --help explains")
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """argparse's own keeps to itself that whoever read it has seen enough."""
+        (file or sys.stdout).write(self.format_help())
 
     def known_flags(self) -> list[str]:
         return list(self._option_string_actions)

@@ -37,7 +37,6 @@ from edgespec.session import Session
 R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
 
-MOST_DEPTH_OF_JSON = 200
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
