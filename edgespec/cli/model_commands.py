@@ -162,6 +162,7 @@ def run_draft(given: argparse.Namespace) -> None:
         max_tokens=_max_tokens(given),
         load=settings,
     )
+    alone = session.plan(settings)
     made, compared = self_draft.make(target, out, wanted, console.progress)
     console.end_of_progress()
     if "json" not in given:
@@ -177,8 +178,10 @@ def run_draft(given: argparse.Namespace) -> None:
         console.end_of_progress()
         if "json" in given:
             report = model_report.check_report(fit, target, out, models.plan, peak_bytes)
-            console.json(report | model_report.drafts_report(made, compared))
+            room = self_draft.room(alone, models.plan)
+            console.json(report | model_report.drafts_report(made, compared, room))
             return
+        console.write(model_report.room_line(self_draft.room(alone, models.plan)))
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 

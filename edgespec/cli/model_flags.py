@@ -97,12 +97,14 @@ The target continues some prompts greedily, once. Then layers are left out, each
 without which the rest still ranks most of the target's own tokens first, until what is left fits
 the size in each of the types; the best of these is written, and shown as `models check` does.
 
-For an ONNX target, make the draft from a GGUF file of the same model."""
+For an ONNX target, make the draft from a GGUF file of the same model, its twin, and use it with the
+ONNX one: `models check` refuses it where the vocabularies differ."""
 
 _DRAFT_EXAMPLES = """\
 examples:
   edgespec models draft big.gguf draft.gguf --prompts mine.txt
-  edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB"""
+  edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB
+  edgespec models check big-onnx draft.gguf      (of whose GGUF twin the draft was made)"""
 
 
 def add_to(parser: P) -> dict[str, P]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgespec.models.compare import Comparison
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
-    from edgespec.models.self_draft import SelfDraft
+    from edgespec.models.self_draft import Room, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails
 
 UNKNOWN = "?"
@@ -354,6 +354,20 @@ def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
     return [*lines, f"{out}: {best.type}, the target's layers {kept}", ""]
 
 
-def drafts_report(made: SelfDraft, compared: Sequence[SelfDraft]) -> dict[str, Any]:
+def room_line(room: Room) -> str:
+    """What fits the budget beside the target."""
+    return (
+        f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
+        f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
+        f"{format_size(room.most_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
+        f"the draft {format_size(room.read_alone_bytes)}.\n"
+    )
+
+
+def drafts_report(made: SelfDraft, compared: Sequence[SelfDraft], room: Room) -> dict[str, Any]:
     """The same for programs."""
-    return {"made": asdict(made), "compared": [asdict(draft) for draft in compared]}
+    return {
+        "made": asdict(made),
+        "compared": [asdict(draft) for draft in compared],
+        "room": asdict(room),
+    }

@@ -18,6 +18,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder
+from edgespec.memory.budget import MemoryPlan
 from edgespec.models import enlarging, pair_fit
 from edgespec.ports import Progress
 from edgespec.values import GenerationResult
@@ -79,6 +80,33 @@ class SelfDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a draft takes of a budget, and what that costs the target."""
+
+    budget_bytes: int
+    draft_bytes: int
+    """With its KV and buffers."""
+    most_bytes: int
+    """That any draft could take beside the target."""
+    read_bytes: int
+    """By a pass of the target."""
+    read_alone_bytes: int
+    """Without a draft."""
+
+
+def room(alone: MemoryPlan, pair: MemoryPlan) -> Room:
+    """By plans of the same budget for the target alone and for both."""
+    draft_bytes = sum(row.nbytes for row in pair.rows if row.owner == "draft")
+    return Room(
+        pair.budget_bytes,
+        draft_bytes,
+        pair.budget_bytes - pair.smallest_bytes + draft_bytes,
+        pair.bytes_per_pass,
+        alone.bytes_per_pass,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What kind of draft, and how it is measured."""
 
@@ -100,7 +128,10 @@ def make(
     """
     tool = enlarging.tool_for(target)
     if not isinstance(tool, LeavesOut):
-        raise UsageError(f"{target}: drafts are made from GGUF models, for ONNX ones, too")
+        raise UsageError(
+            f"{target}: drafts are made from GGUF models: name the GGUF twin of this one, and use "
+            "the draft with either"
+        )
     with scratch_folder(out.parent) as folder:
         made = _Making(target, wanted, tool, folder, progress)
         drafts = made.candidates()

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import entry
+from edgespec.cli.model_report import room_line
+from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.self_draft import _Making
+from edgespec.models.self_draft import Room, _Making, room
 
 TARGET = str(embedded_pair().target)
+ONNX = str(Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16")
 
 
 class Ranked(_Making):
@@ -62,6 +65,43 @@ def test_a_draft_is_written_and_measured(
     assert (tmp_path / "out.gguf").stat().st_size == report["made"]["size_bytes"] <= 4 << 20
     assert {draft["type"] for draft in report["compared"]} == {"Q4_0", "Q2_K"}
     assert list(tmp_path.glob(".*")) == []
+    assert report["room"]["draft_bytes"] <= report["room"]["most_bytes"]
+
+
+@pytest.mark.slow
+def test_a_draft_of_the_gguf_twin_drafts_for_an_onnx_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--types", "Q4_0", "--json") == 0
+    draft = str(tmp_path / "out.gguf")
+    capsys.readouterr()
+    of_check = ["-n", "6", "--memory-budget", "1GiB", "--prompts", str(tmp_path / "prompts.txt")]
+    assert entry.main(["models", "check", ONNX, draft, *of_check, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agreement"]["compared"] == 6
+    texts = []
+    for flags in (["-md", draft], ["--no-draft"]):
+        of_text = ["-p", "def read(path):", "-n", "12", "--memory-budget", "1GiB", "--json"]
+        assert entry.main(["generate", "-m", ONNX, *flags, *of_text]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert texts[0] == texts[1]
+
+
+def test_an_onnx_target_is_told_of_its_twin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(["models", "draft", ONNX, str(tmp_path / "out.gguf"), "--size", "2MiB"]) == 2
+    assert "name the GGUF twin" in capsys.readouterr().err
+
+
+def test_the_room_is_what_is_left_beside_the_target() -> None:
+    def plan(smallest: int, pinned: int, *rows: MemoryRow) -> MemoryPlan:
+        segments = tuple(SegmentSize(f"{n}", 10, 10) for n in range(10))
+        return MemoryPlan(100, rows, segments, frozenset(range(pinned)), 20, True, smallest)
+
+    draft = (MemoryRow("draft", "weights", 12), MemoryRow("draft", "KV cache", 3))
+    found = room(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
+    assert found == Room(100, draft_bytes=15, most_bytes=60, read_bytes=70, read_alone_bytes=50)
+    assert "the draft takes 15 B" in room_line(found)
 
 
 @pytest.mark.parametrize(
