@@ -101,7 +101,7 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
     draft = (MemoryRow("draft", "weights", 12), MemoryRow("draft", "KV cache", 3))
     found = room(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
     assert found == Room(100, draft_bytes=15, most_bytes=60, read_bytes=70, read_alone_bytes=50)
-    assert "the draft takes 15 B" in room_line(found)
+    assert "the draft takes 15 bytes" in room_line(found)
 
 
 @pytest.mark.parametrize(
