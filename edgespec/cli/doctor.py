@@ -12,12 +12,11 @@ from typing import Any, get_args
 
 from edgespec import session
 from edgespec.cli.console import Console
-from edgespec.cli.invocation import read_prompts, settings_from
+from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.config import LoadSettings
 from edgespec.diagnosis.levers import Lever, Outlook, outlook
 from edgespec.diagnosis.machine import examine
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
@@ -38,14 +37,15 @@ def run(given: argparse.Namespace) -> None:
     as_json = "json" in given
     console = Console(quiet=as_json)
     _tokens_per_pass(given)
-    settings = settings_from(given).load if "model" in given else None
+    request = settings_from(given) if "model" in given else None
+    settings = request.load if request else None
     paths = tuple(path for path in (settings.model, settings.draft) if path) if settings else ()
     findings = []
     for finding in examine(paths):
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
     console.end_of_progress()
-    pair = None if settings is None else _examined_pair(given, settings, console)
+    pair = None if request is None else _examined_pair(given, request, console)
     if as_json:
         console.json(_report(findings, pair))
         return
@@ -60,14 +60,13 @@ class Pair:
     measured: Measured | None = None
 
 
-def _examined_pair(
-    given: argparse.Namespace, settings: LoadSettings, console: Console
-) -> Pair | None:
+def _examined_pair(given: argparse.Namespace, request: Request, console: Console) -> Pair | None:
+    settings = request.load
     if "tokens_per_pass" in given:
         return _by_storage(settings, _tokens_per_pass(given), console)
     wanted = Wanted(
         load=settings,
-        engine=EngineSettings(),
+        engine=engine_settings(request.generate),
         drafts=(settings.draft,) if settings.draft else (),
         usual_threads=process.usable_cores(),
     )

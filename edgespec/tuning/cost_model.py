@@ -18,6 +18,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.options import option_names
 from edgespec.tuning.measurements import PassTiming, TreeYield, Written
 
+USUAL_RULES = EngineSettings()
 LEAST_REACHED = 0.3
 """A run that came less near, or went beyond by more, was disturbed: it says nothing."""
 STALLED_SHARE = 0.1
@@ -32,9 +33,11 @@ class Choice:
     draft: Path | None
     threads: int
     threads_draft: int | None = None
-    draft_max: int = EngineSettings().draft_max
+    draft_max: int = USUAL_RULES.draft_max
     overlap: bool = True
     lookup: bool | None = None
+    rules: EngineSettings = USUAL_RULES
+    """Of the engine, those that are not chosen among."""
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this choice."""
@@ -47,8 +50,12 @@ class Choice:
     @property
     def engine(self) -> EngineSettings:
         """Runs of it remember nothing, so that all begin alike."""
-        return EngineSettings(
-            draft_max=self.draft_max, overlap=self.overlap, lookup=self.lookup, remember=False
+        return replace(
+            self.rules,
+            draft_max=self.draft_max,
+            overlap=self.overlap,
+            lookup=self.lookup,
+            remember=False,
         )
 
 

@@ -90,6 +90,7 @@ class Wanted:
             draft_max=self.engine.draft_max,
             overlap=self.engine.overlap,
             lookup=self.engine.lookup,
+            rules=self.engine,
         )
 
 

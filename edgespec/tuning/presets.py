@@ -22,7 +22,9 @@ from edgespec.settings import spell
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
 """What a preset may settle by itself: nothing in it changes the text."""
-_ELSEWHERE = frozenset({"model", "draft", "memory_budget", "threads", "threads_draft", "grammars"})
+_ELSEWHERE = frozenset(
+    {"model", "draft", "memory_budget", "threads", "threads_draft", "grammars", "state_files"}
+)
 """Settings of loading that do not tell presets apart, or do it in their own way."""
 _STEPS_PER_DOUBLING = 4
 """Of `auto`, which moves with what is free: budgets within a fifth of each other are alike."""

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from edgespec import theory
+from edgespec.engine.settings import EngineSettings
 from edgespec.tuning.cost_model import Choice, Prediction, without_draft
 from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
 from edgespec.tuning.measuring import Measured
@@ -34,6 +35,10 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
     given = load.as_given() if chosen.draft is not None else without_draft(load)
     for name in sorted(given.keys() - {"model", "draft", "threads", "threads_draft"}):
         settings[name] = given[name]
+    for name in ("pacer", "fallback", "acceptance", "max_depth"):
+        value = getattr(chosen.rules, name)
+        if chosen.draft is not None and value != getattr(EngineSettings(), name):
+            settings[name] = value
     if chosen.threads != tuned.wanted.usual_threads:
         settings["threads"] = chosen.threads
     if chosen.draft is not None:

@@ -7,7 +7,7 @@ It decides what is tried and chosen; what is known before, `measuring` says.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -120,10 +120,16 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
             if "threads_draft" in settled and draft_threads != (usual.threads_draft or 0):
                 continue
             own = None if draft_threads == target_threads else draft_threads
-            choice = Choice(draft, target_threads, own, n, overlap, usual.lookup)
-            yield choice
+            yield replace(
+                usual,
+                draft=draft,
+                threads=target_threads,
+                threads_draft=own,
+                draft_max=n,
+                overlap=overlap,
+            )
         if not (settled & {"draft", "draft_max"}) or usual.draft is None:
-            yield Choice(None, target_threads, None, usual.draft_max, usual.overlap, usual.lookup)
+            yield replace(usual, draft=None, threads=target_threads, threads_draft=None)
 
 
 _Memory = tuple[Path | None, int]

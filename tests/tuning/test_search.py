@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,13 @@ def test_the_defaults_are_always_among_the_confirmed():
 def test_what_the_user_settled_stays():
     tuned = tune(SyntheticLab(), wanted(DRAFT, settled=["draft_max", "threads"], threads=2))
     assert (tuned.chosen.threads, tuned.chosen.draft_max) == (2, 48)
+
+
+def test_rules_that_are_not_chosen_among_hold_for_every_run():
+    lab, rules = SyntheticLab(), EngineSettings(pacer="linear", max_depth=5)
+    tuned = tune(lab, replace(wanted(DRAFT), engine=rules))
+    engines = [trial.choice.engine for trial in tuned.trials]
+    assert {(engine.pacer, engine.max_depth) for engine in engines} == {("linear", 5)}
 
 
 def test_settings_that_change_the_prompts_batches_are_left_out_with_a_note():
