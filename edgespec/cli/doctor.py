@@ -126,6 +126,7 @@ def _report(findings: Sequence[Finding], pair: Pair | None) -> dict[str, Any]:
             "tokens_per_pass": found.tokens_per_pass,
             "predicted_tokens_per_s": found.tokens_per_s,
             "measured_tokens_per_s": measured.first.tokens_per_s if measured else None,
+            "measured_peak_bytes": measured.first.peak_bytes if measured else None,
             "expected_round": asdict(measured.expected) if measured else None,
             "levers": [asdict(lever) for lever in found.levers],
         }

@@ -22,7 +22,7 @@ from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
-from edgespec.loading import open_models, plan
+from edgespec.loading import corpus_drafters, open_models, plan
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import pair_fit
@@ -113,7 +113,8 @@ def _write(job: Write) -> Written:
         texts: list[Text] = []
         rounds: list[RoundCost] = []
         notes = list(models.plan.notes)
-        with Engine(models.target, models.draft, job.engine) as engine:
+        drafters = corpus_drafters(models)
+        with Engine(models.target, models.draft, job.engine, drafters=drafters) as engine:
             for turn, prompt in enumerate(job.prompts, 1):
                 # each text has its part of the time: they differ in how well they are guessed
                 deadline = begun + share * job.seconds * turn / len(job.prompts)
