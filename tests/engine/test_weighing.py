@@ -14,7 +14,7 @@ from edgespec.engine.pass_cost import PassCost
 from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport
-from engine_cases import N_VOCAB, PROMPT, WARM, finish
+from engine_cases import N_VOCAB, PROMPT, WARM, finish, generate
 
 LANGUAGE = random_language(5, N_VOCAB, sharpness=2.0)
 DRAFT = blend(LANGUAGE, random_language(6, N_VOCAB), 0.35)
@@ -102,3 +102,13 @@ def test_what_reads_take_is_what_the_store_measured() -> None:
 def test_a_pass_that_waited_a_little_does_not_show_what_reads_take() -> None:
     cost = PassCost().with_pass(2, 0.5, 0.4).with_pass(9, 1.0, 0.1)
     assert cost.read_s == 0.5
+
+
+def test_trees_past_64_nodes_change_no_token() -> None:
+    rules = {"draft_max": 128, "fallback": "full", "n_candidates": 12}
+    large = FakeModel(LANGUAGE, N_VOCAB, max_nodes=129, max_branches=128)
+    draft = FakeModel(DRAFT, N_VOCAB, max_branches=128)
+    drafted = generate(large, draft, sampling=WARM, **rules)
+    alone = generate(FakeModel(LANGUAGE, N_VOCAB), sampling=WARM)
+    assert drafted.tokens == alone.tokens
+    assert max(large.evaluations) > 64
