@@ -107,7 +107,8 @@ def _nothing_here(reference: HubReference, files: Sequence[HubFile]) -> str:
         folder = f"DIR/{graph.rpartition('/')[0]}".rstrip("/")
         return (
             f"{reference.repo} holds ONNX models, and only GGUF models are fetched by name: "
-            f"`hf download {reference.repo} --local-dir DIR` brings it, then name it with "
+            f"`hf download {reference.repo} --local-dir DIR` brings it; put tokenizer.json and "
+            "config.json beside the graph where they are not, and name it with "
             f"-m {folder}/{graph.rpartition('/')[2]}"
         )
     there = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
