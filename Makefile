@@ -2,6 +2,7 @@
 # apt install g++) and takes about four minutes once; pip fetches cmake and keeps the built wheel.
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
@@ -27,8 +28,9 @@ export HAS_AMX
 demo: $(READY)
 	$(BIN)/edgespec demo
 
+# A file's tests stay together: they share what they open.
 test: $(TESTABLE)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
