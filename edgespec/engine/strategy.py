@@ -182,7 +182,10 @@ class Controller:
         return after if after.rounds_left > 0 else after._judge(self.probing)
 
     def _wait_recalled(self, rounds: float | None) -> int:
-        return int(min(self.longest_wait, max(self.shortest_wait, rounds or 0.0)))
+        """A disk may be slower than in the run before: where guesses are worth beginning with, they
+        are not left out for long because they once did not pay."""
+        longest = self.longest_wait if self.preferred is Strategy.NONE else 4 * self.shortest_wait
+        return int(min(longest, max(self.shortest_wait, rounds or 0.0)))
 
     def _trial(self, strategy: Strategy) -> Trial:
         return next(trial for trial in self.trials if trial.strategy is strategy)

@@ -134,12 +134,20 @@ def test_luck_makes_no_strategy_the_preferred_one(seed: int) -> None:
 
 
 def test_another_run_begins_where_one_left_off() -> None:
-    taught, _ = rounds(STARTS[0], 300, (4.0, 1), (4.0, 1))
+    taught, _ = rounds(STARTS[1], 300, (4.0, 1), (4.0, 1))
     assert taught.preferred is Strategy.NONE
-    begun = STARTS[0].recalled(taught.numbers())
+    begun = STARTS[1].recalled(taught.numbers())
     assert [(t.strategy, t.wait) for t in begun.trials] == [
         (t.strategy, t.wait) for t in taught.trials
     ]
+
+
+def test_a_paged_target_does_not_go_without_guesses_for_long_for_what_an_earlier_run_saw() -> None:
+    """Its disk was faster then, perhaps."""
+    taught, _ = rounds(STARTS[0], 300, (4.0, 1), (4.0, 1))
+    assert taught.preferred is Strategy.NONE
+    _, ways = rounds(STARTS[0].recalled(taught.numbers()), 200, (1.0, 4), (4.0, 1))
+    assert ways.count(Strategy.TREE) > 100
 
 
 def test_what_was_recalled_is_tried_again_when_its_time_has_come() -> None:
