@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec import session
 from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.memory.process import peak_rss_bytes
 from edgespec_runtimes.gguf.llama import abi
@@ -161,7 +162,7 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
         if planned.how != "ok":
             raise ModelError(planned.told)
         settings = settings.model_copy(update={"memory_budget": planned.value})
-    with session.load(settings) as running:
+    with session.load(settings, EngineSettings(remember=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
             "tokens": list(result.tokens),
