@@ -76,6 +76,24 @@ def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path
         model.close()
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, files: Path) -> None:
+    """Routers are in single precision: several rows at once would be rounded otherwise."""
+    tokens = list(range(300, 316))
+    model = open_paged(mixture(files, name), share=0.9)
+    try:
+        expected = one_by_one(model, tokens)
+        model.truncate(0)
+        tree, nodes = TokenTree(tokens[0]), [ROOT]
+        for token in tokens[1:]:
+            nodes.append(tree.add(nodes[-1], token, 0.5))
+        found = model.evaluate(tree, nodes)
+        assert model.last_report.passes == 1
+        assert np.array_equal(found, expected)
+    finally:
+        model.close()
+
+
 @pytest.fixture
 def paged(files: Path) -> Iterator[GgufModel]:
     """With the least room: every token's experts are read anew."""

@@ -37,10 +37,14 @@ def unquantised_matrices(header: GgufFile) -> list[str]:
     return [
         tensor.name
         for tensor in header.tensors
-        if tensor.type.name in UNQUANTISED
-        and _is_matrix(tensor)
+        if is_unquantised(tensor)
         and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
     ]
+
+
+def is_unquantised(tensor: TensorEntry) -> bool:
+    """Whether it is a matrix whose products with several rows round otherwise than with one."""
+    return tensor.type.name in UNQUANTISED and _is_matrix(tensor)
 
 
 def _is_matrix(tensor: TensorEntry) -> bool:

@@ -26,11 +26,15 @@ from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.single_rows import SingleRows
 from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.rounding import is_unquantised
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
 POINTER_BYTES = 8
+ROUTER = "ffn_gate_inp"
+"""In the names of the matrices that choose experts. They are small: row by row costs little."""
 
 
 class PagedWeights:
@@ -71,6 +75,9 @@ class PagedWeights:
         self.experts = self._paged_experts(header, mixtures, expert_bytes)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
+        self._single_rows = SingleRows(
+            [w.address for w in weights if ROUTER in w.entry.name and is_unquantised(w.entry)]
+        )
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._mapped = {w.address: w.pointer.value for w in weights}
         self._swaps = [
@@ -149,6 +156,7 @@ class PagedWeights:
 
     def end_pass(self) -> None:
         """Call after every llama_decode: puts back what an aborted pass left pointed."""
+        self._single_rows.restore()
         for index in list(self._held):
             self._restore(index)
         for index in self._parked:
@@ -249,9 +257,11 @@ class PagedWeights:
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
             self._point(index)
-        return address in self._stop_after
+        is_by_row = self._single_rows.arrange(node, address)
+        return is_by_row or address in self._stop_after
 
     def _after(self, node: int) -> bool:
+        self._single_rows.restore()
         op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value
         address = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         if op in self._choice_ops and self.experts:
