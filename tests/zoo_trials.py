@@ -162,7 +162,7 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
         if planned.how != "ok":
             raise ModelError(planned.told)
         settings = settings.model_copy(update={"memory_budget": planned.value})
-    with session.load(settings, EngineSettings(remember=False)) as running:
+    with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
             "tokens": list(result.tokens),
