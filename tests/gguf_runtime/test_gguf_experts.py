@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_gguf_model import open_paged, reference_logits
+from test_gguf_model import open_paged, open_resident, reference_logits
 
 from edgespec.errors import WeightReadError
 from edgespec.paging.eviction import LeastRecent
@@ -92,6 +92,17 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, files: Path) -> Non
         assert np.array_equal(found, expected)
     finally:
         model.close()
+
+
+@pytest.mark.parametrize("name", ["deepseek2", "glm4moe", "granitemoe"])
+def test_a_prompt_rounds_as_in_a_resident_model(name: str, files: Path) -> None:
+    path, tokens = mixture(files, name), list(range(300, 316))
+    found = []
+    for model in (open_paged(path, share=0.9), open_resident(path)):
+        model.prefill(tokens)
+        found.append(model.evaluate(TokenTree(316), [ROOT]))
+        model.close()
+    assert np.array_equal(*found)
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ class GgufModel:
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
         try:
             if self._weights:
-                self._weights.begin_pass(on_segment)
+                self._weights.begin_pass(on_segment, by_row=logits)
             code = lib.llama_decode(self._context, batch)
             self._n_passes += 1
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below

@@ -146,8 +146,12 @@ class PagedWeights:
             segments = [group.segment for group in self._streamed]
             self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
-    def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
-        """Call before every llama_decode."""
+    def begin_pass(
+        self, on_segment: Callable[[float], None] | None = None, by_row: bool = False
+    ) -> None:
+        """Call before every llama_decode; `by_row`: experts are chosen for every row as for one
+        that is alone, which prompts are not, here or in a resident model."""
+        self._single_rows.is_on = by_row
         self.failure = None
         self._on_segment = on_segment
         for store in self.stores:

@@ -18,6 +18,7 @@ class SingleRows:
 
     def __init__(self, matrices: Collection[int]) -> None:
         """`matrices`: addresses of the tensors whose products are meant."""
+        self.is_on = True
         self._matrices = frozenset(matrices)
         self._product_op = abi.op_number("MUL_MAT")
         self._arranged: tuple[int, abi.GgmlTensor, abi.GgmlTensor] | None = None
@@ -25,7 +26,7 @@ class SingleRows:
     def arrange(self, node: int, matrix: int) -> bool:
         """Whether `node`, a product with `matrix`, is computed row by row now: it has to be the
         last of the nodes that are computed together, and `restore` is to follow."""
-        if matrix not in self._matrices:
+        if not self.is_on or matrix not in self._matrices:
             return False
         product = abi.GgmlTensor.from_address(node)
         if (
