@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from collections.abc import Callable
@@ -31,26 +30,11 @@ a kernel may take the end of a row of floats in other portions."""
 
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
     """What llama.cpp computes after each token, float32 [tokens, vocabulary]."""
-    lib = pytest.importorskip("llama_cpp")
-    silence = lib.llama_log_callback(lambda level, text, data: None)
-    lib.llama_log_set(silence, ctypes.c_void_p(0))
-    parameters = lib.llama_model_default_params()
-    parameters.use_extra_bufts = False
-    model = lib.llama_model_load_from_file(bytes(path), parameters)
-    assert model
-    parameters = lib.llama_context_default_params()
-    parameters.n_ctx, parameters.n_threads = 64, 1
-    context = lib.llama_init_from_model(model, parameters)
-    n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-    rows = []
-    for token in tokens:
-        batch = lib.llama_batch_get_one((lib.llama_token * 1)(token), 1)
-        assert lib.llama_decode(context, batch) == 0
-        row = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (n_vocab,))
-        rows.append(row.copy())
-    lib.llama_free(context)
-    lib.llama_model_free(model)
-    return np.stack(rows)
+    pytest.importorskip("llama_cpp")
+    from reference import LlamaCpp
+
+    with LlamaCpp(path, 64) as model:
+        return np.stack([model.decode([token]) for token in tokens])
 
 
 def data(header: GgufFile, name: str) -> bytes:
