@@ -6,7 +6,8 @@ import math
 import pytest
 
 import edgespec
-from edgespec.config import LoadSettings, SamplingParams
+from edgespec.config import FallbackName, LoadSettings, SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError, UsageError
 from edgespec.grammar.specification import json_schema, lark_grammar, regular_expression
 from edgespec.models.embedded import embedded_pair
@@ -35,6 +36,15 @@ def session():
     pair = embedded_pair()
     with edgespec.load(LoadSettings(model=pair.target, draft=pair.draft)) as loaded:
         loaded.use_chat_template(TEMPLATE)
+        yield loaded
+
+
+@pytest.fixture
+def always_guessing():
+    """Whether guesses pay is no question here: the clock would answer now this, now that."""
+    pair = embedded_pair()
+    rules = EngineSettings(fallback=FallbackName.FULL, step_aside=False)
+    with edgespec.load(LoadSettings(model=pair.target, draft=pair.draft), rules) as loaded:
         yield loaded
 
 
@@ -213,9 +223,9 @@ def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
     assert session.generate("a", max_tokens=1).tokens
 
 
-def test_tokens_that_a_grammar_forces_are_guessed_for_free(session):
+def test_tokens_that_a_grammar_forces_are_guessed_for_free(always_guessing):
     names = {"const": "a constant that nobody could guess, 1729 and 4104"}
-    with session.stream("data = ", max_tokens=80, grammar=json_schema(names)) as events:
+    with always_guessing.stream("data = ", max_tokens=80, grammar=json_schema(names)) as events:
         text = "".join(event.text for event in events)
         result = events.result
     assert text == '"a constant that nobody could guess, 1729 and 4104"'
