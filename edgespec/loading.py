@@ -150,7 +150,7 @@ class _Opening(Owner):
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
             # what a runtime found out only while it loaded is worth knowing, too
-            notes = dict.fromkeys((*memory_plan.notes, *self._notes()))
+            notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
             corpus, self._corpus = self._corpus, None
@@ -225,7 +225,7 @@ class _Opening(Owner):
         planned = self._divide()
         return replace(
             planned,
-            notes=(*planned.notes, *self._notes()),
+            notes=(*planned.notes, *self._notes(planned)),
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
         )
@@ -254,12 +254,12 @@ class _Opening(Owner):
                 others,
             )
         except BudgetError as error:
-            message = "; ".join([str(error), *target.notes])
+            message = "; ".join([str(error), *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Of both models; what is true of both is said once."""
-        return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes))
+        return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes(plan)))
 
     def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
         """Divide a GPU's memory: its budget, and who gets which bytes of it.

@@ -73,9 +73,9 @@ class PreparedModel(Protocol):
     seconds: Mapping[str, float]
     """What preparing and loading took so far, by phase."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What is worth knowing about how this model will run, in sentences; often nothing."""
+    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
+        """What is worth knowing about how this model runs with `plan`, or about what it needs if
+        there is none, in sentences; often nothing."""
 
     @property
     def enforced(self) -> bool:

@@ -39,7 +39,6 @@ OPTIONS = LetterOptions
 class PreparedLetters:
     """A model that writes the letters of a fixed text; nothing is in its file."""
 
-    notes: Sequence[str] = ()
     enforced = True
 
     def __init__(self, request: ModelRequest) -> None:
@@ -51,6 +50,9 @@ class PreparedLetters:
         if LetterOptions.of(request.options).letters == "capital":
             self._model.vocabulary = FakeVocabulary(N_VOCAB, pieces=self.tokens())
         self.info = self._model.info
+
+    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
+        return ()
 
     def tokens(self) -> Sequence[bytes]:
         return [bytes([65 + n]) for n in range(N_VOCAB)]

@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec.memory.budget import MemoryPlan
+from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
@@ -13,11 +15,13 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
+IN_MEMORY = MemoryPlan(0, (), (), frozenset(), 0, False, 0)
+PAGED = replace(IN_MEMORY, paged=True)
 
 
-def notes(request: ModelRequest) -> list[str]:
+def notes(request: ModelRequest, plan: MemoryPlan | None = IN_MEMORY) -> list[str]:
     with closing(runtime.prepare(request)) as prepared:
-        return [note for note in prepared.notes if "rounds otherwise" in note]
+        return [note for note in prepared.notes(plan) if "rounds otherwise" in note]
 
 
 def test_a_quantised_model_needs_no_note() -> None:
@@ -28,6 +32,26 @@ def test_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> None:
     path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
     (note,) = notes(replace(REQUEST, path=path, ctx_size=0))
     assert "matrices are not quantised" in note
+
+
+def test_routers_of_a_mixture_in_memory_are_told() -> None:
+    (note,) = notes(replace(REQUEST, path=catalogue.find("mixture")))
+    assert "ffn_gate_inp" in note
+
+
+def test_routers_of_a_paged_mixture_are_computed_row_by_row_and_not_told() -> None:
+    assert notes(replace(REQUEST, path=catalogue.find("mixture")), PAGED) == []
+
+
+def test_other_matrices_of_a_paged_model_are_told(tmp_path: Path) -> None:
+    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
+    (note,) = notes(replace(REQUEST, path=path, ctx_size=0), PAGED)
+    assert "matrices are not quantised" in note
+
+
+def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path) -> None:
+    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
+    assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
 
 
 def test_attention_without_flash_is_told() -> None:

@@ -225,14 +225,14 @@ def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(loading, "packing", lambda: BROKEN)
-    assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes == [BROKEN.note]
+    assert GgufRuntime().prepare(request(PAIR.draft, owner)).notes() == [BROKEN.note]
 
 
 def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(loading, "packing", lambda: BROKEN)
-    assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes
+    assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes()
 
 
 def buffers(path: Path) -> dict[str, float]:

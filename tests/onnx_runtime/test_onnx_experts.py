@@ -57,7 +57,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mixture_of_experts_says_that_its_layers_are_paged_whole(mixture: Path) -> None:
     prepared = runtime.prepare(request(mixture))
     try:
-        assert any("mixture of experts" in note for note in prepared.notes)
+        assert any("mixture of experts" in note for note in prepared.notes())
     finally:
         prepared.close()
 

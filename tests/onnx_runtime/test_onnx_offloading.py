@@ -220,7 +220,7 @@ def test_what_finds_no_room_is_computed_by_the_cpu_and_says_so(
 ) -> None:
     prepared = prepare(models(dtype="float16"), owner)
     assert prepared.place(1000) == ()
-    (note,) = prepared.notes
+    (note,) = prepared.notes()
     assert "MiB on a stand-in, 0 are left for it: the CPU computes" in note
     assert prepared.gpu_memory is None
     model = prepared.load(None)
@@ -233,7 +233,7 @@ def test_what_finds_no_room_is_computed_by_the_cpu_and_says_so(
 def test_without_being_given_memory_the_cpu_computes(models: Callable[..., Path]) -> None:
     prepared = prepare(models())
     model = prepared.load(None)
-    assert any("no memory of a stand-in was given" in note for note in prepared.notes)
+    assert any("no memory of a stand-in was given" in note for note in prepared.notes())
     model.close()
     prepared.close()
 
@@ -283,7 +283,7 @@ def test_a_provider_that_onnxruntime_drops_in_silence_is_named(
         pytest.skip("this onnxruntime was built without CUDA")
     use(Device(CUDA_PROVIDER, "no GPU", "cuda", GIB, GIB), monkeypatch)
     prepared = prepare(models())
-    (note,) = prepared.notes
+    (note,) = prepared.notes()
     assert "onnxruntime could not use no GPU: the CPU computes" in note
     assert prepared.gpu_memory is None
     prepared.close()
@@ -307,7 +307,9 @@ def test_what_fails_in_the_processs_memory_is_computed_by_the_cpu(
     prepared = prepare(models())
     assert any(row.what == "copies of CoreML" for row in prepared.needs().resident or ())
     model = prepared.load(None)
-    assert any("CoreML failed (zero elements): the CPU computes" in note for note in prepared.notes)
+    assert any(
+        "CoreML failed (zero elements): the CPU computes" in note for note in prepared.notes()
+    )
     tokens = model.vocabulary.encode(TEXT)[:3]
     assert np.isfinite(one_by_one(model, tokens)).all()
     model.close()

@@ -99,5 +99,5 @@ def test_a_device_takes_all_of_it_or_nothing(path: Path, monkeypatch: pytest.Mon
 
 def test_a_draft_is_never_paged_and_says_nothing(path: Path) -> None:
     prepared = runtime.prepare(replace(request(path), owner="draft"))
-    assert not any("paged" in note for note in prepared.notes)
+    assert not any("paged" in note for note in prepared.notes())
     prepared.close()

@@ -65,15 +65,17 @@ class PreparedGguf:
     def enforced(self) -> bool:
         return self._lazy and sys.platform != "win32"
 
-    @property
-    def notes(self) -> Sequence[str]:
+    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """What is said of packing concerns weights that stay in memory; of rounding, a target that
         is drafted for."""
         request, note = self._request, loading.packing().note
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
-        if request.owner == "target" and request.max_nodes > 1:
-            notes += rounding_notes(self._header, self.info.name, self._options.flash_attn)
+        if plan is not None and request.owner == "target" and request.max_nodes > 1:
+            by_row = plan.paged and self.enforced
+            notes += rounding_notes(
+                self._header, self.info.name, self._options.flash_attn, routers_by_row=by_row
+            )
         return notes
 
     def tokens(self) -> Sequence[bytes]:

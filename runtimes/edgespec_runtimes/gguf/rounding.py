@@ -10,13 +10,22 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 
 UNQUANTISED = ("F32", "F16", "BF16")
 """Several rows of such matrices are multiplied by a kernel of their own; one row is not."""
+_ROUTER = "ffn_gate_inp"
 _LOOKED_UP = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _TIED_HEAD = "token_embd.weight"
 
 
-def rounding_notes(header: GgufFile, name: str, flash_attn: str) -> list[str]:
-    """Why a draft may change a token where two are as good as equal, in sentences; often none."""
-    matrices = unquantised_matrices(header)
+def rounding_notes(
+    header: GgufFile, name: str, flash_attn: str, routers_by_row: bool = False
+) -> list[str]:
+    """Why a draft may change a token where two are as good as equal, in sentences; often none.
+
+    `routers_by_row`: what chooses experts is computed one row at a time, as paging does it."""
+    matrices = [
+        tensor.name
+        for tensor in unquantised_matrices(header)
+        if not (routers_by_row and is_router(tensor))
+    ]
     why = []
     if matrices:
         why.append(
@@ -31,11 +40,11 @@ def rounding_notes(header: GgufFile, name: str, flash_attn: str) -> list[str]:
     ]
 
 
-def unquantised_matrices(header: GgufFile) -> list[str]:
-    """Names of those that activations are multiplied with."""
+def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
+    """Those that activations are multiplied with."""
     has_head = "output.weight" in header.tensors_by_name
     return [
-        tensor.name
+        tensor
         for tensor in header.tensors
         if is_unquantised(tensor)
         and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
@@ -45,6 +54,11 @@ def unquantised_matrices(header: GgufFile) -> list[str]:
 def is_unquantised(tensor: TensorEntry) -> bool:
     """Whether it is a matrix whose products with several rows round otherwise than with one."""
     return tensor.type.name in UNQUANTISED and _is_matrix(tensor)
+
+
+def is_router(tensor: TensorEntry) -> bool:
+    """Whether it chooses experts. Such matrices are small: row by row costs little."""
+    return _ROUTER in tensor.name
 
 
 def _is_matrix(tensor: TensorEntry) -> bool:

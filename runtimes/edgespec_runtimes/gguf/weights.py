@@ -28,13 +28,11 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.single_rows import SingleRows
 from edgespec_runtimes.gguf.llama.stopping import Stop
-from edgespec_runtimes.gguf.rounding import is_unquantised
+from edgespec_runtimes.gguf.rounding import is_router, is_unquantised
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
 POINTER_BYTES = 8
-ROUTER = "ffn_gate_inp"
-"""In the names of the matrices that choose experts. They are small: row by row costs little."""
 
 
 class PagedWeights:
@@ -76,7 +74,7 @@ class PagedWeights:
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
         self._single_rows = SingleRows(
-            [w.address for w in weights if ROUTER in w.entry.name and is_unquantised(w.entry)]
+            [w.address for w in weights if is_router(w.entry) and is_unquantised(w.entry)]
         )
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._mapped = {w.address: w.pointer.value for w in weights}

@@ -171,8 +171,7 @@ class PreparedOnnx:
         if self._opened:
             self._opened.close()
 
-    @property
-    def notes(self) -> Sequence[str]:
+    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         notes = self._deployed.notes
         if self._source.unbound and self._request.owner == "target":
             notes.append(
