@@ -9,6 +9,8 @@ import pytest
 
 import edgespec
 from edgespec.cli import entry
+from edgespec.config import FallbackName
+from edgespec.engine.settings import EngineSettings
 from edgespec.loading import CORPUS, plan
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, find, vocabulary_of
@@ -44,8 +46,9 @@ def test_the_report_says_what_was_indexed(
 
 def test_a_corpus_guesses_and_changes_no_text(index: Path) -> None:
     texts = []
+    always_guessing = EngineSettings(fallback=FallbackName.FULL, step_aside=False)
     for corpus in (None, index):
-        with edgespec.load(settings(corpus)) as session:
+        with edgespec.load(settings(corpus), always_guessing) as session:
             texts.append(session.generate(PROMPT, max_tokens=40))
     assert texts[0].tokens == texts[1].tokens
     (brought,) = (by for by in texts[1].speculation.sources if by.source == "corpus")
