@@ -213,7 +213,7 @@ class _LlamaCpp:
         with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
             self._context = lib.llama_init_from_model(self._model, shape)
         if plain_kernels:
-            RowOrder(abi.library("ggml-cpu"), backends, ("f16", "f16")).prepare(
+            RowOrder(abi.library("ggml-cpu"), backends, ("f16", "f16"), ()).prepare(
                 1, n_cells=1 << 20, in_tiles=False
             )
         self._n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))

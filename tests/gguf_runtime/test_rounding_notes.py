@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from test_gguf_types import stored_as
+
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
@@ -52,6 +54,24 @@ def test_other_matrices_of_a_paged_model_are_told(tmp_path: Path) -> None:
 def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path) -> None:
     path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
     assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
+
+
+def test_iq4_nl_is_told(tmp_path: Path) -> None:
+    path = tiny_llama()
+    matrix = path.tensor("blk.0.ffn_up.weight")
+    n_values = matrix.shape[0] * matrix.shape[1]
+    matrix.code, matrix.data = 20, bytes(n_values // 32 * 18)
+    (note,) = notes(replace(REQUEST, path=path.write(tmp_path / "iq4.gguf"), ctx_size=0))
+    assert "1 of its matrices are IQ4_NL" in note
+
+
+def test_k_quants_in_memory_are_packed_and_told(tmp_path: Path) -> None:
+    (note,) = notes(replace(REQUEST, path=stored_as("Q4_K_M", tmp_path)))
+    assert "its K-quants are packed" in note
+
+
+def test_k_quants_that_are_paged_are_not_packed_and_not_told(tmp_path: Path) -> None:
+    assert notes(replace(REQUEST, path=stored_as("Q4_K_M", tmp_path)), PAGED) == []
 
 
 def test_attention_without_flash_is_told() -> None:

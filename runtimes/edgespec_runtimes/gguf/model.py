@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,9 @@ class GgufModel:
         trace: Trace = OFF,
         *,
         origin: StateOrigin,
+        weight_types: Collection[str] = (),
     ) -> None:
+        """`weight_types`: of the matrices whose products are to round alike, however many rows."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._told = Reads()
@@ -77,7 +79,7 @@ class GgufModel:
         with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
-        self._row_order = RowOrder(abi.library("ggml-cpu"), backends, cache_types)
+        self._row_order = RowOrder(abi.library("ggml-cpu"), backends, cache_types, weight_types)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)

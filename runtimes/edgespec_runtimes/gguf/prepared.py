@@ -33,7 +33,7 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.resident import resident_weights
-from edgespec_runtimes.gguf.rounding import rounding_notes
+from edgespec_runtimes.gguf.rounding import has_uneven_packing, rounding_notes
 
 BATCH_SIZES = (512, EVEN_BATCH)
 """Tokens of a prompt in one batch; smaller ones would change the text."""
@@ -72,9 +72,12 @@ class PreparedGguf:
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         if plan is not None and request.owner == "target" and request.max_nodes > 1:
-            by_row = plan.paged and self.enforced
             notes += rounding_notes(
-                self._header, self.info.name, self._options.flash_attn, routers_by_row=by_row
+                self._header,
+                self.info.name,
+                self._options.flash_attn,
+                routers_by_row=plan.paged and self.enforced,
+                is_packed=not plan.paged and loading.packing().allowed,
             )
         return notes
 
@@ -268,7 +271,7 @@ class PreparedGguf:
             model = loading.load_resident(
                 self._header.path, self._n_gpu_layers, self._stop, progress
             )
-        return self._open(model, shape, None)
+        return self._open(model, shape, None, loading.packing().allowed)
 
     def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
         """Where the budget cannot be held: llama.cpp's own mapping."""
@@ -307,7 +310,11 @@ class PreparedGguf:
         return self._open(model, shape, paged)
 
     def _open(
-        self, model: loading.Model, shape: contexts.ContextShape, paged: weights.PagedWeights | None
+        self,
+        model: loading.Model,
+        shape: contexts.ContextShape,
+        paged: weights.PagedWeights | None,
+        is_packed: bool = False,
     ) -> LanguageModel:
         """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
         request = self._request
@@ -325,12 +332,19 @@ class PreparedGguf:
                     paged,
                     trace=trace,
                     origin=self._state_origin(shape),
+                    weight_types=self._types_to_round_alike(is_packed),
                 )
         except BaseException:
             model.close()
             if paged:
                 paged.close()
             raise
+
+    def _types_to_round_alike(self, is_packed: bool) -> set[str]:
+        """A draft's guesses may round as they like; packed K-quants do so whatever is asked."""
+        if self._request.owner == "draft" or (is_packed and has_uneven_packing(self._header)):
+            return set()
+        return {tensor.type.name for tensor in self._header.tensors}
 
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {

@@ -31,11 +31,11 @@ def resident_weights(header: GgufFile) -> ResidentWeights:
     packed = [
         (tensor, nbytes)
         for tensor in header.tensors
-        if tensor.name not in _LOOKED_UP and (nbytes := _packed_bytes(tensor)) is not None
+        if tensor.name not in _LOOKED_UP and (nbytes := packed_size(tensor)) is not None
     ]
     total = header.weight_bytes + sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
     table = header.tensors_by_name.get(_EMBEDDINGS)
-    copied = None if table is None or _HEAD in header.tensors_by_name else _packed_bytes(table)
+    copied = None if table is None or _HEAD in header.tensors_by_name else packed_size(table)
     if table is not None and copied is not None:
         # a table that is also the head is looked up as it is, and multiplied with a packed copy
         packed.append((table, copied))
@@ -43,7 +43,7 @@ def resident_weights(header: GgufFile) -> ResidentWeights:
     return ResidentWeights(total, max((tensor.nbytes for tensor, _ in packed), default=0))
 
 
-def _packed_bytes(tensor: TensorEntry) -> int | None:
+def packed_size(tensor: TensorEntry) -> int | None:
     """None for what stays as it is. Experts lie behind one another, packed as they were."""
     if len(tensor.shape) not in (2, 3) or tensor.type.block_size == 1:
         return None

@@ -1,10 +1,11 @@
-"""In which order llama.cpp's attention sums up on the CPU, and how to have one order for all rows.
+"""In which order llama.cpp's attention and products sum up on the CPU, and one order for all rows.
 
-ggml has three kernels: one of whole rows; one of tiles, for 64 rows and more; one that splits a
-single row's cells over the threads, from 512 cells on. Keys and values of one type, single or half
-precision, go through any of them, and the logits differ by tenths. The backend's switch for
-reference kernels leaves the first one only. It is not reached through llama.cpp's interface: the
-backend is caught when a context makes it.
+ggml's attention has three kernels: one of whole rows; one of tiles, for 64 rows and more; one that
+splits a single row's cells over the threads, from 512 cells on. Keys and values of one type, single
+or half precision, go through any of them. Its products with K-quants have two: one of whole rows;
+one of tiles, for 8 rows and more. The logits differ by tenths. The backend's switch for reference
+kernels leaves the first ones only. It is not reached through llama.cpp's interface: the backend is
+caught when a context makes it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 TILE_ROWS = 64
 """From so many rows on, attention is computed in tiles."""
+PRODUCT_TILE_ROWS = 8
+"""From so many rows on, products with `TILED_TYPES` are."""
+TILED_TYPES = frozenset(
+    {f"Q{n_bits}_K" for n_bits in range(2, 7)}
+    | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
+)
 SPLIT_CELLS = 512
 """From so many cells on, a single row is split over the threads."""
 CELLS_ROUNDED_TO = 256
@@ -32,12 +39,20 @@ _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 class RowOrder:
     """The switch of one context's CPU backend; where none was caught, rows sum up as ggml likes."""
 
-    def __init__(self, libggml_cpu: Any, backends: Sequence[int], cache_types: Collection[str]):
-        """`backends` are those that were caught; the last one is the context's. With keys and
-        values of other types than single or half precision there is one kernel only."""
-        is_needed = (
-            bool(backends) and len(set(cache_types)) == 1 and {"f16", "f32"} & {*cache_types}
+    def __init__(
+        self,
+        libggml_cpu: Any,
+        backends: Sequence[int],
+        cache_types: Collection[str],
+        weight_types: Collection[str],
+    ):
+        """`backends` are those that were caught; the last one is the context's. Keys and values of
+        other types than single or half precision have one kernel, as other weights have."""
+        self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
+        self._attention_varies = len(set(cache_types)) == 1 and bool(
+            {"f16", "f32"} & {*cache_types}
         )
+        is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
         self._backend = ctypes.c_void_p(backends[-1] if is_needed else None)
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
@@ -47,8 +62,10 @@ class RowOrder:
         stays off."""
         if self._backend:
             is_split = n_rows == 1 and n_cells > SPLIT_CELLS - CELLS_ROUNDED_TO
-            in_order = is_split or (n_rows >= TILE_ROWS and not in_tiles)
-            self._set_reference(self._backend, ctypes.c_bool(in_order))
+            tiled = n_rows >= TILE_ROWS and not in_tiles
+            attention = self._attention_varies and (is_split or tiled)
+            products = self._has_tiled_products and n_rows >= PRODUCT_TILE_ROWS and not in_tiles
+            self._set_reference(self._backend, ctypes.c_bool(attention or products))
 
 
 @contextmanager
