@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "arguments", "concurrency", "errors", "files", "theory", "tracing", "tree", "units", "values",
+    "arguments", "concurrency", "errors", "extras", "files", "theory", "tracing", "tree", "units",
+    "values",
 }  # fmt: skip
 PORTS = CORE | {"config", "options", "ports", "settings"}
 RESOURCES = PORTS | {"memory", "paging"}

@@ -10,18 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edgespec import extras
 from edgespec.chat.messages import Message
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
-from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate
 
+_EXTRA, _WHY = "chat", "chat templates need jinja2"
+
 Piece = Callable[[int], bytes]
 Encode = Callable[[str], list[int]]
 """Tokens of a text that says itself which special tokens it begins with."""
+
+
+def check_installed() -> None:
+    """Raises UsageError where templates cannot be rendered."""
+    extras.find("jinja2", _EXTRA, _WHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +103,6 @@ class ChatPrompts:
 
 
 def _compiled(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    try:
+    with extras.needed(_EXTRA, _WHY):
         from edgespec.chat.template import ChatTemplate
-    except ImportError as error:
-        raise UsageError(
-            f'chat templates need jinja2 ({error}): pip install "edgespec[chat]"'
-        ) from error
     return ChatTemplate(source, special_tokens)

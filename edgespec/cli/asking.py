@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from edgespec.errors import UsageError
+from edgespec import extras
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -16,9 +16,10 @@ COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
 def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
-    """What the user writes, message by message, until there is no more. Raises UsageError."""
+    """What the user writes, message by message, until there is no more. Raises UsageError, before
+    the first is asked for, where a terminal needs what is not installed."""
     stdin = stdin or sys.stdin
-    return _from_terminal(history) if stdin.isatty() else _from_pipe(stdin)
+    return _from_terminal(_session(history)) if stdin.isatty() else _from_pipe(stdin)
 
 
 def _from_pipe(stdin: TextIO) -> Iterator[str]:
@@ -35,9 +36,8 @@ def _from_pipe(stdin: TextIO) -> Iterator[str]:
         yield held
 
 
-def _from_terminal(history: Path) -> Iterator[str]:
+def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
     """Enter sends, Alt+Enter breaks the line, Ctrl-C drops what is written, Ctrl-D ends."""
-    session = _session(history)
     while True:
         try:
             yield session.prompt("> ")
@@ -48,15 +48,11 @@ def _from_terminal(history: Path) -> Iterator[str]:
 
 
 def _session(history: Path) -> PromptSession[str]:
-    try:
+    with extras.needed("chat", "a terminal to chat in needs prompt_toolkit"):
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-    except ImportError as error:
-        raise UsageError(
-            f'a terminal to chat in needs prompt_toolkit ({error}): pip install "edgespec[chat]"'
-        ) from error
     bindings = KeyBindings()
 
     def bind(*keys: str) -> Callable[[Callable[[KeyPressEvent], None]], object]:

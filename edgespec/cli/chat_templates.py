@@ -21,6 +21,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def template_from(given: argparse.Namespace) -> str | None:
     """What the flags say; None leaves the model's own. Raises UsageError."""
+    from edgespec.chat import prompts  # with numpy, which flags do without
+
+    prompts.check_installed()
     if "chat_template" in given and "chat_template_file" in given:
         raise UsageError("--chat-template and --chat-template-file contradict each other")
     if "chat_template_file" not in given:

@@ -21,6 +21,7 @@ from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory import process
+from edgespec.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.config import GenerateSettings
@@ -74,6 +75,8 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
     console = Console(quiet="quiet" in given)
     for note in request.notes:
         console.note(note)
+    # before loading: what is missing for a terminal is told, and its memory is counted
+    messages = asking.lines(cache_folder.make_folder() / "chat_history")
     dialogue = Dialogue(getattr(given, "system", None))
     if "load" in given:
         dialogue.load(Path(given.load))
@@ -81,14 +84,18 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
         console.end_of_progress()
         loaded.use_chat_template(template)
         loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
-        history = cache_folder.make_folder() / "chat_history"
         chat = Chat(loaded, dialogue, request.generate, grammar, console)
         with ExitStack() as stack:
             if cache is not None:
                 stack.enter_context(_kept(loaded, cache, console))
-            if sys.stdin.isatty():  # where lines are edited, Ctrl-C at the prompt is a key
+            if sys.stdin.isatty():
+                console.note(
+                    f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
+                    "tells keys and commands, Ctrl-D ends"
+                )
+                # where lines are edited, Ctrl-C at the prompt is a key
                 stack.enter_context(interrupts.stopping(chat.stop, forgives=True))
-            for line in asking.lines(history):
+            for line in messages:
                 if not chat.take(line):
                     break
 

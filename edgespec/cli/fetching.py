@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 
@@ -96,12 +97,8 @@ def fetch(reference: str, console: Console) -> Fetched:
     from edgespec.hub.reference import parse_reference
 
     parsed = parse_reference(reference)
-    try:
+    with extras.needed("hub", "fetching models needs huggingface_hub"):
         from edgespec.hub.fetch import Hub
-    except ImportError as error:
-        raise UsageError(
-            f'fetching models needs huggingface_hub ({error}): pip install "edgespec[hub]"'
-        ) from error
     try:
         return Hub().fetch(parsed, console.progress)
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from edgespec import extras
 from edgespec.cli import (
     bench_flags,
     chatting,
@@ -248,12 +249,8 @@ def _completion(parser: _Parser) -> _Parser:
 
 def completion(shell: str) -> str:
     """The script for a shell. Raises UsageError where shtab, which writes it, is not installed."""
-    try:
+    with extras.needed("completion", "completion scripts need shtab"):
         import shtab
-    except ImportError as error:
-        raise UsageError(
-            f'completion scripts need shtab ({error}): pip install "edgespec[completion]"'
-        ) from error
     return str(shtab.complete(_parsers()[0], shell))
 
 

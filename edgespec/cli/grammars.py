@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
+from edgespec.grammar import compiling
 from edgespec.grammar.specification import (
     MOST_CHARACTERS,
     Grammar,
@@ -41,6 +42,7 @@ def grammar_from(given: argparse.Namespace) -> Grammar | None:
     names = [name for name in _FLAGS if name in given]
     if not names:
         return None
+    compiling.check_installed()
     if len(names) > 1:
         first, second = (_FLAGS[name][0] for name in names[:2])
         raise UsageError(f"{first} and {second} contradict each other: give one of them")

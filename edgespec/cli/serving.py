@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec import extras
 from edgespec.cli import chat_templates
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
@@ -74,10 +75,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    try:
+    with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import running  # before loading: its memory is counted then
-    except ImportError as error:
-        raise UsageError(f'serving needs more ({error}): pip install "edgespec[serve]"') from error
     from edgespec import session
 
     guard = _guard(given)

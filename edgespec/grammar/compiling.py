@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgespec.errors import UsageError
-from edgespec.ports import Vocabulary
+from edgespec import extras
 
 if TYPE_CHECKING:
     from edgespec.grammar.matcher import GrammarCompiler
-
+    from edgespec.ports import Vocabulary
 
 LIBRARY_BYTES = 8 << 20
 BYTES_PER_TOKEN = 400
 """Both rounded up from what was measured: 7 MiB, and 200 bytes a token of a vocabulary of 150,000
 besides the pieces that Python keeps."""
+_EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 
 
 def bytes_needed(n_vocab: int) -> int:
@@ -22,12 +22,13 @@ def bytes_needed(n_vocab: int) -> int:
     return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab
 
 
+def check_installed() -> None:
+    """Raises UsageError where the library is not installed, without importing it."""
+    extras.find("llguidance", _EXTRA, _WHY)
+
+
 def new_compiler(vocabulary: Vocabulary, n_logits: int) -> GrammarCompiler:
     """For the tokens of one model. Raises UsageError where the library is not installed."""
-    try:
+    with extras.needed(_EXTRA, _WHY):
         from edgespec.grammar.matcher import GrammarCompiler
-    except ImportError as error:
-        raise UsageError(
-            f'grammars and JSON schemas need llguidance ({error}): pip install "edgespec[grammar]"'
-        ) from error
     return GrammarCompiler(vocabulary, n_logits)

@@ -136,6 +136,7 @@ class Terminal:
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     terminal = Terminal(tmp_path)
+    terminal.until("/help tells keys and commands")
     terminal.until("> ")
     for _ in range(3):
         terminal.write("write gcd\r")
