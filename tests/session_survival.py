@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -30,13 +31,13 @@ from hypothesis.stateful import (
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, SessionClosed
 from edgespec.generation import Generation
-from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
 from edgespec.session import LoadedModels, Session
 from edgespec.testing.paging_contract import load_paged
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama
+from session_cases import PLAN
 
 PROMPT = "the other one"
 N_TOKENS = 40
@@ -44,15 +45,7 @@ N_VOCAB = 297
 HANG_S = 120.0
 """A program that takes longer for one story or example waits for itself."""
 STEPS_AN_EXAMPLE = 50
-PLAN = MemoryPlan(
-    budget_bytes=1,
-    rows=(),
-    segments=(),
-    pinned=frozenset(),
-    ring_bytes=0,
-    paged=True,
-    smallest_bytes=1,
-)
+PAGED = replace(PLAN, paged=True)
 
 
 class Pair:
@@ -70,7 +63,7 @@ class Pair:
     def load(self) -> Session:
         draft = _open(self._draft, "draft", paged=False)
         target = _open(self._target, "target", paged=True)
-        models = LoadedModels(target, draft, PLAN, {"total": 0.0})
+        models = LoadedModels(target, draft, PAGED, {"total": 0.0})
         rules = EngineSettings(fallback="fixed", draft_max=3, step_aside=False)
         return Session(models, rules)
 

@@ -15,13 +15,13 @@ from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
+from session_cases import PLAN
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
-IN_MEMORY = MemoryPlan(0, (), (), frozenset(), 0, False, 0)
-PAGED = replace(IN_MEMORY, paged=True)
+PAGED = replace(PLAN, paged=True)
 
 
-def notes(request: ModelRequest, plan: MemoryPlan | None = IN_MEMORY) -> list[str]:
+def notes(request: ModelRequest, plan: MemoryPlan | None = PLAN) -> list[str]:
     with closing(runtime.prepare(request)) as prepared:
         return [note for note in prepared.notes(plan) if "rounds otherwise" in note]
 
