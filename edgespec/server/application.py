@@ -25,9 +25,11 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from edgespec.asynchronous import InThread, in_thread
+from edgespec.completions.answers import Answer
 from edgespec.completions.completion import Completion
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.service import Completions
+from edgespec.errors import Cancelled
 from edgespec.memory import process
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Figures, Queue
@@ -152,22 +154,20 @@ class Service:
             wanted = kind.parse(await self._content(request))
             completion = await asyncio.to_thread(start, wanted)
             stack.callback(self._count, completion)
-            async with _watched(request, completion.cancel) as gone:
+            async with _watched(request, completion.cancel):
                 if not wanted.stream:
                     answer = await in_thread(completion.whole, completion.cancel)
-                else:
-                    chunks = await stack.enter_async_context(InThread(completion))
-                    # what can go wrong up to the first token is answered by its status
-                    begun = [chunk async for chunk in _first(chunks, 2)]
-            if gone.is_set():
-                raise ClientDisconnect
-            if not wanted.stream:
-                return JSONResponse(answer)
+                    _check_end(completion)
+                    return JSONResponse(answer)
+                running = await stack.enter_async_context(InThread(completion))
+                chunks = _uncut(running, completion)
+                # what can go wrong up to the first token is answered by its status
+                begun = [chunk async for chunk in _first(chunks, 2)]
             rest = stack.pop_all()
         return StreamingResponse(self._events(begun, chunks, rest), media_type="text/event-stream")
 
     async def _events(
-        self, begun: list[Any], chunks: InThread[Any], stack: AsyncExitStack
+        self, begun: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
     ) -> AsyncIterator[str]:
         """Server-sent events; however it ends, the generation and its place are given up."""
         try:
@@ -211,26 +211,47 @@ class Service:
 
 
 @asynccontextmanager
-async def _watched(request: Request, cancel: Callable[[], None]) -> AsyncIterator[asyncio.Event]:
-    """Calls `cancel` and sets the event if the client goes away meanwhile."""
-    gone = asyncio.Event()
+async def _watched(request: Request, cancel: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `cancel` if the client goes away meanwhile, and raises ClientDisconnect in the end."""
+    is_gone = False
 
     async def watch() -> None:
+        nonlocal is_gone
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone.set()
+        is_gone = True
         cancel()
 
     task = asyncio.create_task(watch())
     try:
-        yield gone
+        yield
+    except Cancelled:
+        if not is_gone:
+            raise
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+    if is_gone:
+        raise ClientDisconnect
 
 
-async def _first(chunks: InThread[Any], most: int) -> AsyncIterator[Any]:
+def _check_end(completion: Completion) -> None:
+    """Raises Cancelled for a text that the server cut short: its clients must not take it for
+    whole, and their protocol has no word for that."""
+    if completion.result.finish_reason == "cancelled":
+        raise Cancelled("the server is shutting down")
+
+
+async def _uncut(chunks: AsyncIterator[Answer], completion: Completion) -> AsyncIterator[Answer]:
+    """The chunks of a stream. Raises what `_check_end` does in the place of the last one."""
+    async for chunk in chunks:
+        if any(choice["finish_reason"] for choice in chunk["choices"]):
+            _check_end(completion)
+        yield chunk
+
+
+async def _first(chunks: AsyncIterator[Answer], most: int) -> AsyncIterator[Answer]:
     """The first chunks, if there are so many."""
     for _ in range(most):
         try:
