@@ -49,6 +49,8 @@ class Header(_Strict):
 
     edgespec: str
     """The version that wrote it."""
+    processor: str = "that are not on record"
+    """Instruction sets of the one that computed it."""
     n_tokens: int = Field(ge=1, lt=1 << 31)
     target: ModelState
     draft: ModelState | None = None

@@ -20,6 +20,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
 from edgespec.state.fingerprint import fingerprint
+from edgespec.state.processor import instruction_sets
 
 USUAL_BYTES = 2 << 20
 """Buffers that a plan's headroom holds."""
@@ -96,6 +97,7 @@ class StateKeeper:
             draft = draft.model_copy(update={"n_tokens": n_draft}) if n_draft else None
         header = Header(
             edgespec=_version(),
+            processor=instruction_sets(),
             n_tokens=len(tokens),
             target=target.model_copy(update={"n_tokens": len(tokens)}),
             draft=draft,
@@ -156,6 +158,12 @@ class StateKeeper:
             raise StateError(
                 f"{path} is state that edgespec {header.edgespec} kept, and this is {now}: "
                 "delete it, and it will be made anew"
+            )
+        if header.processor != (now := instruction_sets()):
+            raise StateError(
+                f"{path} is state of a processor with the instruction sets {header.processor}, and "
+                f"this one, which has {now}, may round otherwise: delete it, and it will be made "
+                "anew"
             )
         if reason := differences(header.target, target):
             raise StateError(

@@ -19,6 +19,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.state_contract import N_KEPT, Pieces, StateContract, pieces_of
 from edgespec_runtimes.gguf import runtime, state
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from zoo_species import Species
 
@@ -68,6 +69,15 @@ class TestTransposedValues(StateContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: resident(TARGET, options=GgufOptions(flash_attn="off"))
+
+
+def test_another_build_of_llama_cpp_is_another_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(resident(TARGET)) as model:
+        told = model.state_origin.settings["llama.cpp"]  # type: ignore[attr-defined]
+    assert told == loading.build()
+    monkeypatch.setattr(loading.lib, "llama_print_system_info", lambda: b"CPU : SSE3 = 1 | AVX = 0")
+    assert loading.build() != told
+    assert loading.build().split()[1:] == ["SSE3"]
 
 
 @pytest.fixture(scope="module", params=["gemma2", "qwen2vl", "lfm2", "qwen35", "mamba2", "rwkv7"])

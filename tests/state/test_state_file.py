@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
 from edgespec.state.fingerprint import fingerprint
 from edgespec.state.keeper import StateKeeper
+from edgespec.state.processor import instruction_sets
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.testing.fake_model import FakeModel, random_language
 from engine_cases import GREEDY
@@ -87,6 +89,30 @@ def test_nothing_to_keep_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no state to keep"):
         Pair().keeper.save(tmp_path / "a.state")
     assert not list(tmp_path.iterdir())
+
+
+def test_state_of_a_processor_that_rounds_otherwise_is_refused(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_keeper, "instruction_sets", lambda: "avx2 fma")
+    with pytest.raises(StateError, match="this one, which has avx2 fma, may round otherwise"):
+        Pair().keeper.load(kept)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("model name: x\nflags\t: fpu fma avx2 sse smep\nflags\t: other\n", "avx2 fma"),
+        ("Features\t: fp asimd bf16 crc32\n", "asimd bf16"),
+        ("nothing\n", platform.machine()),
+    ],
+)
+def test_instruction_sets_are_what_libraries_choose_kernels_by(
+    tmp_path: Path, cpuinfo: str, expected: str
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
+    assert instruction_sets(tmp_path) == expected
 
 
 def test_every_flipped_bit_is_found(kept: Path) -> None:

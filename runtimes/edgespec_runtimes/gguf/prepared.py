@@ -349,6 +349,7 @@ class PreparedGguf:
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {
             "llama-cpp-python": loading.version(),
+            "llama.cpp": loading.build(),
             "--ctx-size": str(shape.n_ctx),
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,

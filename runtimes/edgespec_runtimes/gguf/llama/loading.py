@@ -5,7 +5,9 @@ Native failures leave it as edgespec's exceptions, with the reason that llama.cp
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,15 @@ def load_sizes_only(path: Path) -> Model:
 def version() -> str:
     """Of llama-cpp-python, which stands for that of llama.cpp."""
     return str(llama_cpp.__version__)
+
+
+def build() -> str:
+    """Which llama.cpp was built, and with what: other builds of one version may round otherwise."""
+    commit = abi.ggml().ggml_commit
+    commit.restype = ctypes.c_char_p
+    system_info = lib.llama_print_system_info().decode()
+    features = re.findall(r"(\w+) = 1", system_info)
+    return " ".join([commit().decode(), *features])
 
 
 @functools.cache
