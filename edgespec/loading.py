@@ -226,6 +226,7 @@ class _Opening(Owner):
         return replace(
             planned,
             notes=(*planned.notes, *self._notes(planned)),
+            ctx_size=self._prepared[0].info.n_ctx,
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
         )

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens that one pass yields on a line of `gamma` guesses, each right with chance `alpha`.
@@ -37,18 +42,24 @@ def seconds_per_token(pass_s: float, tokens_per_pass: float, draft_s: float = 0.
     return (pass_s + draft_s) / tokens_per_pass
 
 
+def tree_tokens(chances: Floats) -> Floats:
+    """Tokens that passes over the 1, 2, ... most probable nodes of a tree yield on average, from
+    each node's chance to be reached and to be right: the sum of those chances, where the root's is
+    1, as the target's own token always stands (Chen et al., Sequoia, arXiv 2402.12374)."""
+    return np.cumsum(np.sort(chances)[::-1])
+
+
 def is_worth(gain_tokens: float, cost_s: float, tokens: float, seconds: float) -> bool:
-    """Whether something that brings `gain_tokens` for `cost_s` raises the rate of a round that
+    """Whether something that brings `gain_tokens` for `cost_s` keeps up the rate of a round that
     brings `tokens` in `seconds`: the marginal value theorem (Charnov, Theoretical Population
     Biology 9, 1976)."""
-    return gain_tokens * seconds > tokens * cost_s
+    return gain_tokens * seconds >= tokens * cost_s
 
 
-def best_round(tokens: Sequence[float], seconds: Sequence[float]) -> int:
+def best_round(tokens: Floats, seconds: Floats) -> int:
     """Which of several rounds brings the most tokens a second: where one drafts on until the next
     guess would lower the rate, as `is_worth` says it, this is where one stops."""
-    rates = [gained / max(spent, 1e-9) for gained, spent in zip(tokens, seconds, strict=True)]
-    return rates.index(max(rates))
+    return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
 
 
 def at(places: Sequence[tuple[float, float]], x: float) -> float:

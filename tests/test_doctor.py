@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,25 @@ def test_what_helps_most_comes_first() -> None:
     ]
     memory = next(lever for lever in found.levers if "GiB" in lever.change)
     assert memory.tokens_per_s == pytest.approx(1 / 6)
+
+
+def test_a_context_by_default_can_be_halved_too() -> None:
+    def plan(changed: LoadSettings) -> MemoryPlan:
+        smaller = changed.ctx_size == 2048
+        return replace(planned(4 * GIB, 5 if smaller else 4), ctx_size=changed.ctx_size or 4096)
+
+    found = levers.outlook(settings(), plan, GIB, 1.0)
+    assert any("--ctx-size 2048" in lever.change for lever in found.levers)
+
+
+def test_smaller_batches_are_proposed_with_what_they_may_change() -> None:
+    def plan(changed: LoadSettings) -> MemoryPlan:
+        return replace(planned(4 * GIB, 5 if changed.batch_size == 128 else 4), batch_size=512)
+
+    found = levers.outlook(settings(), plan, GIB, 1.0)
+    (lever,) = (lever for lever in found.levers if "(-b 128)" in lever.change)
+    assert "can change the text" in lever.change
+    assert lever.tokens_per_s == pytest.approx(1 / 3)
 
 
 def test_a_change_that_cannot_be_planned_is_left_out() -> None:

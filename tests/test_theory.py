@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgespec import theory
@@ -31,3 +32,21 @@ def test_what_a_pass_yields_is_paid_once():
 def test_more_is_worth_its_cost_while_its_rate_is_above_the_average():
     assert theory.is_worth(0.5, 0.1, tokens=4, seconds=1)
     assert not theory.is_worth(0.3, 0.1, tokens=4, seconds=1)
+
+
+def test_what_keeps_the_rate_is_worth_it():
+    assert theory.is_worth(0.4, 0.1, tokens=4, seconds=1)
+
+
+def test_a_tree_yields_the_chances_of_its_most_probable_nodes():
+    chances = np.array([1.0, 0.2, 0.5])
+    assert theory.tree_tokens(chances) == pytest.approx([1.0, 1.5, 1.7])
+
+
+def test_drafting_ends_where_the_next_guess_would_lower_the_rate():
+    chances, pass_s = np.array([1.0, 0.8, 0.4, 0.1]), np.array([1.0, 1.2, 1.4, 1.6])
+    tokens = theory.tree_tokens(chances)
+    best = theory.best_round(tokens, pass_s)
+    added_s = 0.2
+    assert theory.is_worth(chances[best], added_s, tokens[best - 1], pass_s[best - 1])
+    assert not theory.is_worth(chances[best + 1], added_s, tokens[best], pass_s[best])

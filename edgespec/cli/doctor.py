@@ -22,7 +22,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
-from edgespec.tuning import report
+from edgespec.tuning import kept_speeds, report
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Measured, Wanted, measure, the_plan
 from edgespec.units import format_size
@@ -76,6 +76,7 @@ def _examined_pair(given: argparse.Namespace, request: Request, console: Console
     measured = measure(laboratory, wanted, other_threads=False)
     found = measured_outlook(laboratory, measured)
     console.end_of_progress()
+    kept_speeds.keep(measured)
     return Pair(found, measured)
 
 

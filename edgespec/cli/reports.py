@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec import theory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.experts import ExpertSizes
 from edgespec.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
+
+if TYPE_CHECKING:
+    from edgespec.tuning.cost_model import Prediction
 
 GUESSED_NODES, GUESSED_TOKENS = 6, 3
 """Of a tree, and what it yields or so: a mixture reads more for more nodes."""
@@ -121,16 +124,22 @@ def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
     )
 
 
-def plan_report(plan: MemoryPlan, disk_bytes_per_s: float | None) -> dict[str, Any]:
+def plan_report(
+    plan: MemoryPlan, disk_bytes_per_s: float | None, predicted: Prediction | None = None
+) -> dict[str, Any]:
     """The object that `plan --json` prints."""
     return plan.as_dict() | {
         "disk_bytes_per_s": disk_bytes_per_s,
         "seconds_per_pass": plan.predict(disk_bytes_per_s) if disk_bytes_per_s else None,
+        "predicted": asdict(predicted) if predicted else None,
     }
 
 
 def plan_table(
-    plan: MemoryPlan, disk_bytes_per_s: float | None = None, disk_source: str = ""
+    plan: MemoryPlan,
+    disk_bytes_per_s: float | None = None,
+    disk_source: str = "",
+    predicted: Prediction | None = None,
 ) -> list[str]:
     """Who gets which bytes, and what a pass costs."""
     width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
@@ -150,7 +159,8 @@ def plan_table(
             "",
         ]
     lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
-    return [*lines, *_pass_lines(plan, disk_bytes_per_s, disk_source), *plan.notes]
+    lines += _pass_lines(plan, disk_bytes_per_s, disk_source, predicted)
+    return [*lines, *plan.notes]
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
@@ -171,9 +181,15 @@ def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
     ]
 
 
-def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: str) -> list[str]:
+def _pass_lines(
+    plan: MemoryPlan,
+    disk_bytes_per_s: float | None,
+    disk_source: str,
+    predicted: Prediction | None,
+) -> list[str]:
     if not plan.paged:
-        return ["The target fits: its weights stay in memory and no pass reads any."]
+        lines = ["The target fits: its weights stay in memory and no pass reads any."]
+        return lines + ([_predicted_line(predicted)] if predicted else [])
     segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
     pinned = format_size(plan.pinned_bytes)
     if plan.n_pinned < len(plan.segments):
@@ -186,14 +202,32 @@ def _pass_lines(plan: MemoryPlan, disk_bytes_per_s: float | None, disk_source: s
     else:
         lines += _expert_lines(plan, plan.experts)
     if disk_bytes_per_s:
-        pass_s = plan.predict(disk_bytes_per_s)
-        drafted_s = theory.seconds_per_token(
-            theory.pass_seconds(plan.expected_bytes(GUESSED_NODES), disk_bytes_per_s),
-            GUESSED_TOKENS,
-        )
-        lines.append(
-            f"At {format_rate(disk_bytes_per_s)} ({disk_source}) reading takes {pass_s:.2f} s: "
-            f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s where a draft's guesses make "
-            f"it {GUESSED_TOKENS} tokens per pass. Where computing takes longer, computing decides."
-        )
+        disk = f"At {format_rate(disk_bytes_per_s)} ({disk_source})"
+        reading = f"{disk} reading takes {plan.predict(disk_bytes_per_s):.2f} s"
+        if predicted:
+            lines += [f"{reading}.", _predicted_line(predicted)]
+        else:
+            lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s)}")
     return lines
+
+
+def _predicted_line(predicted: Prediction) -> str:
+    guesses = f", {predicted.tokens_per_pass:.1f} a pass over {predicted.n_nodes} guesses"
+    return (
+        f"Predicted: {predicted.tokens_per_s:.2f} tokens/s{guesses if predicted.n_nodes else ''}, "
+        "from what `tune` or `doctor` measured of these models here, on the texts used there."
+    )
+
+
+def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
+    """What storage allows, where nothing is known of computing and of guesses."""
+    pass_s = plan.predict(disk_bytes_per_s)
+    drafted_s = theory.seconds_per_token(
+        theory.pass_seconds(plan.expected_bytes(GUESSED_NODES), disk_bytes_per_s),
+        GUESSED_TOKENS,
+    )
+    return (
+        f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s where a draft's guesses make "
+        f"it {GUESSED_TOKENS} tokens per pass. Where computing takes longer, computing decides: "
+        "`edgespec doctor` with these models measures it, and what guesses bring."
+    )

@@ -30,7 +30,7 @@ from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.settings import spell
-from edgespec.tuning import curve, curve_page, presets, report
+from edgespec.tuning import curve, curve_page, kept_speeds, presets, report
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Wanted
 from edgespec.tuning.presets import TUNED
@@ -66,6 +66,7 @@ def run(given: argparse.Namespace) -> None:
     else:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
     presets.save(text, out)
+    kept_speeds.keep(tuned.measured, tuned.confirmed)
     console.note(f"preset: {out}")
 
 

@@ -18,6 +18,8 @@ from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
 
 GIB = 1 << 30
+LEAST_CONTEXT, LEAST_BATCH = 512, 32
+"""Tokens. With less, hardly anything can be done."""
 
 Planner = Callable[[LoadSettings], MemoryPlan]
 
@@ -100,9 +102,13 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
         return settings.model_copy(update=update)
 
     found = [("another GiB of memory", changed(memory_budget=plan.budget_bytes + GIB))]
-    if settings.ctx_size > 1024:
-        half = settings.ctx_size // 2
+    if (ctx_size := plan.ctx_size or settings.ctx_size) >= 2 * LEAST_CONTEXT:
+        half = ctx_size // 2
         found.append((f"half the context (--ctx-size {half})", changed(ctx_size=half)))
+    if plan.batch_size >= 2 * LEAST_BATCH:
+        n = max(LEAST_BATCH, plan.batch_size // 4)
+        name = f"prompts in batches of {n} tokens (-b {n}), which can change the text"
+        found.append((name, changed(batch_size=n)))
     for runtime, declared in options.declared().items():
         for change, thriftier in declared.of(settings.options.get(runtime)).thriftier().items():
             found.append((change, changed(options={**settings.options, runtime: thriftier})))

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import theory
 from edgespec.config import FallbackName
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_cost import PassCost
@@ -132,8 +133,7 @@ class MarginalRate(Fallback):
     what one more node makes the pass longer: nothing while reads hide its computation, so trees
     fill up; where the target computes all the time, they stay small, and of a tree that is there
     (grown beside the last pass, say) only the best part is verified. The optimum of tokens a second
-    is where the marginal rate has fallen to the average one (Charnov's marginal value theorem,
-    Theoretical Population Biology 9, 1976).
+    is where the marginal rate has fallen to the average one (`theory.is_worth`).
     """
 
     name: ClassVar[str] = FallbackName.MARGINAL
@@ -156,7 +156,7 @@ class MarginalRate(Fallback):
         step_s = so_far.draft_s / so_far.draft_steps if so_far.draft_steps else self.step_s
         added_s = step_s + self.cost.added_s(n_nodes)
         C = float(so_far.tree.cumulative[open_nodes].max())
-        return self.hits / self.tries * C * round_s < tokens * added_s
+        return not theory.is_worth(self.hits / self.tries * C, added_s, tokens, round_s)
 
     def n_worth_verifying(self, so_far: RoundSoFar) -> int:
         if not self.cost.is_known:
@@ -193,9 +193,9 @@ def _best_pass(so_far: RoundSoFar, pass_s: NDArray[np.float64]) -> tuple[int, fl
 
     `pass_s` are the seconds of passes over 1, 2, ... nodes."""
     n_nodes = len(so_far.tree)
-    tokens = np.cumsum(np.sort(so_far.tree.cumulative[:n_nodes])[::-1])
+    tokens = theory.tree_tokens(so_far.tree.cumulative[:n_nodes])
     round_s = so_far.draft_s + pass_s[:n_nodes]
-    best = int(np.argmax(tokens / np.maximum(round_s, 1e-9)))
+    best = theory.best_round(tokens, round_s)
     return best + 1, float(tokens[best]), float(round_s[best])
 
 

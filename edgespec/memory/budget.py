@@ -73,6 +73,8 @@ class MemoryPlan:
     """By owner, which of the sizes of batches that its needs offer."""
     batch_size: int = 0
     """Tokens of a prompt that the target computes at once, at most."""
+    ctx_size: int = 0
+    """Of the target, in tokens."""
 
     @property
     def planned_bytes(self) -> int:
@@ -145,6 +147,7 @@ class MemoryPlan:
             "streamed_bytes": self.streamed_bytes,
             "ring_bytes": self.ring_bytes,
             "batch_size": self.batch_size,
+            "ctx_size": self.ctx_size,
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,

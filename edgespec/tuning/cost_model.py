@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from edgespec import theory
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
@@ -123,7 +125,7 @@ def predict(
         theory.round_seconds(drafting, computing, reading, ring_s)
         for drafting, computing, reading in zip(draft_s, computes, reads, strict=True)
     ]
-    best = theory.best_round(tokens, seconds)
+    best = theory.best_round(np.array(tokens), np.array(seconds))
     return Prediction(
         tokens_per_s=speeds.reached * tokens[best] / max(seconds[best], 1e-9),
         tokens_per_pass=tokens[best],

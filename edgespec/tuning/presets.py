@@ -32,7 +32,9 @@ _STEPS_PER_DOUBLING = 4
 
 def place(load: LoadSettings) -> Path:
     """Where the preset for these models, this budget and this device is kept."""
-    said = json.dumps([_device(load.model), _pair(load), _budget(load), _others(load)])
+    said = json.dumps(
+        [device(load.model), files(load.model, load.draft), _budget(load), _others(load)]
+    )
     digest = hashlib.sha256(said.encode()).hexdigest()[:24]
     return cache_folder.tuned() / f"{digest}.toml"
 
@@ -84,10 +86,15 @@ def check_place(path: Path, flag: str = "--out") -> None:
     trial.unlink()
 
 
-def _device(model: Path) -> list[Any]:
+def device(model: Path) -> list[Any]:
     """Processor, cores, memory in GiB, and the disk that holds the model."""
     gib = round(process.total_bytes() / (1 << 30))
     return [_processor(), process.usable_cores(), gib, model.stat().st_dev]
+
+
+def files(*models: Path | None) -> list[Any]:
+    """What tells these models from others; a file that was replaced is another model."""
+    return [_model(path) for path in models if path is not None]
 
 
 def _processor() -> str:
@@ -99,14 +106,9 @@ def _processor() -> str:
     return next(named, platform.machine())
 
 
-def _pair(load: LoadSettings) -> list[Any]:
-    return [_model(path) for path in (load.model, load.draft) if path is not None]
-
-
 def _model(path: Path) -> list[Any]:
-    """A file that was replaced is another model."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [file.stat() for file in files if file.is_file()]
+    parts = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [part.stat() for part in parts if part.is_file()]
     newest = max((stat.st_mtime_ns for stat in stats), default=0)
     return [str(path.resolve()), sum(stat.st_size for stat in stats), newest]
 

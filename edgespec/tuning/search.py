@@ -72,6 +72,13 @@ class Tuned:
         return next(trial for trial in self.trials if trial.choice == self.chosen)
 
     @property
+    def confirmed(self) -> float:
+        """What the default's runs had of the tokens a second that were predicted for it."""
+        usual = self.trials[0]
+        rate = usual.predicted.tokens_per_s
+        return usual.tokens_per_s / rate if usual.rates and rate else 1.0
+
+    @property
     def gain(self) -> float:
         """Over the default, as a share: the median of ratios of runs in the same turn."""
         return gain_of(self.best, self.trials[0])

@@ -10,7 +10,10 @@ import pytest
 from edgespec.cli.invocation import Request, settings_from
 from edgespec.config import LoadSettings, read_config
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import process
 from edgespec.tuning import presets
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +122,10 @@ def test_a_place_that_will_not_do_is_refused_before_anything_is_measured(tmp_pat
 def test_trying_a_place_leaves_nothing(tmp_path: Path):
     presets.check_place(tmp_path / "preset.toml")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.toml"))])
+def test_a_shipped_preset_is_understood(load: LoadSettings, name: str):
+    models = {"model": str(load.model), "draft": str(load.draft)}
+    found = settings_from(argparse.Namespace(config=name, **models))
+    assert process.resolve_budget(found.load.memory_budget) >= 2 << 30

@@ -1,0 +1,117 @@
+"""What was measured of a pair on this device, kept so that `plan` can predict tokens a second.
+
+Knows the file and what it says of other budgets and disks; measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import EdgespecError
+from edgespec.files import cache_folder
+from edgespec.files.regular import read_regular
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
+from edgespec.tuning import presets
+from edgespec.tuning.cost_model import Places, Prediction, Speeds, predict
+from edgespec.tuning.measurements import TreeYield
+from edgespec.tuning.measuring import Measured, Wanted
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSpeeds:
+    """`Speeds` that hold for any disk."""
+
+    disk_share: float
+    """Of what plain reads reach, what passes do."""
+    compute: dict[int, Places]
+    """By the target's threads."""
+    yields: dict[int, tuple[TreeYield, ...]]
+    """By the draft's threads."""
+    gain: float = 1.0
+    unhidden: float = 1.0
+    reached: float = 1.0
+
+
+def keep(measured: Measured, confirmed: float = 1.0) -> None:
+    """For the target with the measured draft, and alone. `confirmed` is what later runs of the
+    usual settings had of the predicted tokens a second. What cannot be written is not kept."""
+    speeds, draft = measured.speeds, measured.wanted.usual.draft
+    raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else 0.0
+    is_known = raw_bytes_per_s > 0 and isfinite(speeds.disk_bytes_per_s)
+    alone = KeptSpeeds(
+        disk_share=speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0,
+        compute=dict(speeds.compute),
+        yields={},
+    )
+    _write(alone, _place(measured.wanted.load.model, None, measured.plan.paged))
+    if draft is None:
+        return
+    drafted = replace(
+        alone,
+        yields={threads: trees for (of, threads), trees in speeds.yields.items() if of == draft},
+        gain=speeds.gain,
+        unhidden=speeds.unhidden,
+        reached=speeds.reached * confirmed,
+    )
+    _write(drafted, _place(measured.wanted.load.model, draft, measured.plan.paged))
+
+
+def predicted(
+    load: LoadSettings, engine: EngineSettings, plan: MemoryPlan, disk_bytes_per_s: float | None
+) -> Prediction | None:
+    """Of texts like those that were measured. None where nothing was: not this pair, not with so
+    many threads, or only other weights in memory than all or than some."""
+    kept = _recalled(_place(load.model, load.draft, plan.paged))
+    if kept is None or (plan.bytes_per_pass and not disk_bytes_per_s):
+        return None
+    drafts = (load.draft,) if load.draft else ()
+    speeds = Speeds(
+        disk_bytes_per_s=kept.disk_share * disk_bytes_per_s if disk_bytes_per_s else inf,
+        compute=kept.compute,
+        yields={
+            (draft, threads): trees for draft in drafts for threads, trees in kept.yields.items()
+        },
+        gain=kept.gain,
+        unhidden=kept.unhidden,
+        reached=kept.reached,
+    )
+    usual = Wanted(load, engine, drafts, process.usable_cores()).usual
+    try:
+        return predict(usual, plan, speeds)
+    except KeyError:
+        return None
+
+
+def _place(model: Path, draft: Path | None, paged: bool) -> Path:
+    """Resident weights compute with other kernels than paged ones."""
+    said = json.dumps([presets.device(model), presets.files(model, draft), paged])
+    digest = hashlib.sha256(said.encode()).hexdigest()[:24]
+    return cache_folder.tuned() / f"{digest}.speeds.json"
+
+
+def _write(kept: KeptSpeeds, path: Path) -> None:
+    with suppress(EdgespecError):
+        presets.save(_KEPT.dump_json(kept).decode(), path)
+
+
+def _recalled(path: Path) -> KeptSpeeds | None:
+    """What cannot be read is as good as none."""
+    try:
+        return _KEPT.validate_json(read_regular(path, _MOST_BYTES))
+    except (OSError, EdgespecError, ValidationError):
+        return None
+
+
+_KEPT = TypeAdapter(KeptSpeeds)
