@@ -84,6 +84,7 @@ def _draw(given: argparse.Namespace, console: Console) -> None:
     laboratory = _laboratory(given, wanted, prompts, console)
     say = _silent if "json" in given else console.note
     drawn = curve.draw(laboratory, wanted, budgets, say)
+    kept_speeds.keep(drawn.measured)
     console.end_of_progress()
     if html is not None:
         presets.save(curve_page.html(drawn, command), html, "--html")
