@@ -62,6 +62,8 @@ DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
 MOST = (1 << 31) - 1
 """Of whatever is counted: the libraries count in 32 bits."""
+USUAL_DRAFT_MAX = 48
+"""Guesses that one pass verifies, at most, where no plan says otherwise."""
 MOST_DRAFTED = 1024
 """Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
 MOST_CONFIG_BYTES = 1 << 20
@@ -243,8 +245,9 @@ class GenerateSettings(Sampling):
     pacer: PacerName = PacerName.BEST_FIRST
     fallback: FallbackName = FallbackName.MARGINAL
     acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
-    draft_max: int = Field(default=48, ge=1, le=MOST_DRAFTED)
-    """Most drafted nodes that one pass verifies."""
+    draft_max: int = Field(default=USUAL_DRAFT_MAX, ge=1, le=MOST_DRAFTED)
+    """Most drafted nodes that one pass verifies. Where it is not set, the plan chooses it: more if
+    their buffers take little from the weights, fewer if they would take much."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
     """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     lookup: bool | None = None

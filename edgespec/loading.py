@@ -23,7 +23,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.grammar.compiling import bytes_needed
-from edgespec.memory import process
+from edgespec.memory import process, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.options import Role, refuse_unused
@@ -40,6 +40,8 @@ STATE_FILES = "state files"
 """The row that keeps memory for state which only comes in one piece."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
+DRAFT_NODES = 1 + MAX_BRANCHES
+"""Most that a draft computes at once: steps are small, and there is a buffer a branch anyway."""
 
 
 def plan(
@@ -173,7 +175,7 @@ class _Opening(Owner):
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
         guesses = settings.draft or rules.lookup or settings.lookup_cache_static
-        max_nodes = rules.max_nodes if guesses else 1
+        max_nodes, *fewer_nodes = _tree_sizes(rules) if guesses else (1,)
         request = ModelRequest(
             path=settings.model,
             owner="target",
@@ -181,6 +183,7 @@ class _Opening(Owner):
             max_nodes=max_nodes,
             max_branches=min(MAX_BRANCHES, max_nodes),
             n_threads=n_threads,
+            fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
             trace=self._trace,
@@ -208,6 +211,8 @@ class _Opening(Owner):
             owner="draft",
             ctx_size=0,
             most_ctx=target.info.n_ctx,
+            max_nodes=min(max_nodes, DRAFT_NODES),
+            fewer_nodes=(),
             options=settings.options.get(draft_runtime.name),
             n_threads=settings.threads_draft or n_threads,
         )
@@ -304,6 +309,11 @@ def _meant(
         arguments.instance("engine_settings", engine_settings, EngineSettings),
         arguments.callback("progress", progress),
     )
+
+
+def _tree_sizes(rules: EngineSettings) -> tuple[int, ...]:
+    """Most nodes of a pass, larger first; with several the plan chooses."""
+    return (1 + rules.draft_max,) if rules.pins_draft_max else trees.NODES
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

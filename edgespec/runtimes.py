@@ -44,6 +44,8 @@ class ModelRequest:
     """Most nodes in one `evaluate`."""
     max_branches: int
     n_threads: int
+    fewer_nodes: tuple[int, ...] = ()
+    """The plan may choose one of these instead of `max_nodes`; larger first."""
     options: RuntimeOptions | None = None
     """The runtime's own; None is its defaults."""
     batch_size: int | None = None

@@ -38,6 +38,8 @@ class ModelInfo:
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
     """Most leaves that a tree of provisional nodes may have."""
+    n_threads: int = 0
+    """That compute it; 0 where a runtime does not say."""
 
     @property
     def verifies_guesses(self) -> bool:

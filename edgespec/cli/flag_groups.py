@@ -151,7 +151,7 @@ def add_speculation(parser: ArgumentParser) -> None:
         "--draft-max",
         metavar="N",
         help="most guesses that one pass verifies, 0 for no draft "
-        f"(default: {defaults['draft_max']})",
+        f"(default: planned; {defaults['draft_max']} where nothing is paged)",
     )
     group.add_argument(
         "--draft-depth",

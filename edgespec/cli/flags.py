@@ -23,7 +23,6 @@ from edgespec.cli import (
     serving,
     tune_flags,
 )
-from edgespec.config import GenerateSettings
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
 
@@ -209,13 +208,12 @@ def _plan(parser: _Parser) -> _Parser:
     parser.epilog = _PLAN_EXAMPLES
     flag_groups.add_models(parser)
     flag_groups.add_memory(parser)
-    draft_max = GenerateSettings.model_fields["draft_max"].default
     guesses = parser.add_argument_group("draft")
     flag_groups.add_corpus(guesses)
     guesses.add_argument(
         "--draft-max",
         metavar="N",
-        help=f"most guesses per pass: decides buffer sizes, 0 for no draft (default: {draft_max})",
+        help="most guesses per pass: decides buffer sizes, 0 for no draft (default: planned)",
     )
     storage = parser.add_argument_group("storage")
     storage.add_argument(

@@ -279,6 +279,7 @@ def engine_settings(settings: GenerateSettings) -> EngineSettings:
         fallback=settings.fallback,
         acceptance=settings.acceptance,
         draft_max=settings.draft_max,
+        pins_draft_max="draft_max" in settings.model_fields_set,
         max_depth=settings.max_depth,
         lookup=settings.lookup,
         overlap=not settings.no_overlap,

@@ -12,11 +12,12 @@ from collections.abc import Callable, Generator, Sequence
 
 from edgespec.concurrency.owning import Owner
 from edgespec.engine.admission import admit, obstacle
+from edgespec.engine.circumstances import Circumstances
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lineup import line_up
-from edgespec.engine.drafting.remembering import Memory
+from edgespec.engine.drafting.remembering import Learnt, Memory
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer, Pacer
 from edgespec.engine.pair import Pair
@@ -30,7 +31,7 @@ from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import GenerationResult, TokenEvent
+from edgespec.values import GenerationResult, PassReport, TokenEvent
 
 __all__ = ["Engine", "EngineSettings"]
 
@@ -57,6 +58,7 @@ class Engine(Owner):
     ) -> None:
         self.settings = settings or EngineSettings()
         self._target = target
+        self._max_nodes = self.settings.max_nodes(target.info)
         self._obstacle = obstacle(target, draft)
         self._grower = line_up(target, None if self._obstacle else draft, drafters, self.settings)
         self._pair = Pair(target, self._grower, clock, trace)
@@ -68,7 +70,13 @@ class Engine(Owner):
         self._acceptance = self.settings.new_acceptance()
         self._draft_bytes = draft.info.size_bytes if draft is not None else 0
         self._controller = self._new_controller()
+        threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
+        self._circumstances = Circumstances.of(target.paging(), threads)
         self._memory = memory
+        self._learnt: Learnt = {}
+        """By an earlier run."""
+        self._is_new = True
+        """Whether no round has shown yet what strategies cost."""
         self._recall()
         self._clock = clock
         self._trace = trace
@@ -124,6 +132,11 @@ class Engine(Owner):
         """Tokens whose keys and values the target holds, of the latest text."""
         return tuple(self._pair.committed)
 
+    @property
+    def preferred(self) -> Strategy:
+        """How rounds guess, but for trials of other strategies."""
+        return self._controller.preferred
+
     def forget(self) -> None:
         """Leave the models without a text."""
         self._pair.rewind(0)
@@ -157,6 +170,7 @@ class Engine(Owner):
                     report = read_prompt(self._pair, request, drafts)
                     if report is not None:
                         self._fallback = self._fallback.observe_prompt(report)
+                        self._see_reads(report)
                     yield from self._rounds(request)
         except Cancelled:
             request.transcript.cancel()
@@ -197,7 +211,7 @@ class Engine(Owner):
             event = read_tail(self._pair, request)
             root_token = event.token
             yield event
-        tree = TokenTree(root_token, PROVISIONAL_FACTOR * self.settings.max_nodes)
+        tree = TokenTree(root_token, PROVISIONAL_FACTOR * self._max_nodes)
         while not transcript.is_finished:
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
@@ -233,16 +247,17 @@ class Engine(Owner):
         info = self._target.info
         deepest = room - 1  # a token that stands deeper would be past the text's end
         n_free = info.n_ctx - len(self._pair.committed)
+        depth = self.settings.max_depth or self._max_nodes - 1
         limits = Limits(
-            max_nodes=min(self.settings.max_nodes, info.max_nodes, n_free),
+            max_nodes=min(self._max_nodes, n_free),
             max_branches=info.max_branches,
-            max_depth=min(self.settings.depth, deepest),
+            max_depth=min(depth, deepest),
         )
         # A path ends with a token of the target's own: twice the depth and one is in reach beside.
         beside = Limits(
             max_nodes=tree.capacity,
             max_branches=info.max_branches,
-            max_depth=min(2 * self.settings.depth + 1, deepest),
+            max_depth=min(2 * depth + 1, deepest),
         )
         return RoundInProgress(
             pair=self._pair,
@@ -273,23 +288,33 @@ class Engine(Owner):
     def _recall(self) -> None:
         """Begin with what an earlier run left."""
         if self._grower is not None and self._memory is not None:
-            learnt = self._memory.recall()
-            self._grower.recall(learnt)
-            self._controller = self._controller.recalled(learnt.get(self._place, {}))
+            self._learnt = self._memory.recall()
+            self._grower.recall(self._learnt)
+            self._recall_strategy()
+
+    def _recall_strategy(self) -> None:
+        """What costs are like here is not known before storage has shown its speed."""
+        if self._circumstances.are_known and self._is_new:
+            self._controller = self._controller.recalled(self._learnt.get(self._place, {}))
+
+    def _see_reads(self, report: PassReport) -> None:
+        """Of a prompt's pass or of several."""
+        seen = self._circumstances.with_reads(report.bytes_read, report.read_s)
+        self._circumstances = seen
+        self._recall_strategy()
 
     def _keep(self) -> None:
         """Leave what was learnt to the next run."""
         if self._grower is not None and self._memory is not None:
             learnt = self._grower.learnt()
-            self._memory.keep({**learnt, self._place: self._controller.numbers()})
+            if self._circumstances.are_known:
+                learnt = {**learnt, self._place: self._controller.numbers()}
+            self._memory.keep(learnt)
 
     @property
     def _place(self) -> str:
-        """Where the weights are decides which strategy pays: in memory or, by tenths, in files."""
-        paging = self._target.paging()
-        total_bytes = paging.pinned_bytes + paging.streamed_bytes
-        tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
-        return f"strategy@{tenths} tenths streamed"
+        """What was learnt of strategies holds under the same circumstances only."""
+        return f"strategy@{self._circumstances.name}"
 
     def _choose_grower(self, tree: TokenTree, tally: Tally) -> TreeGrower | None:
         """Whatever guesses; None if nothing can follow the text or it costs more than it brings."""
@@ -314,6 +339,9 @@ class Engine(Owner):
             self._trace.flush()
         if self._grower is None:
             return
+        self._is_new = False
+        reads = self._circumstances.with_reads(outcome.bytes_read, outcome.read_s)
+        self._circumstances = reads
         self._fallback = self._fallback.observe(outcome)
         if round_.grower or self._strategy is Strategy.NONE:
             self._controller = self._controller.observe(

@@ -5,12 +5,16 @@ Knows the pair and the request; neither drafts nor decides whether anybody does.
 
 from __future__ import annotations
 
+from edgespec.config import USUAL_DRAFT_MAX
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import Request
 from edgespec.engine.round import common_length
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, TokenEvent
+
+LONGEST_TAIL = 1 + USUAL_DRAFT_MAX
+"""Tokens: how a prompt is read decides how it rounds, and should not follow what a plan affords."""
 
 
 def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None:
@@ -78,4 +82,4 @@ def _n_passes(pair: Pair, n_tokens: int) -> int:
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
     """Whether one pass may both read so many tokens and say what follows them."""
     info = pair.target.info
-    return info.tree_capable and n_tokens <= info.max_nodes
+    return info.tree_capable and n_tokens <= min(info.max_nodes, LONGEST_TAIL)

@@ -8,11 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgespec import arguments
-from edgespec.config import AcceptanceName, FallbackName, PacerName
+from edgespec.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.fallback import FALLBACKS, Fallback
 from edgespec.engine.pacer import PACERS, Pacer
 from edgespec.errors import UsageError
+from edgespec.values import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,11 @@ class EngineSettings:
     pacer: str = PacerName.BEST_FIRST
     fallback: str = FallbackName.MARGINAL
     acceptance: str = AcceptanceName.EXACT_REPLAY
-    draft_max: int = 48
-    """Most drafted nodes that one pass verifies."""
+    draft_max: int = USUAL_DRAFT_MAX
+    """Most drafted nodes that one pass verifies. The usual number is no more than a beginning: as
+    many as the target was loaded for, which a plan chooses by what it affords."""
+    pins_draft_max: bool = False
+    """Keep to `draft_max` also where it is the usual number; any other one is kept to anyway."""
     max_depth: int | None = None
     """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     n_candidates: int = 8
@@ -54,20 +58,16 @@ class EngineSettings:
             if value is not None and arguments.whole(name, value) < 1:
                 raise UsageError(f"{name} must be >= 1, not {value}")
         arguments.number("draft_temperature", self.draft_temperature)
-        for name in ("overlap", "keep_growth", "step_aside"):
+        for name in ("pins_draft_max", "overlap", "keep_growth", "step_aside"):
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+        if self.draft_max != USUAL_DRAFT_MAX:
+            object.__setattr__(self, "pins_draft_max", True)
 
-    @property
-    def max_nodes(self) -> int:
-        """Most nodes of one pass: the root, and what is drafted below it."""
-        return 1 + self.draft_max
-
-    @property
-    def depth(self) -> int:
-        """Most drafted tokens in one branch."""
-        return self.draft_max if self.max_depth is None else self.max_depth
+    def max_nodes(self, info: ModelInfo) -> int:
+        """Most nodes of one pass of this target: the root, and what is drafted below it."""
+        return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
     def new_pacer(self) -> Pacer:
         return PACERS[self.pacer]()

@@ -75,6 +75,8 @@ class MemoryPlan:
     """Tokens of a prompt that the target computes at once, at most."""
     ctx_size: int = 0
     """Of the target, in tokens."""
+    max_nodes: int = 1
+    """Of one of the target's passes."""
 
     @property
     def planned_bytes(self) -> int:
@@ -148,6 +150,7 @@ class MemoryPlan:
             "ring_bytes": self.ring_bytes,
             "batch_size": self.batch_size,
             "ctx_size": self.ctx_size,
+            "max_nodes": self.max_nodes,
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,

@@ -6,6 +6,7 @@ Pure arithmetic on what was measured elsewhere: it knows no runtime and no machi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from edgespec.errors import BudgetError
@@ -19,6 +20,7 @@ from edgespec.memory.budget import (
     plan_memory,
 )
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.trees import most_tokens
 
 HEADROOM_BYTES = 6 * MIB
 HEADROOM_SHARE = 0.01
@@ -36,6 +38,8 @@ class BatchNeeds:
     rows: tuple[MemoryRow, ...]
     paged: tuple[MemoryRow, ...] = ()
     """Besides, where weights are paged."""
+    max_nodes: int = 1
+    """Most nodes of one pass. The text does not depend on it either."""
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +56,8 @@ class ModelNeeds:
     fixed: tuple[MemoryRow, ...]
     """In any case."""
     batches: tuple[BatchNeeds, ...]
-    """The larger first. The text does not depend on which it is."""
+    """For each number of nodes the larger first, the least one last. The text does not depend on
+    which it is."""
     resident: tuple[MemoryRow, ...] | None
     """Weights that stay in memory, and as LOADING what only loading takes."""
     paged: tuple[MemoryRow, ...] = ()
@@ -84,9 +89,10 @@ def plan_models(
 ) -> MemoryPlan:
     """Divide the budget of a process that takes `process_bytes` besides its models.
 
-    The batches are the largest that the budget affords, or the smallest that there are. What is
-    refused, and the smallest budget that is named, follow from the smallest ones: they do not
-    depend on the budget. The one that is named is enough for a process of `largest_process_bytes`,
+    The batches are the largest that the budget affords, or the smallest that there are; the trees
+    those that promise the most tokens for what is read. What is refused, and the smallest budget
+    that is named, follow from the smallest ones: they do not depend on the budget. The one that is
+    named is enough for a process of `largest_process_bytes`,
     too: so much may the next one take. `others` are rows of neither model. Raises BudgetError.
     """
     models = {"target": target} | ({"draft": draft} if draft else {})
@@ -96,17 +102,15 @@ def plan_models(
         for size in (process_bytes, max(process_bytes, largest_process_bytes or 0))
     )
     if budget_bytes >= smallest:
-        larger = {
-            owner: affordable([batch.nbytes for batch in needs.batches], budget_bytes)
-            for owner, needs in models.items()
-        }
-        try:
-            chosen = _divide(
-                budget_bytes, [_process_row(process_bytes), *others], models, larger, enforced
-            )
-            return replace(chosen, smallest_bytes=named)
-        except BudgetError:
-            pass
+        plans = []
+        for n_nodes in {batch.max_nodes for batch in target.batches}:
+            for choice in _choices(models, n_nodes, budget_bytes):
+                with suppress(BudgetError):
+                    rows = [_process_row(process_bytes), *others]
+                    plans.append(_divide(budget_bytes, rows, models, choice, enforced))
+                    break
+        if plans:
+            return replace(most_tokens(plans), smallest_bytes=named)
     divided = _divide(
         budget_bytes,
         [_process_row(process_bytes), *others],
@@ -123,6 +127,23 @@ def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
     of the budget, or of the last."""
     within = (i for i, nbytes in enumerate(batch_bytes) if nbytes <= BATCH_SHARE * budget_bytes)
     return next(within, len(batch_bytes) - 1)
+
+
+def _choices(
+    models: Mapping[str, ModelNeeds], n_nodes: int, budget_bytes: int
+) -> list[dict[str, int]]:
+    """By owner, which of its batches: those that the budget affords where passes have so many
+    nodes, then the smallest."""
+    affords, least = {}, {}
+    for owner, needs in models.items():
+        batches = [
+            (index, batch.nbytes)
+            for index, batch in enumerate(needs.batches)
+            if owner == "draft" or batch.max_nodes == n_nodes
+        ]
+        affords[owner] = batches[affordable([n for _, n in batches], budget_bytes)][0]
+        least[owner] = batches[-1][0]
+    return [affords, least]
 
 
 _UNLIMITED = 1 << 62
@@ -162,4 +183,10 @@ def _divide(
         margin_bytes,
         target.experts,
     )
-    return replace(plan, batches=dict(choice), batch_size=target.batches[batch].batch_size)
+    computed = target.batches[batch]
+    return replace(
+        plan,
+        batches=dict(choice),
+        batch_size=computed.batch_size,
+        max_nodes=computed.max_nodes,
+    )

@@ -241,6 +241,7 @@ def full_trees(drafted_nodes: int) -> EngineSettings:
     return EngineSettings(
         fallback=FallbackName.FULL,
         draft_max=drafted_nodes,
+        pins_draft_max=True,
         lookup=False,
         overlap=False,
         step_aside=False,

@@ -146,6 +146,14 @@ def test_lookup_is_a_flag(flag: str, lookup: bool) -> None:
     assert engine_settings(given.generate).lookup is lookup
 
 
+@pytest.mark.parametrize(("given", "is_pinned"), [([], False), (["--draft-max", "48"], True)])
+def test_the_usual_number_of_guesses_is_pinned_where_it_is_given(
+    given: list[str], is_pinned: bool
+) -> None:
+    rules = engine_settings(settings_from(flags.parse(["generate", "-p", "x", *given])).generate)
+    assert (rules.draft_max, rules.pins_draft_max) == (48, is_pinned)
+
+
 def test_a_target_with_lookup_alone_takes_the_flags_of_drafting() -> None:
     given = settings_from(
         flags.parse(["generate", "-p", "x", "--no-draft", "--lookup", "--draft-max", "8"])

@@ -208,6 +208,21 @@ def test_max_nodes_of_the_target_bounds_every_pass() -> None:
     assert max(target.evaluations) == 3
 
 
+def test_trees_are_as_large_as_the_target_was_loaded_for() -> None:
+    target = counting(max_nodes=64)
+    generate(target, counting(), max_tokens=80, fallback="full")
+    assert max(target.evaluations) == 64
+
+
+@pytest.mark.parametrize(
+    "rules", [{"draft_max": 48, "pins_draft_max": True}, {"draft_max": 20}], ids=["usual", "other"]
+)
+def test_a_number_of_guesses_that_was_asked_for_stays(rules: dict[str, int]) -> None:
+    target = counting(max_nodes=64)
+    generate(target, counting(), max_tokens=80, fallback="full", **rules)
+    assert max(target.evaluations) == 1 + rules["draft_max"]
+
+
 # Where a text ends
 
 

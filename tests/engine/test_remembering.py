@@ -17,8 +17,10 @@ from edgespec.engine.drafting.pooling import Weights
 from edgespec.engine.drafting.remembering import MOST_FILES, CalibrationFile, pair_digest
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.strategy import Strategy
 from edgespec.models.embedded import embedded_pair
 from edgespec.testing.fake_model import FakeModel, blend, random_language
+from edgespec.values import PagingStats, PassReport
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish
 
 LANGUAGE = random_language(5, N_VOCAB)
@@ -144,3 +146,59 @@ def test_what_paid_is_remembered_for_where_the_weights_are(tmp_path: Path) -> No
     with Engine(target, draft, memory=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
     assert memory.recall()["strategy@0 tenths streamed"]["none is best"] == 1.0
+
+
+class Streamed(FakeModel):
+    """Half of it is read in every pass, at a speed, and so many threads compute it."""
+
+    def __init__(self, mb_per_s: float = 300.0, n_threads: int = 2) -> None:
+        report = PassReport(wall_s=1.0, bytes_read=1_000_000, read_s=1.0 / mb_per_s)
+        super().__init__(LANGUAGE, N_VOCAB, cost=lambda n: replace(report, n_tokens=n))
+        self.info = replace(self.info, n_threads=n_threads)
+
+    def paging(self) -> PagingStats:
+        return PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5)
+
+
+def run_of(folder: Path, target: FakeModel) -> tuple[Strategy, Strategy]:
+    """Which strategy is preferred when the prompt is read, and at the end."""
+    draft = pair()[1]
+    memory = CalibrationFile(folder, target.info, draft.info)
+    with Engine(target, draft, memory=memory) as engine:
+        events = engine.generate(PROMPT, GREEDY, 40)
+        next(events)
+        begun = engine.preferred
+        finish(events)
+        return begun, engine.preferred
+
+
+def taught_to_go_alone(folder: Path, target: FakeModel) -> None:
+    """The folder holds what a run left that was faster without guesses."""
+    run_of(folder, target)
+    (file,) = folder.iterdir()
+    content = json.loads(file.read_text())
+    (place,) = (name for name in content if name.startswith("strategy@"))
+    content[place] = {"none is best": 1.0, "tree waits": 4096.0, "line waits": 4096.0}
+    file.write_text(json.dumps(content))
+
+
+def test_what_paid_is_remembered_for_the_same_disk_and_threads(tmp_path: Path) -> None:
+    taught_to_go_alone(tmp_path, Streamed())
+    assert run_of(tmp_path, Streamed(330.0))[0] is Strategy.NONE
+
+
+@pytest.mark.parametrize(("mb_per_s", "n_threads"), [(2000.0, 2), (40.0, 2), (300.0, 1)])
+def test_what_paid_is_not_believed_of_another_disk_or_other_threads(
+    tmp_path: Path, mb_per_s: float, n_threads: int
+) -> None:
+    taught_to_go_alone(tmp_path, Streamed())
+    assert run_of(tmp_path, Streamed(mb_per_s, n_threads))[0] is Strategy.TREE
+
+
+def test_what_is_learnt_of_guesses_is_shared_by_all_disks_and_threads(tmp_path: Path) -> None:
+    for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
+        run_of(tmp_path, target)
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())
+    assert len([name for name in content if name.startswith("draft@")]) == 1
+    assert len([name for name in content if name.startswith("strategy@")]) == 3

@@ -17,8 +17,9 @@ import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError, WeightReadError
-from edgespec.memory.budget import MIB, MemoryPlan, plan_memory
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan, plan_memory
 from edgespec.memory.needs import ModelNeeds
+from edgespec.memory.trees import NODES
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
@@ -145,8 +146,8 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
     assert np.array_equal(np.stack(rows), reference_logits(PAIR.target, tokens))
 
 
-def test_the_largest_tree_by_default_has_the_logits_of_token_by_token() -> None:
-    n_nodes = 1 + EngineSettings().draft_max
+@pytest.mark.parametrize("n_nodes", [1 + EngineSettings().draft_max, NODES[0]])
+def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: int) -> None:
     prepared = runtime.prepare(dataclasses.replace(request(PAIR.target), max_nodes=n_nodes))
     model = prepared.load(None)
     prepared.close()
@@ -268,6 +269,30 @@ def test_it_needs_the_same_whatever_the_budget_and_offers_smaller_batches() -> N
     assert needs == needed(1 << 40)
     assert [batch.batch_size for batch in needs.batches] == [512, 128]
     assert needs.batches[0].nbytes > needs.batches[1].nbytes
+
+
+def choosing() -> ModelRequest:
+    return dataclasses.replace(request(PAIR.target), max_nodes=33, fewer_nodes=(17, 9))
+
+
+def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
+    with closing(runtime.prepare(choosing())) as prepared:
+        needs = prepared.needs()
+        assert [batch.max_nodes for batch in needs.batches] == [33, 17, 9]
+        taken = [batch.nbytes for batch in needs.batches]
+        assert taken == sorted(taken, reverse=True)
+        whole = [row for row in needs.resident or () if row.what != LOADING]
+        plan = plan_memory(1 << 40, (*needs.rows_in_any_case(2), *whole), needs.cuts, ())
+        with closing(prepared.load(dataclasses.replace(plan, batches={"target": 2}))) as model:
+            assert (model.info.max_nodes, model.info.max_branches) == (9, 9)
+
+
+def test_no_tree_is_planned_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where llama.cpp's kernels cannot be chosen, 64 rows and more go through tiles."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    wanted = dataclasses.replace(request(PAIR.target), max_nodes=97, fewer_nodes=(65, 49))
+    with closing(runtime.prepare(wanted)) as prepared:
+        assert [batch.max_nodes for batch in prepared.needs().batches] == [49]
 
 
 def test_no_cells_are_reserved_beyond_the_context() -> None:

@@ -94,6 +94,22 @@ def test_what_several_pieces_read_stays_in_memory(folder: Path) -> None:
     assert not any(shared == weight.name for group in groups for weight in group.weights)
 
 
+def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned(folder: Path) -> None:
+    prepared = runtime.prepare(request(folder, max_nodes=17, fewer_nodes=(9, 5)))
+    needs = prepared.needs()
+    least = len(needs.batches) - 1
+    rows = (*needs.rows_in_any_case(least), *needs.rows_when_paged(least))
+    assert [batch.max_nodes for batch in needs.batches] == [
+        n for n in (17, 9, 5) for _ in range(len(needs.batches) // 3)
+    ]
+    assert needs.batches[0].nbytes > needs.batches[least].nbytes
+    plan = plan_memory(1 << 30, rows, needs.cuts)
+    model = prepared.load(replace(plan, batches={"target": least}))
+    assert model.info.max_nodes == 5
+    model.close()
+    prepared.close()
+
+
 def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     """The batches follow each other through a layer while its weights are there."""
     tokens = text(paged, 40)

@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import contexts, loading
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
@@ -132,12 +132,12 @@ class PreparedGguf:
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             # llama.cpp's output buffer, and the copy that the engine works on
-            MemoryRow(owner, f"logits ({self.info.max_nodes} nodes)", 2 * sizes.output_bytes),
+            MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
         )
         if owner == "draft":
-            return BatchNeeds(shape.n_batch, rows)
+            return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        return BatchNeeds(shape.n_batch, rows, (paged,))
+        return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         owner = self._request.owner
@@ -189,7 +189,8 @@ class PreparedGguf:
     def _measure_contexts(
         self, model: loading.Model
     ) -> list[tuple[contexts.ContextShape, contexts.ContextSizes]]:
-        """The contexts to choose from, the larger first; they differ in the prompt's batch.
+        """The contexts to choose from, the larger first; they differ in the nodes of a pass, and in
+        the prompt's batch.
 
         All have the cells that were asked for and no more: of some models the number of cells
         decides about the text, and no tree grows past the context.
@@ -200,8 +201,8 @@ class PreparedGguf:
             contexts.ContextShape(
                 n_ctx=info.n_ctx,
                 n_batch=n_batch,
-                n_outputs=info.max_nodes,
-                n_branches=info.max_branches,
+                n_outputs=max_nodes,
+                n_branches=min(info.max_branches, max_nodes),
                 n_threads=self._n_threads(),
                 cache_type_k=self._options.cache_type_k,
                 cache_type_v=self._options.cache_type_v,
@@ -209,9 +210,19 @@ class PreparedGguf:
                 n_rollback=info.max_rollback,
                 has_spare=info.tree_capable,
             )
+            for max_nodes in self._numbers_of_nodes
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
         return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
+
+    @property
+    def _numbers_of_nodes(self) -> Sequence[int]:
+        """Of a pass, at most; larger first. Where rows cannot be kept from tiles, which round
+        otherwise, the plan has no choice that would change the text."""
+        if not self.info.tree_capable or not self._request.fewer_nodes:
+            return [self.info.max_nodes]
+        numbers = (self.info.max_nodes, *self._request.fewer_nodes)
+        return [n for n in numbers if sys.platform == "linux" or n < TILE_ROWS]
 
     @property
     def _n_gpu_layers(self) -> int:
@@ -323,10 +334,16 @@ class PreparedGguf:
             with self._phase("context"):
                 told = chat_format(self._header, self._token_table)
                 vocabulary = GgufVocabulary(model, self._token_table, told)
+                info = replace(
+                    self.info,
+                    max_nodes=shape.n_outputs,
+                    max_branches=shape.n_branches,
+                    n_threads=shape.n_threads,
+                )
                 return GgufModel(
                     model,
                     shape,
-                    self.info,
+                    info,
                     vocabulary,
                     self._stop,
                     paged,

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -146,7 +147,7 @@ class PreparedOnnx:
         deployed, owner = self._deployed, self._request.owner
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
-            batches=tuple(rows.batch_needs(owner, sizes) for sizes in deployed.batches),
+            batches=tuple(rows.batch_needs(owner, self.info, sizes) for sizes in deployed.batches),
             resident=rows.resident_rows(owner, deployed, self._source),
             paged=rows.paged_rows(deployed, self._source),
             cuts=rows.cuts(deployed, self._source),
@@ -313,7 +314,7 @@ class PreparedOnnx:
         return OnnxModel(
             decoder,
             Batcher(fitted.masks, sizes.chunk, sizes.max_rows, self._has(BATCH_SCALED)),
-            self.info,
+            replace(self.info, max_nodes=sizes.max_nodes, n_threads=self._n_threads),
             self._vocabulary,
             sizes.tokens_per_pass,
             self._request.trace if self._request.owner == "target" else OFF,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import onnx
 from onnx import TensorProto, helper
@@ -50,6 +51,8 @@ class BatchSizes:
     """In one session that computes all."""
     more_bytes: int
     """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
+    max_nodes: int
+    """Of a tree."""
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +67,12 @@ def batch_sizes(
     request: ModelRequest,
     n_ctx: int,
 ) -> list[BatchSizes]:
-    """The sizes to choose from, the larger first; a prompt rounds alike in all of them."""
+    """The sizes to choose from, for each number of nodes the larger first; a prompt rounds alike in
+    all of them."""
     flow = Flow(model)
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
+    @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
         """Of each graph of the cut."""
         by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
@@ -76,12 +81,12 @@ def batch_sizes(
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
         return found
 
-    def sizes(chunk: int, n_rows: int) -> BatchSizes:
+    def sizes(max_nodes: int, chunk: int, n_rows: int) -> BatchSizes:
         # the rows of a tree share its nodes: the deepest has few beside it
-        tree = peaks(n_rows, max(1, request.max_nodes - n_rows + 1))
+        tree = peaks(n_rows, max(1, max_nodes - n_rows + 1))
         largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
         beside = sum(largest) - max(largest)
-        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, beside)
+        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, beside, max_nodes)
 
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
@@ -90,7 +95,9 @@ def batch_sizes(
     rows = dict.fromkeys(min(n, most_rows) for n in (most_rows, *ROWS))
     chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
     largest, *smaller = chunks
-    return [sizes(largest, n) for n in rows] + [sizes(chunk, 1) for chunk in smaller]
+    shapes = [(largest, n) for n in rows] + [(chunk, 1) for chunk in smaller]
+    numbers = (request.max_nodes, *request.fewer_nodes)
+    return [sizes(max_nodes, *shape) for max_nodes in numbers for shape in shapes]
 
 
 def _takes_padding(flow: Flow, roles: Roles) -> bool:

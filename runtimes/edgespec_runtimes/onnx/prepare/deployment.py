@@ -44,8 +44,16 @@ class Deployment(Owner):
 
     @property
     def batches(self) -> list[needs.BatchSizes]:
-        """The sizes to choose from; on a GPU those for which its memory was divided."""
-        return [self.fitted.sizes] if self.placement.uses_gpu else self.fitted.batches
+        """The sizes to choose from; on a GPU, whose memory was divided for the largest trees, they
+        differ in the nodes alone."""
+        if not self.placement.uses_gpu:
+            return self.fitted.batches
+        given = self.fitted.sizes
+        return [
+            sizes
+            for sizes in self.fitted.batches
+            if (sizes.chunk, sizes.max_rows) == (given.chunk, given.max_rows)
+        ]
 
     @property
     def in_memory(self) -> list[PieceWeights]:

@@ -61,7 +61,8 @@ class FittedDecoder(Owner):
         )
         self.batches = needs.batch_sizes(self.model, roles, self.masks, self.cut, request, n_ctx)
         most = request.budget_bytes or 1 << 62
-        self.sizes = self.batches[affordable([sizes.nbytes for sizes in self.batches], most)]
+        largest = [sizes for sizes in self.batches if sizes.max_nodes == request.max_nodes]
+        self.sizes = largest[affordable([sizes.nbytes for sizes in largest], most)]
         """What a GPU is asked for; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))

@@ -18,19 +18,17 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
     """Wherever the weights are."""
-    logits_bytes = 4 * info.max_nodes * info.n_vocab
-    return (
-        MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),
-        # onnxruntime's output, and the copy that the engine works on
-        MemoryRow(owner, f"logits ({info.max_nodes} nodes)", 2 * logits_bytes),
-    )
+    return (MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),)
 
 
-def batch_needs(owner: str, sizes: needs.BatchSizes) -> BatchNeeds:
+def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNeeds:
     """What a GPU leaves to the CPU is computed in the same buffers."""
     more = MemoryRow(owner, "compute buffers of further sessions", sizes.more_bytes)
     buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
-    return BatchNeeds(sizes.chunk, (buffers,), (more,))
+    # onnxruntime's output, and the copy that the engine works on
+    logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
+    logits = MemoryRow(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
+    return BatchNeeds(sizes.chunk, (buffers, logits), (more,), sizes.max_nodes)
 
 
 def resident_rows(owner: str, there: Deployment, source: Source) -> tuple[MemoryRow, ...] | None:
