@@ -160,12 +160,16 @@ def measure(request: Request, console: Console) -> BenchReport:
 
 
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
-    """The first of the file, each by its number and the beginning of its text."""
+    """Those asked for of the file, each by its number and the beginning of its text."""
     path = settings.prompts or shipped_prompts()
-    texts = read_prompts(path)
-    if len(texts) < settings.n_prompts:
-        raise UsageError(f"--n-prompts {settings.n_prompts}: {path} has only {len(texts)}")
-    return [_prompt(number, text) for number, text in enumerate(texts[: settings.n_prompts], 1)]
+    first, texts = settings.first_prompt, read_prompts(path)
+    last = first + settings.n_prompts - 1
+    if len(texts) < last:
+        from_there = f" from --first-prompt {first} on" if first > 1 else ""
+        raise UsageError(
+            f"--n-prompts {settings.n_prompts}{from_there}: {path} has only {len(texts)}"
+        )
+    return [_prompt(number, texts[number - 1]) for number in range(first, last + 1)]
 
 
 def applicable(

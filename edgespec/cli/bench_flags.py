@@ -40,6 +40,9 @@ examples:
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
       an ONNX pair: `edgespec models enlarge models/edgespec-target-onnx-fp16 big-onnx --size 1GiB`
       made its target
+  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1 \\
+      --n-prompts 2 --first-prompt 3 --json second.json
+      what guesses bring over mmap, and the free ones over the draft alone; a long bench in pieces
 
 Limits need the right to make control groups (Linux: root, or a systemd that delegates them). Where
 that is not given, the bench says so and nothing but edgespec's own budget is limited."""
@@ -84,6 +87,11 @@ def add_to(parser: Parser) -> Parser:
     ):
         help_text = f"{text} (default: {defaults[setting]}, with --quick {QUICK[setting]})"
         runs.add_argument(*flag, metavar=metavar, dest=setting, help=help_text)
+    runs.add_argument(
+        "--first-prompt",
+        metavar="N",
+        help=f"of the file, by its number: for pieces (default: {defaults['first_prompt']})",
+    )
     runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
     runs.add_argument(
         "--prompts",
