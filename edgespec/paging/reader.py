@@ -92,7 +92,8 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
 class Memory(Owner):
     """Private, block-aligned memory that is resident only where it was written.
 
-    `sparse` memory is written in small pieces far apart: no huge page may stand in for one of them.
+    In huge pages where the kernel has them: direct reads into them cost less. `sparse` memory is
+    written in small pieces far apart: no huge page may stand in for one of them.
     """
 
     def __init__(self, nbytes: int, sparse: bool = False) -> None:
@@ -102,9 +103,10 @@ class Memory(Owner):
             self._map = mmap.mmap(-1, self.nbytes, flags=flags)
         else:
             self._map = mmap.mmap(-1, self.nbytes)
-        if sparse and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        advice = getattr(mmap, "MADV_NOHUGEPAGE" if sparse else "MADV_HUGEPAGE", None)
+        if advice is not None:
             with suppress(OSError):  # a kernel without huge pages knows no such advice
-                self._map.madvise(mmap.MADV_NOHUGEPAGE)
+                self._map.madvise(advice)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
 
     def view(self, start: int, nbytes: int) -> memoryview:

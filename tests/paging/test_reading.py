@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,23 @@ def test_memory_that_was_forgotten_reads_as_zero() -> None:
     memory.forget()
     assert bytes(memory.view(0, 4)) == b"\0\0\0\0"
     memory.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+@pytest.mark.parametrize(("sparse", "flag"), [(False, "hg"), (True, "nh")])
+def test_memory_that_is_read_into_as_a_whole_asks_for_huge_pages(sparse: bool, flag: str) -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no huge pages")
+    with Memory(4 << 20, sparse) as memory:
+        assert flag in flags_of(memory.address)
+
+
+def flags_of(address: int) -> list[str]:
+    """`VmFlags` of the mapping at an address."""
+    smaps = Path("/proc/self/smaps").read_text()
+    begin = next(
+        match.start()
+        for match in re.finditer(r"^([0-9a-f]+)-([0-9a-f]+) ", smaps, re.MULTILINE)
+        if int(match[1], 16) <= address < int(match[2], 16)
+    )
+    return re.compile(r"VmFlags: (.*)").search(smaps, begin)[1].split()  # type: ignore[index]
