@@ -35,6 +35,7 @@ import psutil
 from edgespec.bench.launching import launch
 from edgespec.bench.limits import UNLIMITED, Limiter, Limits, find
 from edgespec.cli.invocation import read_prompts
+from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.config import LoadSettings, read_config
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
@@ -44,10 +45,10 @@ from edgespec.tuning.measurements import Refused, Survey, Surveyed, Write, Writt
 from edgespec.units import parse_rate
 
 MAXIMA = (4, 8, 12, 16, 24, 32, 48, 64)
-N_FINALISTS = 4
+N_FINALISTS = 3
 N_TURNS = 4
-FINAL_TIMES = 3
-"""As many tokens as in the sample: a round more or less counts for less."""
+FINAL_TIMES = 2
+"""As many tokens as in the sample, of all texts: what suits two texts by chance counts for less."""
 PRESET, GRID, FINAL = "preset", "grid", "final"
 MARGIN = 4 << 20
 LONGEST_RUN_S = 60.0
@@ -86,6 +87,8 @@ class Cell:
     limiter: Limiter
     lines: Path
     prompts: tuple[str, ...]
+    n_prompts: int
+    """Of them, in the sample."""
     n_tokens: int
     usual: Choice
     sample: tuple[Choice, ...]
@@ -106,7 +109,8 @@ class Cell:
             rate=args.rate,
             limiter=limiter,
             lines=args.lines,
-            prompts=tuple(read_prompts(shipped_prompts())[: args.prompts]),
+            prompts=tuple(read_prompts(shipped_prompts())[:N_PROMPTS]),
+            n_prompts=args.prompts,
             n_tokens=args.tokens,
             usual=usual,
             sample=tuple(sampled(usual, args.settings)),
@@ -123,10 +127,11 @@ class Cell:
         with self.lines.open("a") as file:
             print(json.dumps({"cell": self.name} | measured), file=file)
 
-    def run(self, choice: Choice, times: int = 1) -> dict[str, float]:
+    def run(self, choice: Choice, is_final: bool = False) -> dict[str, float]:
         """What it reached. One beside which others computed says little: it is repeated."""
-        load, n_tokens = choice.load(self.load), times * self.n_tokens
-        job = Write(load, choice.engine, self.prompts, n_tokens, (), LONGEST_RUN_S)
+        n_tokens = FINAL_TIMES * self.n_tokens if is_final else self.n_tokens
+        prompts = self.prompts if is_final else self.prompts[: self.n_prompts]
+        job = Write(choice.load(self.load), choice.engine, prompts, n_tokens, (), LONGEST_RUN_S)
         for _ in range(MOST_TRIES):
             began, others = time.monotonic(), busy_s() - own_s()
             written = launch(job, self.limiter, child=CHILD).answer
@@ -268,7 +273,7 @@ def finals(cell: Cell, until: float) -> bool:
         if time.monotonic() > until:
             return False
         order = names if turn % 2 == 0 else names[::-1]
-        found = {name: cell.run(meant(name, cell.usual), times=FINAL_TIMES) for name in order}
+        found = {name: cell.run(meant(name, cell.usual), is_final=True) for name in order}
         cell.keep(
             stage=FINAL,
             rates={name: run["tokens_per_s"] for name, run in found.items()},

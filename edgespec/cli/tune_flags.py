@@ -9,7 +9,7 @@ from edgespec.cli import flag_groups
 
 P = TypeVar("P", bound=ArgumentParser)
 
-SECONDS = 100
+SECONDS = 90
 N_PROMPTS = 6
 
 _DESCRIPTION = """\

@@ -241,7 +241,7 @@ def _verdict(tuned: Tuned) -> str:
     if tuned.is_usual:
         return (
             f"The defaults are best here: none of {tuned.n_considered} settings beat them by more "
-            f"than the noise ({tuned.noise:.0%} between runs alike)."
+            f"than the noise ({tuned.noise:.0%} from turn to turn)."
         )
     return (
         f"Best: {choice_line(best.choice, usual.choice)}, {tuned.gain:+.0%} over the defaults; "

@@ -22,7 +22,11 @@ LEAST_GAIN = 0.03
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
 N_FINALISTS = 3
-LEAST_TURNS, MOST_TURNS = 2, 4
+LEAST_TURNS, MOST_TURNS = 2, 6
+LIKELY_TURNS = 3
+"""That there is time for: what is slower than the defaults falls out after its first turn."""
+DOUBT = 1.5
+"""Times the typical deviation of its ratios, which a gain has to exceed."""
 LEAST_TOKENS, MOST_TOKENS = 8, 96
 """Of each text of a confirming run."""
 LEAST_RUN_S = 1.0
@@ -55,7 +59,7 @@ class Tuned:
     """The default's first."""
     chosen: Choice
     noise: float
-    """How far runs of the same settings lay apart, as a share."""
+    """How far ratios of the same settings typically lay apart from turn to turn, as a share."""
     n_considered: int
     notes: tuple[str, ...] = ()
 
@@ -103,8 +107,9 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     ]
     trials = [Trial(usual, expected), *_unlike(promising)]
     _confirm(lab, measured, trials, say)
-    noise = _noise(trials[0])
-    chosen = _winner(trials, noise)
+    usual_trial = trials[0]
+    noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
+    chosen = _winner(trials)
     return Tuned(
         measured=measured,
         plan=plans.get(_memory_of(chosen)) or usual_plan,
@@ -205,41 +210,54 @@ def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) ->
     tokens, so as many as fit into a share of the time."""
     if len(trials) == 1:
         say("nothing is predicted to beat the defaults")
-    most_turns = MOST_TURNS if len(trials) > 1 else LEAST_TURNS
-    share_s = max(lab.left_s / (most_turns * len(trials)), LEAST_RUN_S)
+    usual, *others = trials
+    share_s = max(lab.left_s / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)
     n_texts = max(1, len(measured.first.texts))
     n_tokens = int(share_s * measured.first.tokens_per_s / n_texts)
     n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
-    for turn in range(most_turns):
-        if turn >= LEAST_TURNS and lab.left_s <= 0:
+    turn_s = 0.0
+    for turn in range(MOST_TURNS if others else LEAST_TURNS):
+        left = [usual, *(trial for trial in others if not turn or gain_of(trial, usual) > 0)]
+        is_enough = turn >= LEAST_TURNS and (len(left) == 1 or lab.left_s <= turn_s)
+        if is_enough:
             return
+        before_s = lab.left_s
         # the one that came last comes first in the next turn: what drifts hits all alike
-        for trial in trials if turn % 2 == 0 else trials[::-1]:
+        for trial in left if turn % 2 == 0 else left[::-1]:
             say(f"run {turn + 1} of {_says(trial.choice)}")
             load = trial.choice.load(measured.wanted.load)
             written = lab.write(load, trial.choice.engine, n_tokens, most_s=PATIENCE * share_s)
             trial.rates.append(written.tokens_per_s)
             trial.peak_bytes = max(trial.peak_bytes, written.peak_bytes)
+        turn_s = before_s - lab.left_s
 
 
 def gain_of(trial: Trial, usual: Trial) -> float:
     """Paired: the runs of one turn lie next to each other in time."""
-    ratios = [rate / other for rate, other in zip(trial.rates, usual.rates, strict=True) if other]
+    ratios = _ratios(trial, usual)
     return median(ratios) - 1 if ratios else 0.0
 
 
-def _noise(trial: Trial) -> float:
-    rates = trial.rates
-    return (max(rates) - min(rates)) / median(rates) if rates and median(rates) > 0 else 0.0
+def noise_of(trial: Trial, usual: Trial) -> float:
+    """How far its ratios typically lie from their median: a turn that was disturbed does not move
+    it much."""
+    ratios = _ratios(trial, usual)
+    return median(abs(ratio - median(ratios)) for ratio in ratios) if ratios else 0.0
 
 
-def _winner(trials: Sequence[Trial], noise: float) -> Choice:
-    """The fastest; the default unless it was beaten by more than the noise, in every turn."""
+def _ratios(trial: Trial, usual: Trial) -> list[float]:
+    """Of the turns that it took part in, which are the first ones."""
+    return [rate / other for rate, other in zip(trial.rates, usual.rates, strict=False) if other]
+
+
+def _winner(trials: Sequence[Trial]) -> Choice:
+    """The one that gained most; the default unless it was beaten by more than the noise, and again
+    after the first turn."""
     usual, *others = trials
-    winner, best_gain = usual, max(noise, LEAST_GAIN)
+    winner, best_gain = usual, 0.0
     for trial in others:
         gain = gain_of(trial, usual)
-        always = all(a > b for a, b in zip(trial.rates, usual.rates, strict=True))
-        if gain > best_gain and always:
+        least = max(DOUBT * noise_of(trial, usual), LEAST_GAIN)
+        if len(trial.rates) >= LEAST_TURNS and gain > max(least, best_gain):
             winner, best_gain = trial, gain
     return winner.choice

@@ -13,9 +13,12 @@ from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.tuning.cost_model import Choice
-from edgespec.tuning.search import tune
+from edgespec.tuning.cost_model import Choice, Prediction
+from edgespec.tuning.search import Trial, gain_of, noise_of, tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
+
+USUAL, OTHER = Choice(DRAFT, 4), Choice(DRAFT, 2)
+PREDICTED = Prediction(1.0, 1.0, 1, 1.0, 1.0, 1.0)
 
 
 def best_of_grid(lab: SyntheticLab, *drafts: Path) -> float:
@@ -117,3 +120,18 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
 def test_time_that_is_over_leaves_two_turns():
     tuned = tune(SyntheticLab(left_s=0.0), wanted(DRAFT))
     assert {len(trial.rates) for trial in tuned.trials} == {2}
+
+
+def test_a_turn_that_was_disturbed_does_not_decide():
+    """Both runs of a turn beside other work: one of them a tenth as fast as it should be."""
+    usual, better = Trial(USUAL, PREDICTED, [10, 9, 11, 8]), Trial(OTHER, PREDICTED, [11, 1, 12, 9])
+    assert gain_of(better, usual) > 3 * noise_of(better, usual)
+
+
+def test_what_was_slower_makes_room_for_others():
+    calm = SyntheticLab()
+    found = tune(calm, wanted(DRAFT)).trials[1]
+    noise = [1.0] * 100
+    noise[1 + calm.written.index(found.choice)] = 0.5
+    again = tune(SyntheticLab(noise=noise), wanted(DRAFT)).trials[1]
+    assert len(found.rates) > 2 and len(again.rates) == 1
