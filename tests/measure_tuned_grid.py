@@ -44,7 +44,7 @@ from edgespec.tuning.laboratory import CHILD
 from edgespec.tuning.measurements import Refused, Survey, Surveyed, Write, Written
 from edgespec.units import parse_rate
 
-MAXIMA = (4, 8, 12, 16, 24, 32, 48, 64)
+MAXIMA = (4, 8, 16, 24, 32, 48, 64, 96)
 N_FINALISTS = 3
 N_TURNS = 4
 FINAL_TIMES = 2
@@ -194,7 +194,7 @@ def said(choice: Choice) -> str:
     if choice.draft is None:
         return f"-t {choice.threads} --no-draft"
     words = [f"-t {choice.threads} -td {choice.threads_draft or choice.threads}"]
-    words += [f"--draft-max {choice.draft_max}"]
+    words += [f"--draft-max {choice.draft_max}"] if choice.draft_max else []
     words += [] if choice.overlap else ["--no-overlap"]
     words += [] if choice.lookup is None else ["--no-lookup"]
     return " ".join(words)
@@ -212,7 +212,7 @@ def meant(setting: str, usual: Choice) -> Choice:
         usual,
         threads=threads,
         threads_draft=own if own != threads else None,
-        draft_max=int(value["--draft-max"]),
+        draft_max=int(value["--draft-max"]) if "--draft-max" in value else None,
         overlap="--no-overlap" not in words,
         lookup=False if "--no-lookup" in words else None,
     )
@@ -226,7 +226,7 @@ def settled(preset: Mapping[str, Any], usual: Choice) -> Choice:
         usual,
         threads=preset.get("threads", usual.threads),
         threads_draft=preset.get("threads_draft"),
-        draft_max=preset.get("draft_max", usual.draft_max),
+        draft_max=preset.get("draft_max"),
         overlap=not preset.get("no_overlap", False),
     )
 

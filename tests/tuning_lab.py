@@ -25,7 +25,7 @@ from edgespec.values import RoundCost
 
 MIB = 1 << 20
 DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
-SIZES = (1, 4, 8, 16, 32, 48, 64)
+SIZES = (1, 4, 8, 16, 32, 48, 64, 96)
 
 
 def wanted(*drafts: Path, settled: Sequence[str] = (), **load: object) -> Wanted:
@@ -77,7 +77,7 @@ class SyntheticLab:
         most_s: float | None = None,
     ) -> Written:
         choice = Choice(
-            load.draft, load.threads or 1, load.threads_draft, engine.draft_max, engine.overlap
+            load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap
         )
         self.written.append(choice)
         true = self.truth(choice, load)
@@ -113,7 +113,7 @@ class SyntheticLab:
         """What really happens with this choice."""
         plan = self._plan(choice.load(load or wanted(DRAFT).load), choice.engine)
         assert isinstance(plan, MemoryPlan)
-        sizes = (1, 4, 16, 49, 65)
+        sizes = (1, 4, 16, 49, 97)
         speeds = Speeds(
             self.disk_bytes_per_s,
             {choice.threads: tuple((n, self._compute_s(choice.threads, n)) for n in sizes)},
@@ -137,7 +137,15 @@ class SyntheticLab:
         pinned = frozenset(range(min(room // MIB, self.weights)))
         batch = 256 if engine.draft_max >= self.batch_above else 128
         return MemoryPlan(
-            int(load.memory_budget), (), segments, pinned, 0, True, taken, batch_size=batch
+            int(load.memory_budget),
+            (),
+            segments,
+            pinned,
+            0,
+            True,
+            taken,
+            batch_size=batch,
+            max_nodes=1 + engine.draft_max,
         )
 
     def _pass(self, choice: Choice, n_nodes: int, plan: MemoryPlan) -> PassTiming:
@@ -147,6 +155,11 @@ class SyntheticLab:
 
     def _compute_s(self, threads: int, n_nodes: int) -> float:
         return self.node_s * (1 + n_nodes) * 4 / threads + self.contention * threads
+
+
+def _pinned(engine: EngineSettings) -> int | None:
+    """This device plans trees of the usual size."""
+    return engine.draft_max if engine.pins_draft_max else None
 
 
 def _stands(alpha: float, n_nodes: int) -> float:

@@ -35,7 +35,8 @@ class Choice:
     draft: Path | None
     threads: int
     threads_draft: int | None = None
-    draft_max: int = USUAL_RULES.draft_max
+    draft_max: int | None = None
+    """None: what the plan chooses."""
     overlap: bool = True
     lookup: bool | None = None
     rules: EngineSettings = USUAL_RULES
@@ -52,9 +53,11 @@ class Choice:
     @property
     def engine(self) -> EngineSettings:
         """Runs of it remember nothing, so that all begin alike."""
+        pins = self.draft_max is not None
         return replace(
             self.rules,
-            draft_max=self.draft_max,
+            draft_max=self.draft_max or USUAL_RULES.draft_max,
+            pins_draft_max=pins,
             overlap=self.overlap,
             lookup=self.lookup,
             remember=False,
@@ -109,7 +112,8 @@ def predict(
     n_nodes, tokens, draft_s = [0], [1.0], [0.0]
     if choice.draft is not None:
         trees = speeds.yields[choice.draft, choice.threads_draft or choice.threads]
-        most = min(choice.draft_max, trees[-1].drafted_nodes)
+        planned = plan.max_nodes - 1
+        most = min(choice.draft_max or planned, planned, trees[-1].drafted_nodes)
         tokens_at = ((0.0, 1.0), *((t.drafted_nodes, t.tokens_per_pass) for t in trees))
         draft_at = ((0.0, 0.0), *((t.drafted_nodes, t.draft_s) for t in trees))
         unhidden = speeds.unhidden if choice.overlap else 1.0

@@ -28,9 +28,9 @@ from edgespec.tuning.cost_model import (
 )
 from edgespec.tuning.measurements import ReadSpeed, Refused, Replayed, Text, Written
 
-PASS_SIZES = (1, 4, 16, 49)
+PASS_SIZES = (1, 4, 16, 97)
 """Nodes of timed passes, the root counted."""
-TREE_SIZES = (1, 4, 8, 16, 32, 48, 64)
+TREE_SIZES = (1, 4, 8, 16, 32, 64, 96)
 WRITTEN_TOKENS = 40
 """Of each text of the first run."""
 READ_BOUND = 0.8
@@ -87,7 +87,7 @@ class Wanted:
             draft=self.load.draft,
             threads=self.load.threads or self.usual_threads,
             threads_draft=self.load.threads_draft,
-            draft_max=self.engine.draft_max,
+            draft_max=self.engine.draft_max if self.engine.pins_draft_max else None,
             overlap=self.engine.overlap,
             lookup=self.engine.lookup,
             rules=self.engine,

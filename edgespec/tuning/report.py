@@ -44,7 +44,7 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
     if chosen.draft is not None:
         if chosen.threads_draft is not None:
             settings["threads_draft"] = chosen.threads_draft
-        if chosen.draft_max != Choice(None, 1).draft_max:
+        if chosen.draft_max is not None:
             settings["draft_max"] = chosen.draft_max
         if not chosen.overlap:
             settings["no_overlap"] = True
@@ -180,7 +180,7 @@ def choice_line(choice: Choice, usual: Choice) -> str:
     else:
         said = [] if choice.draft == usual.draft else [f"-md {choice.draft and choice.draft.name}"]
         if choice.draft_max != usual.draft_max:
-            said.append(f"--draft-max {choice.draft_max}")
+            said.append(f"--draft-max {choice.draft_max or 'planned'}")
         if not choice.overlap and usual.overlap:
             said.append("--no-overlap")
         if choice.threads_draft != usual.threads_draft:

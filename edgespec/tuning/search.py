@@ -16,7 +16,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
 from edgespec.tuning.measuring import Lab, Measured, Say, Wanted, measure
 
-DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64)
+DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64, 96)
 LEAST_GAIN = 0.03
 """What is gained by less is taken for noise, however quiet the runs were."""
 WORTH_A_RUN = 1.01
@@ -125,10 +125,10 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
     """Every choice that what was measured can say something of. None changes the text."""
     usual, settled = wanted.usual, wanted.settled
     threads = [usual.threads] if "threads" in settled else list(speeds.compute)
-    maxima = {usual.draft_max} if "draft_max" in settled else {usual.draft_max, *DRAFT_MAXIMA}
+    maxima = [usual.draft_max] if "draft_max" in settled else [None, *DRAFT_MAXIMA]
     overlaps = {usual.overlap} if "no_overlap" in settled else {True, False}
     for target_threads in threads:
-        for (draft, draft_threads), n, overlap in product(speeds.yields, sorted(maxima), overlaps):
+        for (draft, draft_threads), n, overlap in product(speeds.yields, maxima, overlaps):
             if "threads_draft" in settled and draft_threads != (usual.threads_draft or 0):
                 continue
             own = None if draft_threads == target_threads else draft_threads
@@ -144,7 +144,7 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
             yield replace(usual, draft=None, threads=target_threads, threads_draft=None)
 
 
-_Memory = tuple[Path | None, int]
+_Memory = tuple[Path | None, int | None]
 
 
 def _memory_of(choice: Choice) -> _Memory:
@@ -186,7 +186,9 @@ def _predictions(
 
 
 def _says(choice: Choice) -> str:
-    return "no draft" if choice.draft is None else f"{choice.draft.name} with {choice.draft_max}"
+    if choice.draft is None:
+        return "no draft"
+    return choice.draft.name + (f" with {choice.draft_max}" if choice.draft_max else "")
 
 
 def _unlike(trials: Sequence[Trial]) -> list[Trial]:

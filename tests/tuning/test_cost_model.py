@@ -20,7 +20,9 @@ from edgespec.tuning.measurements import PassTiming, Text, TreeYield, Written
 from edgespec.values import RoundCost
 from tuning_lab import DRAFT, MIB
 
-PLAN = MemoryPlan(0, (), (SegmentSize("all", 100 * MIB, 100 * MIB),), frozenset(), 0, True, 0)
+PLAN = MemoryPlan(
+    0, (), (SegmentSize("all", 100 * MIB, 100 * MIB),), frozenset(), 0, True, 0, max_nodes=17
+)
 RESIDENT = replace(PLAN, paged=False)
 TREES = (TreeYield(4, 3.0, 0.004), TreeYield(16, 4.0, 0.016))
 SPEEDS = Speeds(100 * MIB, {2: ((1.0, 0.1), (17.0, 0.5))}, {(DRAFT, 2): TREES})
@@ -40,6 +42,10 @@ def test_while_reads_hide_computing_the_largest_tree_is_best():
     found = predict(PAIR, PLAN, SPEEDS)
     assert (found.n_nodes, found.limit) == (16, "storage")
     assert found.tokens_per_s == pytest.approx(4.0 / 1.016)
+
+
+def test_the_plan_keeps_the_tree_as_small_as_its_buffers():
+    assert predict(PAIR, replace(PLAN, max_nodes=9), SPEEDS).n_nodes == 8
 
 
 def test_a_cap_keeps_the_tree_small():

@@ -39,7 +39,7 @@ def test_the_choice_is_within_a_twentieth_of_the_best(disk: int, node_s: float):
 def test_buffers_that_cost_more_than_they_bring_make_smaller_trees():
     lab = SyntheticLab()
     tuned = tune(lab, wanted(DRAFT))
-    assert tuned.chosen.draft_max < 48 and tuned.gain > 0.1
+    assert tuned.chosen.draft_max in range(1, 48) and tuned.gain > 0.1
 
 
 def test_the_better_of_two_drafts_is_chosen():
@@ -88,8 +88,9 @@ def test_the_defaults_are_always_among_the_confirmed():
 
 
 def test_what_the_user_settled_stays():
-    tuned = tune(SyntheticLab(), wanted(DRAFT, settled=["draft_max", "threads"], threads=2))
-    assert (tuned.chosen.threads, tuned.chosen.draft_max) == (2, 48)
+    asked = wanted(DRAFT, settled=["draft_max", "threads"], threads=2)
+    tuned = tune(SyntheticLab(), replace(asked, engine=EngineSettings(draft_max=40)))
+    assert (tuned.chosen.threads, tuned.chosen.draft_max) == (2, 40)
 
 
 def test_rules_that_are_not_chosen_among_hold_for_every_run():
@@ -102,7 +103,7 @@ def test_rules_that_are_not_chosen_among_hold_for_every_run():
 def test_settings_that_change_the_prompts_batches_are_left_out_with_a_note():
     lab = SyntheticLab(batch_above=48)
     tuned = tune(lab, wanted(DRAFT))
-    assert tuned.chosen.draft_max >= 48
+    assert tuned.chosen.draft_max is None or tuned.chosen.draft_max >= 48
     assert any("batches of 128 tokens instead of 256" in note for note in tuned.notes)
 
 
