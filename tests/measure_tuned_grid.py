@@ -228,6 +228,7 @@ def settled(preset: Mapping[str, Any], usual: Choice) -> Choice:
         threads_draft=preset.get("threads_draft"),
         draft_max=preset.get("draft_max"),
         overlap=not preset.get("no_overlap", False),
+        lookup=preset.get("lookup"),
     )
 
 

@@ -39,6 +39,7 @@ class Choice:
     """None: what the plan chooses."""
     overlap: bool = True
     lookup: bool | None = None
+    """None: beside a draft."""
     rules: EngineSettings = USUAL_RULES
     """Of the engine, those that are not chosen among."""
 

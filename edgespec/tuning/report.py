@@ -48,6 +48,8 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
             settings["draft_max"] = chosen.draft_max
         if not chosen.overlap:
             settings["no_overlap"] = True
+        if chosen.lookup is not None:
+            settings["lookup"] = chosen.lookup
     return settings
 
 
@@ -165,6 +167,7 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
         "threads_draft": choice.threads_draft,
         "draft_max": choice.draft_max,
         "overlap": choice.overlap,
+        "lookup": choice.lookup,
         "predicted": asdict(trial.predicted),
         "tokens_per_s": trial.rates,
         "peak_bytes": trial.peak_bytes,
@@ -183,6 +186,8 @@ def choice_line(choice: Choice, usual: Choice) -> str:
             said.append(f"--draft-max {choice.draft_max or 'planned'}")
         if not choice.overlap and usual.overlap:
             said.append("--no-overlap")
+        if choice.lookup is False and usual.lookup is None:
+            said.append("--no-lookup")
         if choice.threads_draft != usual.threads_draft:
             said.append(f"-td {choice.threads_draft or choice.threads}")
     if choice.threads != usual.threads:

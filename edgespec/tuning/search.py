@@ -21,7 +21,8 @@ LEAST_GAIN = 0.03
 """What is gained by less is taken for noise, however quiet the runs were."""
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
-N_FINALISTS = 3
+N_FINALISTS = 2
+"""And the best of them without lookups."""
 LEAST_TURNS, MOST_TURNS = 2, 6
 LIKELY_TURNS = 3
 """That there is time for: what is slower than the defaults falls out after its first turn."""
@@ -105,7 +106,12 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         for choice, prediction in ranked
         if choice != usual and prediction.tokens_per_s > WORTH_A_RUN * expected.tokens_per_s
     ]
-    trials = [Trial(usual, expected), *_unlike(promising)]
+    best = _unlike(promising)
+    trials = [
+        Trial(usual, expected),
+        *best,
+        *_without_lookup(wanted, best or [Trial(usual, expected)]),
+    ]
     _confirm(lab, measured, trials, say)
     usual_trial = trials[0]
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
@@ -125,7 +131,7 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
     """Every choice that what was measured can say something of. None changes the text."""
     usual, settled = wanted.usual, wanted.settled
     threads = [usual.threads] if "threads" in settled else list(speeds.compute)
-    maxima = [usual.draft_max] if "draft_max" in settled else [None, *DRAFT_MAXIMA]
+    maxima = [usual.draft_max] if "draft_max" in settled else [*DRAFT_MAXIMA, None]
     overlaps = {usual.overlap} if "no_overlap" in settled else {True, False}
     for target_threads in threads:
         for (draft, draft_threads), n, overlap in product(speeds.yields, maxima, overlaps):
@@ -207,10 +213,19 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
+def _without_lookup(wanted: Wanted, best: Sequence[Trial]) -> list[Trial]:
+    """The best one without guesses from the text, where they are not asked for: what looking them
+    up costs and brings nobody predicts."""
+    choice = best[0].choice
+    if "lookup" in wanted.settled or choice.lookup is not None or choice.draft is None:
+        return []
+    return [Trial(replace(choice, lookup=False), best[0].predicted)]
+
+
 def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) -> None:
     """Short runs of every trial in turn, as many turns as there is time for. All write the same
     tokens, so as many as fit into a share of the time."""
-    if len(trials) == 1:
+    if all(trial.choice.lookup is False for trial in trials[1:]):
         say("nothing is predicted to beat the defaults")
     usual, *others = trials
     share_s = max(lab.left_s / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)

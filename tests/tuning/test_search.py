@@ -136,3 +136,15 @@ def test_what_was_slower_makes_room_for_others():
     noise[1 + calm.written.index(found.choice)] = 0.5
     again = tune(SyntheticLab(noise=noise), wanted(DRAFT)).trials[1]
     assert len(found.rates) > 2 and len(again.rates) == 1
+
+
+def test_guesses_from_the_text_are_tried_without():
+    tuned = tune(SyntheticLab(), wanted(DRAFT))
+    _, best, *others = tuned.trials
+    assert replace(best.choice, lookup=False) in [trial.choice for trial in others]
+
+
+def test_lookups_that_were_asked_for_stay():
+    asked = replace(wanted(DRAFT, settled=["lookup"]), engine=EngineSettings(lookup=True))
+    tuned = tune(SyntheticLab(), asked)
+    assert {trial.choice.lookup for trial in tuned.trials} == {True}
