@@ -24,7 +24,7 @@ class ExpertSizes:
     room_bytes: int
     """For all of them."""
     layer_bytes: int
-    """Room for all of the largest layer: with less, large batches are computed in parts."""
+    """Room for all of the largest layer: with less, those that a batch chose come in rounds."""
     least_bytes: int
     """Room for what one token chooses in one layer."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,12 @@ class ExpertMatrix:
     @property
     def slice_bytes(self) -> int:
         return self.extent.nbytes // self.n_experts
+
+    @property
+    def room_bytes(self) -> int:
+        """What a slice takes in memory, widened to whole blocks. Blocks that it shares with its
+        neighbours count for both."""
+        return max(self.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
 
     def run(self, expert: int) -> Run:
         """The whole blocks that hold an expert's slice; `slot_offset` counts from the block in
@@ -75,12 +81,8 @@ class ExpertLayer:
 
     @property
     def room_bytes(self) -> int:
-        """What an expert takes in memory: its slices, widened to whole blocks. Blocks that it
-        shares with its neighbours count for both."""
-        return sum(
-            max(matrix.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
-            for matrix in self.matrices
-        )
+        """What an expert takes in memory: all its slices."""
+        return sum(matrix.room_bytes for matrix in self.matrices)
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +91,7 @@ class ExpertLayer:
 
 @dataclass(slots=True)
 class _Expert:
-    """One that is in memory, or on its way."""
+    """One that is in memory, or on its way; of a guest, one slice."""
 
     unread: set[int]
     """Matrices whose slices have not arrived."""
@@ -103,6 +105,7 @@ class _Task:
     layer: int
     expert: int
     matrix: int
+    of: _Expert
 
 
 class ExpertCache(Owner):
@@ -140,6 +143,10 @@ class ExpertCache(Owner):
         self._room = [layer.room_bytes for layer in layers]
         self._used_bytes = 0
         self._present: list[dict[int, _Expert]] = [{} for _ in layers]
+        self._guests: dict[tuple[int, int, int], _Expert] = {}
+        """By layer, matrix and expert: slices that are there for one product only."""
+        self._seated: set[tuple[int, int, int]] = set()
+        """Guests whose product is computed now."""
         self._held: set[tuple[int, int]] = set()
         self._wanted: deque[_Task] = deque()
         self._closing = False
@@ -202,11 +209,6 @@ class ExpertCache(Owner):
     def choice_stall_s(self) -> float:
         return self.stall_s
 
-    @property
-    def tokens_at_once(self) -> int | None:
-        """Tokens whose choices fit at once in every layer, whatever they are; None: any number."""
-        return tokens_at_once(self.layers, self._capacity)
-
     def holds(self, layer: int, n_experts: int) -> bool:
         """Whether so many experts of a layer fit at once."""
         return n_experts * self._room[layer] <= self._capacity
@@ -225,13 +227,8 @@ class ExpertCache(Owner):
                 f"{self._capacity:,} bytes"
             )
         with self._lock:
-            self._failure(layer, chosen)  # of an earlier pass: they are tried again
-            present = self._present[layer]
-            missing = [expert for expert in chosen if expert not in present]
-            self._misses += len(missing)
-            self._hits += len(chosen) - len(missing)
+            self._count(layer, choices)
             self._held.update((layer, expert) for expert in chosen)
-            self._eviction.use(layer, choices)
             last = len(self.layers[layer].matrices) - 1
             return self._wait(layer, chosen, {last} if last else set())
 
@@ -240,6 +237,30 @@ class ExpertCache(Owner):
         with self._lock:
             chosen = [expert for there, expert in self._held if there == layer]
             return self._wait(layer, chosen, set())
+
+    def choose(self, layer: int, choices: np.ndarray) -> None:
+        """More experts of a layer were chosen than fit together: `rounds` brings them."""
+        with self._lock:
+            self._count(layer, choices)
+
+    def rounds(self, layer: int, matrix: int, choices: np.ndarray) -> Iterator[list[int]]:
+        """The chosen experts in groups, whose slices of one matrix are in their places until the
+        next group is asked for; every slice is read once. Ends early once cancelled.
+
+        Raises WeightReadError.
+        """
+        left = np.unique(choices).tolist()
+        while left:
+            with self._lock:
+                group = self._gather(layer, matrix, left)
+            if not group:
+                return
+            try:
+                yield group
+            finally:
+                with self._lock:
+                    self._part(layer)
+            left = [expert for expert in left if expert not in group]
 
     def release(self, layer: int) -> None:
         """The experts of a layer may make room for others."""
@@ -270,6 +291,82 @@ class ExpertCache(Owner):
         for memories in self._memory:
             for memory in memories:
                 memory.close()
+
+    def _count(self, layer: int, choices: np.ndarray) -> None:
+        chosen, present = np.unique(choices).tolist(), self._present[layer]
+        self._failure(layer, chosen)  # of an earlier pass: they are tried again
+        n_missing = sum(expert not in present for expert in chosen)
+        self._misses += n_missing
+        self._hits += len(chosen) - n_missing
+        self._eviction.use(layer, choices)
+
+    def _gather(self, layer: int, matrix: int, left: Sequence[int]) -> list[int]:
+        """As many of the experts as there is room for, once their slices have arrived; none once
+        cancelled."""
+        group: list[int] = []
+        begin = self._clock()
+        try:
+            while not self._cancelled and not self._closing:
+                group = group or self._invite(layer, matrix, left)
+                units = [self._unit(layer, matrix, expert) for expert in group]
+                if group and not any(matrix in unit.unread for unit in units):
+                    failure = next((unit.failure for unit in units if unit.failure), None)
+                    if failure is None:
+                        return group
+                    self._part(layer)
+                    self._failure(layer, group)
+                    raise failure
+                self._arrival.wait()
+            self._part(layer)
+            return []
+        finally:
+            end = self._clock()
+            self.stall_s += end - begin
+            self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
+
+    def _invite(self, layer: int, matrix: int, left: Sequence[int]) -> list[int]:
+        """Those that are there, and guests as far as there is room."""
+        group = [expert for expert in left if self._is_there(layer, matrix, expert)]
+        self._held.update((layer, expert) for expert in group)
+        self._seated = {(layer, matrix, expert) for expert in group}
+        room_bytes = self.layers[layer].matrices[matrix].room_bytes
+        for expert in left:
+            if self._is_there(layer, matrix, expert):
+                continue
+            if not self._make_room(room_bytes):
+                break
+            guest = self._guests[layer, matrix, expert] = _Expert({matrix})
+            self._used_bytes += room_bytes
+            self._seated.add((layer, matrix, expert))
+            self._wanted.append(_Task(layer, expert, matrix, guest))
+            group.append(expert)
+        self._work.notify(len(self._wanted))
+        return group
+
+    def _part(self, layer: int) -> None:
+        """A group was computed, or is given up: what is not being read goes."""
+        self._let_go(layer)
+        self._seated = set()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Guests whose product is not computed now, as far as they have arrived."""
+        gone = [
+            unit
+            for unit, guest in self._guests.items()
+            if unit not in self._seated and not guest.unread
+        ]
+        for layer, matrix, expert in gone:
+            del self._guests[layer, matrix, expert]
+            self._used_bytes -= self.layers[layer].matrices[matrix].room_bytes
+            self._forget(layer, matrix, expert)
+
+    def _unit(self, layer: int, matrix: int, expert: int) -> _Expert:
+        return self._guests.get((layer, matrix, expert)) or self._present[layer][expert]
+
+    def _is_there(self, layer: int, matrix: int, expert: int) -> bool:
+        """In memory, or on its way."""
+        return expert in self._present[layer] or (layer, matrix, expert) in self._guests
 
     def _let_go(self, layer: int) -> None:
         self._held = {unit for unit in self._held if unit[0] != layer}
@@ -306,7 +403,7 @@ class ExpertCache(Owner):
 
     def _begin(self, layer: int, expert: int) -> bool:
         """Make room for an expert that is to be read; False if there is none."""
-        if not self._make_room(layer):
+        if not self._make_room(self._room[layer]):
             return False
         self._present[layer][expert] = _Expert(set(range(len(self.layers[layer].matrices))))
         self._used_bytes += self._room[layer]
@@ -316,7 +413,9 @@ class ExpertCache(Owner):
     def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
         """Matrix by matrix, as they are computed."""
         for matrix in range(len(self.layers[layer].matrices)):
-            self._wanted.extend(_Task(layer, expert, matrix) for expert in experts)
+            self._wanted.extend(
+                _Task(layer, expert, matrix, self._present[layer][expert]) for expert in experts
+            )
         self._work.notify(len(self._wanted))
 
     def _all_arrived(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
@@ -340,9 +439,10 @@ class ExpertCache(Owner):
             self._drop(layer, expert)
         return failure
 
-    def _make_room(self, layer: int) -> bool:
-        """Drop what is needed last until an expert of `layer` fits."""
-        while self._used_bytes + self._room[layer] > self._capacity:
+    def _make_room(self, nbytes: int) -> bool:
+        """Drop what is needed last until so many bytes fit."""
+        self._dismiss()
+        while self._used_bytes + nbytes > self._capacity:
             victim = self._eviction.victim(self._may_go)
             if victim is None:
                 return False
@@ -353,22 +453,25 @@ class ExpertCache(Owner):
         return (layer, expert) not in self._held and not self._present[layer][expert].unread
 
     def _drop(self, layer: int, expert: int) -> None:
-        present = self._present[layer]
-        del present[expert]
+        del self._present[layer][expert]
         self._used_bytes -= self._room[layer]
         self._eviction.remove(layer, expert)
-        for matrix, memory in zip(self.layers[layer].matrices, self._memory[layer], strict=True):
-            run = matrix.run(expert)
-            begin, end = run.slot_offset, run.slot_offset + run.nbytes
-            if (
-                expert - 1 in present
-                and matrix.run(expert - 1).start + matrix.run(expert - 1).nbytes > run.start
-            ):
-                begin += BLOCK_BYTES
-            if expert + 1 in present and matrix.run(expert + 1).start < run.start + run.nbytes:
-                end -= BLOCK_BYTES
-            if begin < end:
-                memory.forget(begin, end - begin)
+        for matrix in range(len(self.layers[layer].matrices)):
+            self._forget(layer, matrix, expert)
+
+    def _forget(self, layer: int, matrix: int, expert: int) -> None:
+        """Give back the memory of a slice, but for blocks that are still needed."""
+        if self._is_there(layer, matrix, expert):
+            return
+        run_of = self.layers[layer].matrices[matrix].run
+        run, before, after = run_of(expert), run_of(expert - 1), run_of(expert + 1)
+        begin, end = run.slot_offset, run.slot_offset + run.nbytes
+        if before.start + before.nbytes > run.start and self._is_there(layer, matrix, expert - 1):
+            begin += BLOCK_BYTES
+        if after.start < run.start + run.nbytes and self._is_there(layer, matrix, expert + 1):
+            end -= BLOCK_BYTES
+        if begin < end:
+            self._memory[layer][matrix].forget(begin, end - begin)
 
     def _read_on(self) -> None:
         """A reading thread."""
@@ -407,19 +510,6 @@ class ExpertCache(Owner):
         with self._lock:
             self.bytes_read += n
             self._end_reading(n)
-            expert = self._present[task.layer][task.expert]
-            expert.unread.discard(task.matrix)
-            expert.failure = expert.failure or failure
+            task.of.unread.discard(task.matrix)
+            task.of.failure = task.of.failure or failure
             self._arrival.notify_all()
-
-
-def tokens_at_once(layers: Sequence[ExpertLayer], capacity_bytes: int) -> int | None:
-    """Tokens whose choices fit into a cache of that size in every layer, whatever they are; None:
-    any number."""
-    most: int | None = None
-    for layer in layers:
-        n_fitting = capacity_bytes // layer.room_bytes
-        if n_fitting < layer.n_experts:
-            n_tokens = n_fitting // layer.n_used
-            most = n_tokens if most is None else min(most, n_tokens)
-    return most

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident, reference_logits
 
-from edgespec.errors import WeightReadError
+from edgespec.errors import Cancelled, WeightReadError
 from edgespec.paging.eviction import LeastRecent
 from edgespec.testing.paging_contract import PagingContract, one_by_one
 from edgespec.tree import ROOT, TokenTree
@@ -76,29 +77,37 @@ def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path
         model.close()
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, files: Path) -> None:
-    """Routers are in single precision: several rows at once would be rounded otherwise."""
+def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files: Path) -> None:
+    """Routers are in single precision: several rows at once would be rounded otherwise. With the
+    least room, a layer's experts come in rounds."""
     tokens = list(range(300, 316))
-    model = open_paged(mixture(files, name), share=0.9)
+    model = open_paged(mixture(files, name), share)
     try:
         expected = one_by_one(model, tokens)
         model.truncate(0)
-        tree, nodes = TokenTree(tokens[0]), [ROOT]
-        for token in tokens[1:]:
-            nodes.append(tree.add(nodes[-1], token, 0.5))
-        found = model.evaluate(tree, nodes)
+        found = model.evaluate(*line(tokens))
         assert model.last_report.passes == 1
         assert np.array_equal(found, expected)
     finally:
         model.close()
 
 
+def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
+    """A tree of one branch, and its nodes."""
+    tree, nodes = TokenTree(tokens[0]), [ROOT]
+    for token in tokens[1:]:
+        nodes.append(tree.add(nodes[-1], token, 0.5))
+    return tree, nodes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["deepseek2", "glm4moe", "granitemoe"])
-def test_a_prompt_rounds_as_in_a_resident_model(name: str, files: Path) -> None:
+def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: Path) -> None:
     path, tokens = mixture(files, name), list(range(300, 316))
     found = []
-    for model in (open_paged(path, share=0.9), open_resident(path)):
+    for model in (open_paged(path, share), open_resident(path)):
         model.prefill(tokens)
         found.append(model.evaluate(TokenTree(316), [ROOT]))
         model.close()
@@ -117,26 +126,10 @@ class TestAMixtureKeepsThePagingContract(PagingContract):
     """Its dense weights streamed, its experts read one by one."""
 
 
-def test_a_batch_that_may_choose_more_than_fits_is_computed_in_parts(paged: GgufModel) -> None:
-    """With room for what one token chooses: a token at a time, and the same logits."""
-    tokens = list(range(300, 310))
-    expected = one_by_one(paged, tokens)
-    paged.truncate(0)
-    tree = TokenTree(tokens[0])
-    nodes = [ROOT]
-    for token in tokens[1:]:
-        nodes.append(tree.add(nodes[-1], token, 0.5))
-    assert np.array_equal(paged.evaluate(tree, nodes), expected)
-    assert paged.last_report.passes == len(tokens)
-    paged.truncate(0)
-    paged.prefill(tokens[:-1])
-    assert paged.last_report.passes == len(tokens) - 1
-    assert np.array_equal(paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0], expected[-1])
-
-
-def test_a_prompt_reads_each_expert_once_a_batch(files: Path) -> None:
-    """All of a layer's experts fit, whatever its tokens choose; the layers' do not."""
-    model = open_paged(mixture(files, "qwen3moe"), share=0.25)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> None:
+    """Whether all of a layer's experts fit or come in rounds; those of all layers do not."""
+    model = open_paged(mixture(files, "qwen3moe"), share)
     try:
         tokens = [300 + i % 100 for i in range(96)]
         model.prefill(tokens)
@@ -144,8 +137,50 @@ def test_a_prompt_reads_each_expert_once_a_batch(files: Path) -> None:
         assert experts is not None
         assert model.last_report.passes == 3
         assert experts.misses <= 3 * experts.layers * experts.experts
+        layers = model._weights.experts.cache.layers
+        assert experts.bytes_read <= 3 * sum(layer.n_experts * layer.room_bytes for layer in layers)
     finally:
         model.close()
+
+
+def test_a_round_that_cannot_be_read_ends_the_pass_and_nothing_else(paged: GgufModel) -> None:
+    tokens = list(range(300, 310))
+    expected = one_by_one(paged, tokens)
+    paged.truncate(0)
+    cache = paged._weights.experts.cache
+    good, n_read = cache._reader.read, 0
+
+    def unplugged(*arguments: object) -> int:
+        nonlocal n_read
+        n_read += 1
+        if n_read == 40:
+            raise WeightReadError("the cable was pulled")
+        return good(*arguments)
+
+    cache._reader.read = unplugged
+    with pytest.raises(WeightReadError, match="cable"):
+        paged.evaluate(*line(tokens))
+    assert np.array_equal(paged.evaluate(*line(tokens)), expected)
+
+
+def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None:
+    tokens = list(range(300, 310))
+    expected = one_by_one(paged, tokens)
+    paged.truncate(0)
+    cache = paged._weights.experts.cache
+    good, released = cache._reader.read, threading.Event()
+
+    def hanging(*arguments: object) -> int:
+        paged.cancel()
+        released.wait(10)
+        return good(*arguments)
+
+    cache._reader.read = hanging
+    with pytest.raises(Cancelled):
+        paged.evaluate(*line(tokens))
+    released.set()
+    cache._reader.read = good
+    assert np.array_equal(paged.evaluate(*line(tokens)), expected)
 
 
 def test_a_missed_choice_reads_the_mapping(paged: GgufModel, files: Path) -> None:

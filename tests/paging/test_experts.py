@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix, tokens_at_once
+from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
 from edgespec.tracing.spans import Track
 from traces import read, spans, trace_in_memory
@@ -241,9 +241,72 @@ def test_closing_leaves_no_thread(opened: Callable[..., tuple]) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("edgespec-experts")]
 
 
-def test_as_many_tokens_are_computed_at_once_as_can_choose_what_fits() -> None:
-    layers = make_layers(2, n_experts=8, n_used=2)
-    room = room_of(layers)
-    assert tokens_at_once(layers, 2 * room) == 1
-    assert tokens_at_once(layers, 7 * room) == 3
-    assert tokens_at_once(layers, 8 * room) is None
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_rounds_bring_every_slice_once_whatever_is_there(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Before, between and after choices that fit; neighbours stay whole."""
+    layers = make_layers(3, n_experts=6)
+    path = make_file(tmp_path_factory.mktemp("experts"), layers)
+    content = path.read_bytes()
+    n_fitting = data.draw(st.integers(2, 5))
+    capacity = n_fitting * room_of(layers)
+    some = st.lists(st.integers(0, 5), min_size=1, max_size=6)
+    with ExpertCache(layers, DirectReader([path]), capacity) as cache:
+        for number in data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
+            chosen, layer = data.draw(some), layers[number]
+            if data.draw(st.booleans()):
+                chosen = chosen[:n_fitting]
+                assert cache.acquire(number, choice(chosen)) and cache.complete(number)
+                for expert in chosen:
+                    assert slices(cache, number, expert) == slices_in(content, layer, expert)
+                cache.release(number)
+                continue
+            cache.choose(number, choice(chosen))
+            for matrix in (0, 1):
+                seen, before = [], cache.bytes_read
+                for group in cache.rounds(number, matrix, choice(chosen)):
+                    assert cache.used_bytes <= capacity
+                    seen += group
+                    for expert in group:
+                        found = slices(cache, number, expert)[matrix]
+                        assert found == slices_in(content, layer, expert)[matrix]
+                assert sorted(seen) == sorted(set(chosen))
+                most_bytes = sum(layer.matrices[matrix].run(expert).nbytes for expert in seen)
+                assert cache.bytes_read - before <= most_bytes
+            assert resident_bytes(cache) <= capacity
+
+
+def test_what_came_for_a_round_makes_room_again(opened: Callable[..., tuple]) -> None:
+    layers = make_layers(2, 6)
+    cache, _, _ = opened(layers, n_fitting=2)
+    cache.choose(0, choice(range(6)))
+    n_groups = len(list(cache.rounds(0, 0, choice(range(6)))))
+    assert 1 < n_groups <= 3
+    assert cache.used_bytes == 0
+    assert resident_bytes(cache) == 0
+
+
+def test_rounds_end_when_they_are_cancelled(opened: Callable[..., tuple]) -> None:
+    cache, gate, content = opened(make_layers(1, 6), n_fitting=2)
+    gate.open.clear()
+    cache.choose(0, choice(range(6)))
+    cache.cancel()
+    assert not list(cache.rounds(0, 0, choice(range(6))))
+    gate.open.set()
+    cache.resume()
+    for group in cache.rounds(0, 0, choice(range(6))):
+        for expert in group:
+            assert slices(cache, 0, expert)[0] == slices_in(content, cache.layers[0], expert)[0]
+
+
+def test_a_round_that_fails_is_tried_again(opened: Callable[..., tuple]) -> None:
+    cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
+    cache.choose(0, choice(range(6)))
+    gate.failing = True
+    with pytest.raises(WeightReadError, match="on fire"):
+        list(cache.rounds(0, 1, choice(range(6))))
+    gate.failing = False
+    seen = [expert for group in cache.rounds(0, 1, choice(range(6))) for expert in group]
+    assert sorted(seen) == list(range(6))

@@ -10,15 +10,19 @@ is computed, and to the file mapping otherwise: a missed choice is slow and neve
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.segments import Choice, Weight, extent_of
 
@@ -87,8 +91,11 @@ def expert_sizes(found: Sequence[Mixture]) -> ExpertSizes | None:
 class PagedExperts:
     """Answers llama.cpp's callbacks for the nodes that choose experts and those that use them."""
 
-    def __init__(self, found: Sequence[Mixture], cache: ExpertCache, stop: Stop) -> None:
+    def __init__(
+        self, found: Sequence[Mixture], cache: ExpertCache, stop: Stop, n_threads: int
+    ) -> None:
         self.cache = cache
+        self._products = ExpertProducts(n_threads)
         self.ops = frozenset(mixture.choice.op for mixture in found)
         self._stop = stop
         self._layer_of = {m.choice.name.encode(): i for i, m in enumerate(found)}
@@ -97,22 +104,34 @@ class PagedExperts:
             for i, mixture in enumerate(found)
         ]
         self._mapped = {weight.address: weight.pointer.value for m in found for weight in m.weights}
+        self._place_of = {
+            weight.address: (i, j)
+            for i, m in enumerate(found)
+            for j, weight in enumerate(m.weights)
+        }
         self._last = {m.weights[-1].address: i for i, m in enumerate(found)}
         self._before_last = {m.weights[-2].address: i for i, m in enumerate(found) if m.weights[1:]}
         self._pointed: set[int] = set()
         self._computed: set[int] = set()
         """Layers whose last product llama.cpp was told to compute before it stops again."""
+        self._in_rounds: dict[int, np.ndarray] = {}
+        """By layer, choices of more experts than fit together."""
+        self._put_off: tuple[int, int] | None = None
+        """A product that llama.cpp passes over, and its op."""
 
     def is_choice(self, node: int) -> bool:
         """Whether llama.cpp must stop after this node, whose op is one of `ops`."""
         return abi.name_of(node) in self._layer_of
 
-    def use(self, weight: int) -> bool:
+    def use(self, weight: int, node: int) -> bool:
         """A node that reads this tensor is about to be computed; whether llama.cpp must stop after
-        it, because its layer's last matrix may not have arrived.
+        it, because its layer's last matrix may not have arrived, or its experts come in rounds.
 
         Raises WeightReadError.
         """
+        if self._in_rounds and self._place_of.get(weight, (-1, 0))[0] in self._in_rounds:
+            self._pass_over(node)
+            return True
         layer = self._last.get(weight)
         if layer in self._pointed:
             self._computed.add(layer)
@@ -133,13 +152,58 @@ class PagedExperts:
         self._pointed.add(layer)
         for weight, address in self._weights[layer]:
             weight.pointer.value = address
-        if not self.cache.acquire(layer, abi.int32_rows(node)):
+        choices = abi.int32_rows(node)
+        if not self.cache.holds(layer, len(np.unique(choices))):
+            self._in_rounds[layer] = choices.copy()
+            self.cache.choose(layer, choices)
+        elif not self.cache.acquire(layer, choices):
             self._stop.set()
 
+    def multiply(self, node: int) -> bool:
+        """Whether this node's product was put off: it is computed now, round by round.
+
+        Raises WeightReadError.
+        """
+        if self._put_off is None:
+            return False
+        self._take_up()
+        weight = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
+        layer, matrix = self._place_of[weight]
+        choices = self._in_rounds[layer]
+        n_left = len(np.unique(choices))
+        for experts in self.cache.rounds(layer, matrix, choices):
+            self._products.compute(node, choices, experts)
+            n_left -= len(experts)
+        if n_left:
+            self._stop.set()
+        if weight in self._last:
+            del self._in_rounds[layer]
+            self._computed.add(layer)
+        return True
+
+    def close(self) -> None:
+        self.cache.close()
+        self._products.close()
+
     def end_pass(self) -> None:
+        self._take_up()
+        self._in_rounds.clear()
         for layer in list(self._pointed):
             self._give_back(layer)
         self._computed.clear()
+
+    def _pass_over(self, node: int) -> None:
+        """Let llama.cpp compute nothing here: `multiply` follows."""
+        op = ctypes.c_int.from_address(node + abi.OP_OFFSET)
+        self._put_off = node, op.value
+        op.value = abi.op_number("NONE")
+
+    def _take_up(self) -> None:
+        """Make the node again what it is: graphs are used more than once."""
+        if self._put_off is not None:
+            node, op = self._put_off
+            ctypes.c_int.from_address(node + abi.OP_OFFSET).value = op
+            self._put_off = None
 
     def _give_back(self, layer: int) -> None:
         for weight, _ in self._weights[layer]:

@@ -66,12 +66,9 @@ class GgufModel:
         self._weights = weights
         self._clock = clock
         self._trace = trace
-        at_once = weights.tokens_at_once if weights else None
-        self._at_once = min(shape.largest_batch, at_once or shape.largest_batch)
-        """Tokens that one pass takes, whatever experts they choose."""
         self.info = replace(
             info,
-            prompt_batch=min(shape.n_batch, self._at_once),
+            prompt_batch=shape.n_batch,
             used_share=weights.used_share if weights else info.used_share,
         )
         self._origin = origin
@@ -103,7 +100,7 @@ class GgufModel:
 
     def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
         begin = 0
-        for size in even_parts(len(tokens), min(self._shape.n_batch, self._at_once)):
+        for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
             def report(share: float, begin: int = begin, size: int = size) -> None:
@@ -118,8 +115,7 @@ class GgufModel:
             begin += size
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights,
-        unless the nodes may choose more experts than fit at once.
+        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
 
         Raises UsageError for more nodes or branches than `info` allows.
         """
@@ -140,18 +136,9 @@ class GgufModel:
             raise
         row_of = {node: row for row, node in enumerate(ordered)}
         wanted = [row_of[node] for node in nodes]
-        if len(nodes) <= self._at_once:
-            self._row_order.prepare(len(nodes), committed + len(nodes), in_tiles=False)
-            self._decode(tokens, positions, sequences, True, committed)
-            return self._logits(len(nodes))[wanted]
-        rows = np.empty((len(nodes), self.info.n_vocab), np.float32)
-        for begin in range(0, len(nodes), self._at_once):
-            part = slice(begin, begin + self._at_once)
-            n_rows = len(tokens[part])
-            self._row_order.prepare(n_rows, committed + len(nodes), in_tiles=False)
-            self._decode(tokens[part], positions[part], sequences[part], True, committed)
-            rows[part] = self._logits(n_rows)
-        return rows[wanted]
+        self._row_order.prepare(len(nodes), committed + len(nodes), in_tiles=False)
+        self._decode(tokens, positions, sequences, True, committed)
+        return self._logits(len(nodes))[wanted]
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Of the latest pass, until the next one."""

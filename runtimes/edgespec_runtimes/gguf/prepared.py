@@ -308,6 +308,7 @@ class PreparedGguf:
             self._request.trace,
             self._mixtures,
             plan.expert_bytes,
+            shape.n_threads,
         )
         try:
             with self._phase("pinned weights"):

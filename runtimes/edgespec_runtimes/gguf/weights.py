@@ -53,6 +53,7 @@ class PagedWeights:
         trace: Trace = OFF,
         mixtures: Sequence[Mixture] = (),
         expert_bytes: int = 0,
+        n_threads: int = 1,
     ) -> None:
         self.groups = tuple(groups)
         self._pinned_groups = pinned
@@ -70,7 +71,7 @@ class PagedWeights:
 
         swapped = {weight.address for group in groups for weight in group.weights}
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
-        self.experts = self._paged_experts(header, mixtures, expert_bytes)
+        self.experts = self._paged_experts(header, mixtures, expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
         self._single_rows = SingleRows(
@@ -98,11 +99,6 @@ class PagedWeights:
     @property
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
-
-    @property
-    def tokens_at_once(self) -> int | None:
-        """Tokens that one pass can compute whatever experts they choose; None: any number."""
-        return self.experts.cache.tokens_at_once if self.experts else None
 
     @property
     def used_share(self) -> float:
@@ -183,7 +179,7 @@ class PagedWeights:
             self._reader.close()
         self._pinned.close()
         if self.experts:
-            self.experts.cache.close()
+            self.experts.close()
         for _, rows in self._tables.values():
             rows.close()
 
@@ -203,13 +199,13 @@ class PagedWeights:
         }
 
     def _paged_experts(
-        self, header: GgufFile, mixtures: Sequence[Mixture], nbytes: int
+        self, header: GgufFile, mixtures: Sequence[Mixture], nbytes: int, n_threads: int
     ) -> PagedExperts | None:
         if not mixtures:
             return None
         layers = [mixture.layer for mixture in mixtures]
         cache = ExpertCache(layers, DirectReader(header.paths), nbytes, trace=self._trace)
-        return PagedExperts(mixtures, cache, self._stop)
+        return PagedExperts(mixtures, cache, self._stop, n_threads)
 
     def _boundaries(self) -> frozenset[int]:
         """Weights after whose product llama.cpp must compute before it asks on.
@@ -254,7 +250,7 @@ class PagedWeights:
             return False
         if op in self._choice_ops:
             return self.experts is not None and self.experts.is_choice(node)
-        if self.experts and self.experts.use(address):
+        if self.experts and self.experts.use(address, node):
             return True
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
@@ -264,6 +260,8 @@ class PagedWeights:
 
     def _after(self, node: int) -> bool:
         self._single_rows.restore()
+        if self.experts and self.experts.multiply(node):
+            return True
         op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value
         address = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         if op in self._choice_ops and self.experts:

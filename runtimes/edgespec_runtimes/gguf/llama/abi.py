@@ -39,6 +39,16 @@ class GgmlTensor(ctypes.Structure):
     ]
 
 
+class InitParams(ctypes.Structure):
+    """`struct ggml_init_params`."""
+
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
+
+
 OP_OFFSET = GgmlTensor.op.offset
 SRC_OFFSET = GgmlTensor.src.offset
 DATA_OFFSET = GgmlTensor.data.offset
@@ -90,13 +100,6 @@ def verify_mirror() -> None:
     says. Raises EdgespecError.
     """
     base = ggml()
-
-    class InitParams(ctypes.Structure):
-        _fields_ = [
-            ("mem_size", ctypes.c_size_t),
-            ("mem_buffer", ctypes.c_void_p),
-            ("no_alloc", ctypes.c_bool),
-        ]
 
     base.ggml_init.restype = base.ggml_new_tensor_2d.restype = ctypes.c_void_p
     base.ggml_get_data.restype = base.ggml_mul_mat.restype = ctypes.c_void_p

@@ -1,0 +1,107 @@
+"""Products with some of a mixture's experts, computed apart from llama.cpp's own graph.
+
+Knows MUL_MAT_ID and one CPU backend; which experts are in memory is its callers' business.
+
+ggml computes every row of such a product by itself, with the one expert that it chose. So rows may
+be taken out, computed among others or alone, and put back: the same numbers at the same places.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgespec.concurrency.owning import Owner
+from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.llama import abi
+
+ROWS_AT_ONCE = 64
+"""More would bring nothing but larger buffers."""
+_GRAPH_NODES = 8
+_FLOAT_BYTES = _INT_BYTES = 4
+
+
+class ExpertProducts(Owner):
+    """A CPU backend for products of one node at a time. Belongs to one thread."""
+
+    def __init__(self, n_threads: int) -> None:
+        base, cpu = abi.ggml(), abi.library("ggml-cpu")
+        for function in (base.ggml_init, base.ggml_new_graph_custom, cpu.ggml_backend_cpu_init):
+            function.restype = ctypes.c_void_p
+        base.ggml_graph_overhead_custom.restype = ctypes.c_size_t
+        size = base.ggml_graph_overhead_custom(ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False))
+        self._base: Any = base
+        self._context = ctypes.c_void_p(base.ggml_init(abi.InitParams(size, None, True)))
+        self._backend = ctypes.c_void_p(cpu.ggml_backend_cpu_init())
+        cpu.ggml_backend_cpu_set_n_threads(self._backend, ctypes.c_int(n_threads))
+        self._product, self._operand, self._ids = (abi.GgmlTensor() for _ in range(3))
+        graph = base.ggml_new_graph_custom(
+            self._context, ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False)
+        )
+        self._graph = ctypes.c_void_p(graph)
+        base.ggml_graph_add_node(self._graph, ctypes.byref(self._product))
+
+    def compute(self, node: int, choices: np.ndarray, experts: Sequence[int]) -> None:
+        """The rows of `node`, a MUL_MAT_ID, that chose one of `experts`; int [n_tokens, n_used].
+
+        The node's operand is computed, and the slices of the experts are in their places.
+        """
+        product = abi.GgmlTensor.from_address(node)
+        operand = abi.GgmlTensor.from_address(product.src[1] or 0)
+        given, wanted = _rows(operand), _rows(product)
+        tokens, places = np.nonzero(np.isin(choices, experts))
+        for begin in range(0, len(tokens), ROWS_AT_ONCE):
+            at = tokens[begin : begin + ROWS_AT_ONCE], places[begin : begin + ROWS_AT_ONCE]
+            # an operand that is the same for all chosen experts has one place
+            rows = given[at[0], at[1] % given.shape[1]]
+            wanted[at] = self._multiply(product, operand, rows, choices[at])
+
+    def close(self) -> None:
+        if self._context:
+            self._base.ggml_backend_free(self._backend)
+            self._base.ggml_free(self._context)
+            self._context = ctypes.c_void_p(None)
+
+    def _multiply(
+        self, product: Any, operand: Any, rows: np.ndarray, chosen: np.ndarray
+    ) -> np.ndarray:
+        """Each of the rows times the matrix of its expert: float32 [n_rows, n_out]."""
+        ids = np.ascontiguousarray(chosen, np.int32)
+        out = np.empty((len(rows), product.ne[0]), np.float32)
+        _fill(self._operand, operand, rows)
+        _fill(self._product, product, out)
+        _fill(self._ids, abi.GgmlTensor.from_address(product.src[2]), ids[:, None])
+        # ids have no dimension between those of a choice and of the tokens
+        self._ids.ne[1], self._ids.ne[2] = len(ids), 1
+        self._ids.nb[2] = _INT_BYTES * len(ids)
+        self._operand.op = self._ids.op = 0
+        self._product.op = abi.op_number("MUL_MAT_ID")
+        self._product.src[1] = ctypes.addressof(self._operand)
+        self._product.src[2] = ctypes.addressof(self._ids)
+        status = self._base.ggml_backend_graph_compute(self._backend, self._graph)
+        if status != 0:
+            raise EdgespecError(f"ggml failed to multiply with experts (status {status})")
+        return out
+
+
+def _rows(tensor: Any) -> np.ndarray:
+    """The float32 rows of a tensor in host memory, not a copy: [n_tokens, n_places, n]."""
+    (n, n_places, n_tokens, _), (_, place_bytes, token_bytes, _) = tensor.ne, tensor.nb
+    nbytes = (n_tokens - 1) * token_bytes + (n_places - 1) * place_bytes + n * _FLOAT_BYTES
+    content = memoryview((ctypes.c_char * nbytes).from_address(tensor.data))
+    strides = (token_bytes, place_bytes, _FLOAT_BYTES)
+    return np.ndarray((n_tokens, n_places, n), np.float32, content, strides=strides)
+
+
+def _fill(tensor: Any, like: Any, rows: np.ndarray) -> None:
+    """Make `tensor` one over contiguous rows, a token each, and otherwise `like` another."""
+    ctypes.pointer(tensor)[0] = like
+    n_rows, n = rows.shape
+    row_bytes = rows.itemsize * n
+    tensor.ne[:] = n, 1, n_rows, 1
+    tensor.nb[:] = rows.itemsize, row_bytes, row_bytes, row_bytes * n_rows
+    tensor.view_src, tensor.view_offs = None, 0
+    tensor.data = rows.ctypes.data
