@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -227,7 +228,7 @@ class ExpertCache(Owner):
                 f"{self._capacity:,} bytes"
             )
         with self._lock:
-            self._count(layer, choices)
+            self._count(layer, chosen, choices)
             self._held.update((layer, expert) for expert in chosen)
             last = len(self.layers[layer].matrices) - 1
             return self._wait(layer, chosen, {last} if last else set())
@@ -241,7 +242,7 @@ class ExpertCache(Owner):
     def choose(self, layer: int, choices: np.ndarray) -> None:
         """More experts of a layer were chosen than fit together: `rounds` brings them."""
         with self._lock:
-            self._count(layer, choices)
+            self._count(layer, np.unique(choices).tolist(), choices)
 
     def rounds(self, layer: int, matrix: int, choices: np.ndarray) -> Iterator[list[int]]:
         """The chosen experts in groups, whose slices of one matrix are in their places until the
@@ -292,8 +293,8 @@ class ExpertCache(Owner):
             for memory in memories:
                 memory.close()
 
-    def _count(self, layer: int, choices: np.ndarray) -> None:
-        chosen, present = np.unique(choices).tolist(), self._present[layer]
+    def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
+        present = self._present[layer]
         self._failure(layer, chosen)  # of an earlier pass: they are tried again
         n_missing = sum(expert not in present for expert in chosen)
         self._misses += n_missing
@@ -304,25 +305,20 @@ class ExpertCache(Owner):
         """As many of the experts as there is room for, once their slices have arrived; none once
         cancelled."""
         group: list[int] = []
-        begin = self._clock()
-        try:
-            while not self._cancelled and not self._closing:
-                group = group or self._invite(layer, matrix, left)
-                units = [self._unit(layer, matrix, expert) for expert in group]
-                if group and not any(matrix in unit.unread for unit in units):
-                    failure = next((unit.failure for unit in units if unit.failure), None)
-                    if failure is None:
-                        return group
-                    self._part(layer)
-                    self._failure(layer, group)
-                    raise failure
+        while not self._cancelled and not self._closing:
+            group = group or self._invite(layer, matrix, left)
+            units = [self._unit(layer, matrix, expert) for expert in group]
+            if group and not any(matrix in unit.unread for unit in units):
+                failure = next((unit.failure for unit in units if unit.failure), None)
+                if failure is None:
+                    return group
+                self._part(layer)
+                self._failure(layer, group)
+                raise failure
+            with self._stalled(layer):
                 self._arrival.wait()
-            self._part(layer)
-            return []
-        finally:
-            end = self._clock()
-            self.stall_s += end - begin
-            self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
+        self._part(layer)
+        return []
 
     def _invite(self, layer: int, matrix: int, left: Sequence[int]) -> list[int]:
         """Those that are there, and guests as far as there is room."""
@@ -376,8 +372,7 @@ class ExpertCache(Owner):
         self._request(layer, chosen)
         if self._all_arrived(layer, chosen, spared):
             return True
-        begin = self._clock()
-        try:
+        with self._stalled(layer):
             while not self._cancelled and not self._closing:
                 failure = self._failure(layer, chosen)
                 if failure is not None:
@@ -389,6 +384,13 @@ class ExpertCache(Owner):
                 self._arrival.wait()
             self._let_go(layer)
             return False
+
+    @contextmanager
+    def _stalled(self, layer: int) -> Iterator[None]:
+        """Around computing's waiting for a layer's experts."""
+        begin = self._clock()
+        try:
+            yield
         finally:
             end = self._clock()
             self.stall_s += end - begin

@@ -153,7 +153,8 @@ class PagedExperts:
         for weight, address in self._weights[layer]:
             weight.pointer.value = address
         choices = abi.int32_rows(node)
-        if not self.cache.holds(layer, len(np.unique(choices))):
+        fit = self.cache.holds(layer, choices.size) or self.cache.holds(layer, _n_chosen(choices))
+        if not fit:
             self._in_rounds[layer] = choices.copy()
             self.cache.choose(layer, choices)
         elif not self.cache.acquire(layer, choices):
@@ -170,7 +171,7 @@ class PagedExperts:
         weight = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         layer, matrix = self._place_of[weight]
         choices = self._in_rounds[layer]
-        n_left = len(np.unique(choices))
+        n_left = _n_chosen(choices)
         for experts in self.cache.rounds(layer, matrix, choices):
             self._products.compute(node, choices, experts)
             n_left -= len(experts)
@@ -210,3 +211,7 @@ class PagedExperts:
             weight.pointer.value = self._mapped[weight.address]
         self._pointed.discard(layer)
         self.cache.release(layer)
+
+
+def _n_chosen(choices: np.ndarray) -> int:
+    return len(np.unique(choices))

@@ -18,8 +18,8 @@ from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import abi
 
-ROWS_AT_ONCE = 64
-"""More would bring nothing but larger buffers."""
+BUFFER_BYTES = 1 << 20
+"""For the rows that are computed at once: a thing that a plan's headroom holds."""
 _GRAPH_NODES = 8
 _FLOAT_BYTES = _INT_BYTES = 4
 
@@ -53,8 +53,9 @@ class ExpertProducts(Owner):
         operand = abi.GgmlTensor.from_address(product.src[1] or 0)
         given, wanted = _rows(operand), _rows(product)
         tokens, places = np.nonzero(np.isin(choices, experts))
-        for begin in range(0, len(tokens), ROWS_AT_ONCE):
-            at = tokens[begin : begin + ROWS_AT_ONCE], places[begin : begin + ROWS_AT_ONCE]
+        most_rows = max(1, BUFFER_BYTES // (_FLOAT_BYTES * (operand.ne[0] + product.ne[0])))
+        for begin in range(0, len(tokens), most_rows):
+            at = tokens[begin : begin + most_rows], places[begin : begin + most_rows]
             # an operand that is the same for all chosen experts has one place
             rows = given[at[0], at[1] % given.shape[1]]
             wanted[at] = self._multiply(product, operand, rows, choices[at])
