@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from test_gguf_types import stored_as
 
 from edgespec.memory.budget import MemoryPlan
@@ -13,6 +14,8 @@ from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama.trials import Packing
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
 from session_cases import PLAN
@@ -56,18 +59,19 @@ def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path)
     assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
 
 
-def test_iq4_nl_is_told(tmp_path: Path) -> None:
-    path = tiny_llama()
-    matrix = path.tensor("blk.0.ffn_up.weight")
-    n_values = matrix.shape[0] * matrix.shape[1]
-    matrix.code, matrix.data = 20, bytes(n_values // 32 * 18)
-    (note,) = notes(replace(REQUEST, path=path.write(tmp_path / "iq4.gguf"), ctx_size=0))
-    assert "1 of its matrices are IQ4_NL" in note
+def test_iq4_nl_is_told_unless_it_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(REQUEST, path=stored_as("IQ4_NL", tmp_path))
+    assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
+    monkeypatch.setattr(loading, "packing", lambda: Packing(False))
+    (note,) = notes(request, PAGED)
+    assert "42 of its matrices are IQ4_NL, as stored" in note
 
 
-def test_k_quants_in_memory_are_packed_and_told(tmp_path: Path) -> None:
+def test_k_quants_packed_in_memory_are_told(tmp_path: Path) -> None:
     (note,) = notes(replace(REQUEST, path=stored_as("Q4_K_M", tmp_path)))
-    assert "its K-quants are packed" in note
+    assert "it stays in memory, packed for the CPU" in note
 
 
 def test_k_quants_that_are_paged_are_not_packed_and_not_told(tmp_path: Path) -> None:

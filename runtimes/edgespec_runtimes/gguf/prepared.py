@@ -28,10 +28,12 @@ from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.packed_weights import packs_when_paged
 from edgespec_runtimes.gguf.resident import resident_weights
 from edgespec_runtimes.gguf.rounding import has_uneven_packing, rounding_notes
 
@@ -77,9 +79,14 @@ class PreparedGguf:
                 self.info.name,
                 self._options.flash_attn,
                 routers_by_row=plan.paged and self.enforced,
-                is_packed=not plan.paged and loading.packing().allowed,
+                is_packed=self._is_packed(plan),
             )
         return notes
+
+    def _is_packed(self, plan: MemoryPlan) -> bool:
+        if plan.paged:
+            return self.enforced and packs_when_paged(self._header)
+        return loading.packing().allowed
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
@@ -113,7 +120,10 @@ class PreparedGguf:
             return needs
         return replace(
             needs,
-            paged=(MemoryRow(owner, "norms and other small tensors", self._unpaged_bytes),),
+            paged=(
+                MemoryRow(owner, "norms and other small tensors", self._unpaged_bytes),
+                *self._packing_rows,
+            ),
             cuts=tuple(
                 tuple(
                     SegmentSize(g.segment.name, g.segment.nbytes, g.segment.slot_bytes)
@@ -263,6 +273,12 @@ class PreparedGguf:
             if len(finer) > len(cuts[-1]):
                 cuts.append(finer)
         return cuts
+
+    @property
+    def _packing_rows(self) -> tuple[MemoryRow, ...]:
+        if not packs_when_paged(self._header):
+            return ()
+        return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
 
     @property
     def _unpaged_bytes(self) -> int:

@@ -7,14 +7,13 @@ Knows kinds of weights and of attention; where rows can be made to round alike i
 from __future__ import annotations
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama.packer import is_uneven
 from edgespec_runtimes.gguf.resident import packed_size
 
 UNQUANTISED = ("F32", "F16", "BF16")
 """Several rows of such matrices are multiplied by a kernel of their own; one row is not."""
-UNEVEN = ("IQ4_NL",)
-"""Quantised, and yet so."""
-UNEVEN_IF_PACKED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K")
-"""Packed for the CPU, one to three rows are multiplied by another kernel than four."""
+UNEVEN = "IQ4_NL"
+"""Quantised and yet so, unless it is packed."""
 _ROUTER = "ffn_gate_inp"
 _LOOKED_UP = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _TIED_HEAD = "token_embd.weight"
@@ -30,7 +29,7 @@ def rounding_notes(
     """Why a draft may change a token where two are as good as equal, in sentences; often none.
 
     `routers_by_row`: what chooses experts is computed one row at a time, as paging does it.
-    `is_packed`: weights go into buffers where the CPU packs them, as those in memory do.
+    `is_packed`: weights that can be are packed for the CPU, as those in memory are.
     """
     matrices = [
         tensor.name
@@ -42,10 +41,10 @@ def rounding_notes(
         why.append(
             f"{len(matrices)} of its matrices are not quantised ({matrices[0]} is the first)"
         )
-    if uneven := sum(_is_matrix(t) and t.type.name in UNEVEN for t in header.tensors):
-        why.append(f"{uneven} of its matrices are {' or '.join(UNEVEN)}")
+    if uneven := sum(t.type.name == UNEVEN for t in _as_stored(header, is_packed)):
+        why.append(f"{uneven} of its matrices are {UNEVEN}, as stored")
     if is_packed and has_uneven_packing(header):
-        why.append("its K-quants are packed for the CPU, as all of it stays in memory")
+        why.append("it stays in memory, packed for the CPU")
     if flash_attn == "off":
         why.append("flash attention is off")
     return [
@@ -57,22 +56,13 @@ def rounding_notes(
 
 def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
     """Those that activations are multiplied with."""
-    has_head = "output.weight" in header.tensors_by_name
-    return [
-        tensor
-        for tensor in header.tensors
-        if is_unquantised(tensor)
-        and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
-    ]
+    return [tensor for tensor in _multiplied(header) if is_unquantised(tensor)]
 
 
 def has_uneven_packing(header: GgufFile) -> bool:
     """Whether a matrix, once packed for the CPU, rounds otherwise for several rows than for one."""
-    return any(
-        tensor.type.name in UNEVEN_IF_PACKED and packed_size(tensor) is not None
-        for tensor in header.tensors
-        if tensor.name not in _LOOKED_UP
-    )
+    shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
+    return any(is_uneven(*shape) for shape in shapes)
 
 
 def is_unquantised(tensor: TensorEntry) -> bool:
@@ -83,6 +73,30 @@ def is_unquantised(tensor: TensorEntry) -> bool:
 def is_router(tensor: TensorEntry) -> bool:
     """Whether it chooses experts. Such matrices are small: row by row costs little."""
     return _ROUTER in tensor.name
+
+
+def _multiplied(header: GgufFile) -> list[TensorEntry]:
+    has_head = "output.weight" in header.tensors_by_name
+    return [
+        tensor
+        for tensor in header.tensors
+        if _is_matrix(tensor)
+        and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
+    ]
+
+
+def packed_matrices(header: GgufFile) -> list[TensorEntry]:
+    """Of those that are no tables, what packing for the CPU changes."""
+    return [
+        tensor
+        for tensor in _multiplied(header)
+        if tensor.name != _TIED_HEAD and packed_size(tensor) is not None
+    ]
+
+
+def _as_stored(header: GgufFile, is_packed: bool) -> list[TensorEntry]:
+    packed = {tensor.name for tensor in packed_matrices(header)} if is_packed else set()
+    return [tensor for tensor in _multiplied(header) if tensor.name not in packed]
 
 
 def _is_matrix(tensor: TensorEntry) -> bool:

@@ -26,8 +26,10 @@ from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.packer import Mark, Packer
 from edgespec_runtimes.gguf.llama.single_rows import SingleRows
 from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.packed_weights import marks
 from edgespec_runtimes.gguf.rounding import is_router, is_unquantised
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
@@ -59,6 +61,8 @@ class PagedWeights:
         self._pinned_groups = pinned
         self._ring_bytes = ring_bytes
         self._stop = stop
+        self._packer = Packer()
+        self._packed = marks(self._packer, header, groups)
         self._reader = DirectReader(header.paths)
         self._pinned = PinnedSegments(trace)
         self._trace = trace
@@ -79,6 +83,7 @@ class PagedWeights:
         )
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._mapped = {w.address: w.pointer.value for w in weights}
+        self._plain = {address: Mark.of(address) for address in self._packed}
         self._swaps = [
             [(w, g.segment.locate(w.entry.file_index, w.entry.offset)) for w in g.weights]
             for g in self._streamed
@@ -132,7 +137,8 @@ class PagedWeights:
             base = self._pinned.load(group.segment, self._reader, self._stop.is_set)
             for weight in group.weights:
                 entry = weight.entry
-                weight.pointer.value = base + group.segment.locate(entry.file_index, entry.offset)
+                place = base + group.segment.locate(entry.file_index, entry.offset)
+                self._put(weight, place)
             done += group.segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
@@ -178,6 +184,7 @@ class PagedWeights:
         else:
             self._reader.close()
         self._pinned.close()
+        self._packer.close()
         if self.experts:
             self.experts.close()
         for _, rows in self._tables.values():
@@ -295,7 +302,7 @@ class PagedWeights:
         self._held.add(index)
         self._computing = self._trace.span(Track.TARGET, "compute").note(segment=index)
         for weight, offset in self._swaps[index]:
-            weight.pointer.value = base + offset
+            self._put(weight, base + offset)
         if self._on_segment:
             self._on_segment((index + 1) / len(self._streamed))
 
@@ -320,6 +327,16 @@ class PagedWeights:
     def _point_to_mapping(self, index: int) -> None:
         for weight, _ in self._swaps[index]:
             weight.pointer.value = self._mapped[weight.address]
+            if mark := self._plain.get(weight.address):
+                mark.put_on(weight.address)
+
+    def _put(self, weight: Weight, place: int) -> None:
+        """Point a weight to where it was read to, packed if it is one of those. Not by the thread
+        that reads: while this one waits for storage, ggml's others occupy the processor."""
+        weight.pointer.value = place
+        if mark := self._packed.get(weight.address):
+            self._packer.pack(place, weight.entry.type.code, *weight.entry.shape)
+            mark.put_on(weight.address)
 
     def _compute_pinned(self, n_passed: int) -> None:
         """What is computed from now on, behind that many streamed segments, reads no slot."""

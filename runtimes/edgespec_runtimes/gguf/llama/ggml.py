@@ -1,0 +1,174 @@
+"""What of ggml's own interface packing needs: tensors, buffers, and a product on the CPU.
+
+Addresses are whole numbers. Which weights there are, and why they are packed, is not known here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.llama import abi
+
+_CPU, F32 = 0, 0
+"""`GGML_BACKEND_DEVICE_TYPE_CPU` and `GGML_TYPE_F32`."""
+_WEIGHTS = 1
+"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
+
+
+def new_context(owned: ExitStack) -> int:
+    """For tensors, some dozens, without memory for what they hold. `owned` frees it."""
+    context = _address("ggml_init", _InitParams(1 << 16, None, True))
+    owned.callback(_address, "ggml_free", context)
+    return context
+
+
+def new_tensor(context: int, kind: int, n_in: int, n_rows: int) -> int:
+    """Of shape [n_rows, n_in]."""
+    sizes = ctypes.c_int64(n_in), ctypes.c_int64(n_rows)
+    return _address("ggml_new_tensor_2d", context, ctypes.c_int(kind), *sizes)
+
+
+def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
+    """A buffer for weights. `owned` frees it."""
+    buffer = _address("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(nbytes))
+    owned.callback(_address, "ggml_backend_buffer_free", buffer)
+    _call(None, "ggml_backend_buffer_set_usage", buffer, ctypes.c_int(_WEIGHTS))
+    return buffer
+
+
+def place(tensor: int, buffer: int, address: int) -> None:
+    """Have a tensor hold what lies at an address, as a buffer of this kind keeps it."""
+    fields = abi.GgmlTensor.from_address(tensor)
+    fields.buffer, fields.data = buffer, address
+    _call(ctypes.c_int, "ggml_backend_buffer_init_tensor", buffer, tensor)
+
+
+def set_tensor(tensor: int, content: Any, nbytes: int) -> None:
+    """Bytes as a file has them; the tensor's buffer turns them into what it keeps."""
+    sizes = ctypes.c_size_t(0), ctypes.c_size_t(nbytes)
+    _call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
+
+
+def row_bytes(kind: int, n_in: int) -> int:
+    sizes = ctypes.c_int(kind), ctypes.c_int64(n_in)
+    return int(_call(ctypes.c_size_t, "ggml_row_size", *sizes))
+
+
+@functools.cache
+def packing_buffer_type(kind: int, n_in: int, n_out: int) -> int | None:
+    """The buffer type that llama.cpp prefers for weights [n_out, n_in] of a type that multiply;
+    None if they stay as they are."""
+    for buffer_type in _packing_buffer_types():
+        with ExitStack() as owned:
+            context = new_context(owned)
+            weights = new_tensor(context, kind, n_in, n_out)
+            fields = abi.GgmlTensor.from_address(weights)
+            fields.buffer = new_buffer(owned, buffer_type, 0)
+            product = _address(
+                "ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, 512)
+            )
+            if _call(ctypes.c_bool, "ggml_backend_dev_supports_op", _device(), product):
+                return buffer_type
+    return None
+
+
+def buffer_type_name(buffer_type: int) -> str:
+    name: bytes = _call(ctypes.c_char_p, "ggml_backend_buft_name", buffer_type)
+    return name.decode()
+
+
+def alloc_bytes(buffer_type: int, tensor: int) -> int:
+    """What a tensor takes in such a buffer."""
+    return int(_call(ctypes.c_size_t, "ggml_backend_buft_get_alloc_size", buffer_type, tensor))
+
+
+def plain_buffer_type() -> int:
+    """Of memory that keeps what it is given."""
+    return _address("ggml_backend_dev_buffer_type", _device())
+
+
+def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
+    """Rows of weights as a file has them."""
+    n_rows = len(values) // n_in
+    floats = (ctypes.c_float * len(values))(*values)
+    out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
+    sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
+    _call(ctypes.c_size_t, "ggml_quantize_chunk", ctypes.c_int(kind), floats, out, *sizes, None)
+    return out.raw
+
+
+def product(buffer_type: int, kind: int, weights: bytes, rows: Sequence[float], n_in: int) -> bytes:
+    """Rows float32 [n_rows, n_in] times weights [n_out, n_in] that lie in such a buffer, on the
+    CPU: float32 [n_rows, n_out]."""
+    n_rows, n_out = len(rows) // n_in, len(weights) // row_bytes(kind, n_in)
+    floats, out = (ctypes.c_float * len(rows))(*rows), (ctypes.c_float * (n_rows * n_out))()
+    with ExitStack() as owned:
+        backend = _address("ggml_backend_dev_init", _device(), None)
+        owned.callback(_address, "ggml_backend_free", backend)
+        left_context, context = new_context(owned), new_context(owned)
+        left = new_tensor(left_context, kind, n_in, n_out)
+        right = new_tensor(context, F32, n_in, n_rows)
+        node = _address("ggml_mul_mat", context, left, right)
+        graph = _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
+        for tensors, kept_by in ((left_context, buffer_type), (context, plain_buffer_type())):
+            buffer = _address("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
+            owned.callback(_address, "ggml_backend_buffer_free", buffer)
+        set_tensor(left, weights, len(weights))
+        set_tensor(right, floats, ctypes.sizeof(floats))
+        _call(None, "ggml_build_forward_expand", graph, node)
+        if _call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
+            raise EdgespecError("ggml could not multiply")
+        sizes = ctypes.c_size_t(0), ctypes.c_size_t(ctypes.sizeof(out))
+        _call(None, "ggml_backend_tensor_get", node, out, *sizes)
+    return bytes(out)
+
+
+@functools.cache
+def _device() -> int:
+    return _address("ggml_backend_dev_by_type", ctypes.c_int(_CPU))
+
+
+@functools.cache
+def _packing_buffer_types() -> tuple[int, ...]:
+    """What llama.cpp calls extra buffer types, in the order in which it prefers them."""
+    registry = _address("ggml_backend_dev_backend_reg", _device())
+    name = b"ggml_backend_dev_get_extra_bufts"
+    address = _address("ggml_backend_reg_get_proc_address", registry, name)
+    if not address:
+        return ()
+    ask = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+    types, found = ask(_device()), list[int]()
+    while types and types[len(found)]:
+        found.append(types[len(found)])
+    return tuple(found)
+
+
+def _address(name: str, *args: Any) -> int:
+    return _call(ctypes.c_void_p, name, *args) or 0
+
+
+def _call(restype: Any, name: str, *args: Any) -> Any:
+    """Call a function of ggml's; whole numbers are addresses."""
+    library = next(library for library in _libraries() if hasattr(library, name))
+    function = getattr(library, name)
+    function.restype = restype
+    return function(*(ctypes.c_void_p(arg) if isinstance(arg, int) else arg for arg in args))
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """Handles of our own: what functions return is set on them."""
+    return tuple(ctypes.CDLL(str(abi.library_file(stem))) for stem in ("ggml-base", "ggml"))

@@ -1,0 +1,95 @@
+"""Weights that a model in memory packs for the CPU are packed where they are paged to as well: same
+bits at every budget."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_gguf_model import open_paged, open_resident
+from test_gguf_types import stored_as
+from test_row_order import line
+
+from edgespec.ports import LanguageModel
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import abi, ggml, loading
+from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES, Packer
+from edgespec_runtimes.gguf.llama.trials import Packing
+from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.packed_weights import packs_when_paged
+
+Q4_0 = 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = stored_as("Q4_0", tmp_path_factory.mktemp("packed"))
+    if not packs_when_paged(read_header(path)):
+        pytest.skip("this processor has no packed layout for Q4_0 that rounds evenly")
+    return path
+
+
+@pytest.fixture
+def paged(path: Path) -> Iterator[GgufModel]:
+    with ExitStack() as owned:
+        model = open_paged(path)
+        owned.callback(model.close)
+        yield model
+
+
+def logits(model: LanguageModel) -> np.ndarray:
+    """Of a tree after a prompt."""
+    model.prefill(list(range(300, 380)))
+    found = model.evaluate(*line(range(400, 412)))
+    model.close()
+    return found
+
+
+def test_a_paged_model_has_the_logits_of_the_model_in_memory(path: Path) -> None:
+    expected = logits(open_resident(path))
+    for share in (0.2, 0.8):
+        assert np.array_equal(logits(open_paged(path, share)), expected)
+
+
+def test_between_passes_streamed_weights_are_marked_as_the_file_has_them(paged: GgufModel) -> None:
+    """What reads one outside a pass finds what the mapping holds: slow, and never wrong."""
+    assert paged._weights is not None
+    paged.evaluate(*line(range(400, 404)))
+    streamed = [weight.address for swaps in paged._weights._swaps for weight, _ in swaps]
+    assert not paged._weights._packed.keys().isdisjoint(streamed)
+    buffers = {abi.GgmlTensor.from_address(address).buffer for address in streamed}
+    assert all(abi.buffer_is_host(buffer) for buffer in buffers)
+
+
+def test_where_packing_is_not_allowed_weights_stay_as_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "packing", lambda: Packing(False))
+    assert not packs_when_paged(read_header(path))
+
+
+def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path: Path) -> None:
+    n_in, n_out = 2048, 1032
+    row_bytes = ggml.row_bytes(Q4_0, n_in)
+    assert n_out * row_bytes > PIECE_BYTES
+    stored = np.random.default_rng(0).integers(0, 256, n_out * row_bytes, np.uint8).tobytes()
+    buffer_type = ggml.packing_buffer_type(Q4_0, n_in, n_out)
+    assert buffer_type is not None
+    with ExitStack() as owned, Packer() as packer:
+        expected = ctypes.create_string_buffer(len(stored))
+        tensor = ggml.new_tensor(ggml.new_context(owned), Q4_0, n_in, n_out)
+        ggml.place(tensor, ggml.new_buffer(owned, buffer_type, 64), ctypes.addressof(expected))
+        ggml.set_tensor(tensor, stored, len(stored))
+        assert packer.mark(Q4_0, n_in, n_out) is not None
+        found = ctypes.create_string_buffer(stored, len(stored))
+        packer.pack(ctypes.addressof(found), Q4_0, n_in, n_out)
+        assert found.raw == expected.raw != stored
+
+
+def test_rows_that_fill_no_group_stay_as_stored(path: Path) -> None:
+    with Packer() as packer:
+        assert packer.mark(Q4_0, 256, 9) is None
