@@ -133,13 +133,7 @@ def measure(
         progress("replaying the texts through the draft", next(replayed) / n_replays)
 
     n_shared = min(target.info.n_vocab, draft.info.n_vocab)
-    compared = agreed = 0
-    with Worker() as worker:
-        for text in texts:
-            step()
-            choices = first_choices(draft, text, n_shared, worker)
-            compared += len(choices)
-            agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
+    compared, agreed = count_agreed(draft, texts, n_shared, step)
     trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
     return PairFit(
         n_prompts=len(texts),
@@ -187,7 +181,27 @@ def greedy_texts(
     return texts
 
 
-def first_choices(
+def count_agreed(
+    draft: LanguageModel,
+    texts: Sequence[GenerationResult],
+    n_shared: int,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[int, int]:
+    """Of the texts' tokens, those that the draft can be asked about, and those that it ranks first.
+
+    It knows the first `n_shared` tokens of the vocabulary; `step` is called before each text.
+    """
+    compared = agreed = 0
+    with Worker() as worker:
+        for text in texts:
+            step()
+            choices = _first_choices(draft, text, n_shared, worker)
+            compared += len(choices)
+            agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
+    return compared, agreed
+
+
+def _first_choices(
     draft: LanguageModel, text: GenerationResult, n_shared: int, worker: Worker
 ) -> list[int]:
     """The token that the draft ranks first at each place of the text, as far as it can read it."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgespec import runtimes, session
-from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder
@@ -249,14 +248,10 @@ class _Making:
     def _agreement(self, path: Path) -> float:
         """The share of the texts' tokens that the model at `path` ranks first."""
         settings = self._wanted.load.model_copy(update={"model": path, "draft": None})
-        with session.open_models(settings, _LOADED) as models, Worker() as worker:
+        with session.open_models(settings, _LOADED) as models:
             n_vocab = models.target.info.n_vocab
-            compared = agreed = 0
-            for text in self._texts:
-                choices = pair_fit.first_choices(models.target, text, n_vocab, worker)
-                compared += len(choices)
-                agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
-            return agreed / max(compared, 1)
+            compared, agreed = pair_fit.count_agreed(models.target, self._texts, n_vocab)
+        return agreed / max(compared, 1)
 
     def _write_texts(self) -> list[GenerationResult]:
         settings = self._wanted.load.model_copy(update={"model": self._target, "draft": None})

@@ -1,7 +1,7 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
-Knows the layers' stacked matrices, their extents in files and when an expert was used; nothing of
-any runtime. Which expert makes room is the business of `eviction`.
+Knows when an expert was used, and nothing of any runtime. Where experts lie is the business of
+`expert_layers`, which of them makes room that of `eviction`.
 
 Every stacked matrix has an address range of its full size, with memory behind it only where an
 expert was read: what is dropped is given back to the system, and addresses never change.
@@ -21,73 +21,13 @@ import numpy as np
 from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import Eviction, LeastLikely
-from edgespec.paging.reader import BLOCK_BYTES, Extent, Memory, Reader, Run, block_ceil, block_floor
+from edgespec.paging.expert_layers import ExpertLayer
+from edgespec.paging.reader import BLOCK_BYTES, Memory, Reader, block_floor
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import ExpertStats
 
 READERS = 4
 """Threads that read experts: their slices are small, and one queue leaves a fast disk idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertMatrix:
-    """A layer's stacked matrix: the slices of its experts, one behind the other in a file."""
-
-    extent: Extent
-    n_experts: int
-
-    @property
-    def slice_bytes(self) -> int:
-        return self.extent.nbytes // self.n_experts
-
-    @property
-    def room_bytes(self) -> int:
-        """What a slice takes in memory, widened to whole blocks. Blocks that it shares with its
-        neighbours count for both."""
-        return max(self.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
-
-    def run(self, expert: int) -> Run:
-        """The whole blocks that hold an expert's slice; `slot_offset` counts from the block in
-        which the matrix begins."""
-        begin = self.extent.offset + expert * self.slice_bytes
-        end = begin + self.slice_bytes
-        start = block_floor(begin)
-        nbytes = block_ceil(end) - start
-        return Run(
-            self.extent.file_index,
-            start,
-            nbytes,
-            end - start,
-            start - block_floor(self.extent.offset),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayer:
-    """The matrices of one layer's experts, in the order in which they are computed."""
-
-    name: str
-    matrices: tuple[ExpertMatrix, ...]
-    n_used: int
-    """Experts that one token chooses."""
-
-    @property
-    def n_experts(self) -> int:
-        return self.matrices[0].n_experts
-
-    @property
-    def expert_bytes(self) -> int:
-        """Of weights in one expert."""
-        return sum(matrix.slice_bytes for matrix in self.matrices)
-
-    @property
-    def room_bytes(self) -> int:
-        """What an expert takes in memory: all its slices."""
-        return sum(matrix.room_bytes for matrix in self.matrices)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(matrix.extent.nbytes for matrix in self.matrices)
 
 
 @dataclass(slots=True)
@@ -142,6 +82,7 @@ class ExpertCache(Owner):
         self._clock = clock
         self._trace = trace
         self._room = [layer.room_bytes for layer in layers]
+        self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
         self._used_bytes = 0
         self._present: list[dict[int, _Expert]] = [{} for _ in layers]
         self._guests: dict[tuple[int, int, int], _Expert] = {}
@@ -325,7 +266,7 @@ class ExpertCache(Owner):
         group = [expert for expert in left if self._is_there(layer, matrix, expert)]
         self._held.update((layer, expert) for expert in group)
         self._seated = {(layer, matrix, expert) for expert in group}
-        room_bytes = self.layers[layer].matrices[matrix].room_bytes
+        room_bytes = self._slice_room[layer][matrix]
         for expert in left:
             if self._is_there(layer, matrix, expert):
                 continue
@@ -354,7 +295,7 @@ class ExpertCache(Owner):
         ]
         for layer, matrix, expert in gone:
             del self._guests[layer, matrix, expert]
-            self._used_bytes -= self.layers[layer].matrices[matrix].room_bytes
+            self._used_bytes -= self._slice_room[layer][matrix]
             self._forget(layer, matrix, expert)
 
     def _unit(self, layer: int, matrix: int, expert: int) -> _Expert:

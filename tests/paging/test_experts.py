@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
+from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
+from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
 from edgespec.tracing.spans import Track
 from traces import read, spans, trace_in_memory

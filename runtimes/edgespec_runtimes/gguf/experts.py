@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.memory.experts import ExpertSizes
-from edgespec.paging.experts import ExpertCache, ExpertLayer, ExpertMatrix
+from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
+from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi

@@ -1,0 +1,71 @@
+"""Where a mixture's experts lie: in stacked matrices, whose slices are read in whole blocks.
+
+Arithmetic on extents of files; reads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.paging.reader import Extent, Run, block_ceil, block_floor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrix:
+    """A layer's stacked matrix: the slices of its experts, one behind the other in a file."""
+
+    extent: Extent
+    n_experts: int
+
+    @property
+    def slice_bytes(self) -> int:
+        return self.extent.nbytes // self.n_experts
+
+    @property
+    def room_bytes(self) -> int:
+        """What a slice takes in memory, widened to whole blocks. Blocks that it shares with its
+        neighbours count for both."""
+        return max(self.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
+
+    def run(self, expert: int) -> Run:
+        """The whole blocks that hold an expert's slice; `slot_offset` counts from the block in
+        which the matrix begins."""
+        begin = self.extent.offset + expert * self.slice_bytes
+        end = begin + self.slice_bytes
+        start = block_floor(begin)
+        nbytes = block_ceil(end) - start
+        return Run(
+            self.extent.file_index,
+            start,
+            nbytes,
+            end - start,
+            start - block_floor(self.extent.offset),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The matrices of one layer's experts, in the order in which they are computed."""
+
+    name: str
+    matrices: tuple[ExpertMatrix, ...]
+    n_used: int
+    """Experts that one token chooses."""
+
+    @property
+    def n_experts(self) -> int:
+        return self.matrices[0].n_experts
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of weights in one expert."""
+        return sum(matrix.slice_bytes for matrix in self.matrices)
+
+    @property
+    def room_bytes(self) -> int:
+        """What an expert takes in memory: all its slices."""
+        return sum(matrix.room_bytes for matrix in self.matrices)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.extent.nbytes for matrix in self.matrices)
