@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -27,11 +28,29 @@ from edgespec.tuning.measurements import TreeYield
 from edgespec.tuning.measuring import Measured, Wanted
 
 _MOST_BYTES = 1 << 20
+_MOST_FITS = 8
+_LEAST_READ_S = 1e-3
+_ALIKE = math.log(1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a run had of the best round, where reading a pass took `read_s`: where passes wait, it
+    comes near; where they compute, rules that learn find it late."""
+
+    read_s: float
+    gain: float = 1.0
+    unhidden: float = 1.0
+    reached: float = 1.0
+
+    def unlike(self, read_s: float) -> float:
+        """How far from a pass that reads for so long."""
+        return abs(math.log(max(self.read_s, _LEAST_READ_S) / max(read_s, _LEAST_READ_S)))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSpeeds:
-    """`Speeds` that hold for any disk."""
+    """`Speeds` that hold for any budget and disk."""
 
     disk_share: float
     """Of what plain reads reach, what passes do."""
@@ -39,9 +58,8 @@ class KeptSpeeds:
     """By the target's threads."""
     yields: dict[int, tuple[TreeYield, ...]]
     """By the draft's threads."""
-    gain: float = 1.0
-    unhidden: float = 1.0
-    reached: float = 1.0
+    fits: tuple[Fit, ...]
+    """The latest first."""
 
 
 def keep(measured: Measured, confirmed: float = 1.0) -> None:
@@ -50,43 +68,50 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
     speeds, draft = measured.speeds, measured.wanted.usual.draft
     raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else 0.0
     is_known = raw_bytes_per_s > 0 and isfinite(speeds.disk_bytes_per_s)
+    fit = Fit(measured.plan.bytes_per_pass / speeds.disk_bytes_per_s)
     alone = KeptSpeeds(
         disk_share=speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0,
         compute=dict(speeds.compute),
         yields={},
+        fits=(fit,),
     )
     _write(alone, _place(measured.wanted.load.model, None, measured.plan.paged))
     if draft is None:
         return
+    path = _place(measured.wanted.load.model, draft, measured.plan.paged)
+    before = _recalled(path)
+    others = [old for old in before.fits if old.unlike(fit.read_s) > _ALIKE] if before else []
+    latest = Fit(fit.read_s, speeds.gain, speeds.unhidden, speeds.reached * confirmed)
     drafted = replace(
         alone,
         yields={threads: trees for (of, threads), trees in speeds.yields.items() if of == draft},
-        gain=speeds.gain,
-        unhidden=speeds.unhidden,
-        reached=speeds.reached * confirmed,
+        fits=(latest, *others)[:_MOST_FITS],
     )
-    _write(drafted, _place(measured.wanted.load.model, draft, measured.plan.paged))
+    _write(drafted, path)
 
 
 def predicted(
     load: LoadSettings, engine: EngineSettings, plan: MemoryPlan, disk_bytes_per_s: float | None
 ) -> Prediction | None:
-    """Of texts like those that were measured. None where nothing was: not this pair, not with so
-    many threads, or only other weights in memory than all or than some."""
+    """Of texts like those that were measured, by the run whose passes read for about as long. None
+    where nothing was measured: not this pair, not with so many threads, or only other weights in
+    memory than all or than some."""
     kept = _recalled(_place(load.model, load.draft, plan.paged))
-    if kept is None or (plan.bytes_per_pass and not disk_bytes_per_s):
+    if kept is None or not kept.fits or (plan.bytes_per_pass and not disk_bytes_per_s):
         return None
-    drafts = (load.draft,) if load.draft else ()
+    passes_bytes_per_s = kept.disk_share * disk_bytes_per_s if disk_bytes_per_s else inf
+    read_s = plan.bytes_per_pass / passes_bytes_per_s
+    fit = min(kept.fits, key=lambda fit: fit.unlike(read_s))
+    yields = kept.yields.items() if load.draft else ()
     speeds = Speeds(
-        disk_bytes_per_s=kept.disk_share * disk_bytes_per_s if disk_bytes_per_s else inf,
+        disk_bytes_per_s=passes_bytes_per_s,
         compute=kept.compute,
-        yields={
-            (draft, threads): trees for draft in drafts for threads, trees in kept.yields.items()
-        },
-        gain=kept.gain,
-        unhidden=kept.unhidden,
-        reached=kept.reached,
+        yields={(load.draft, threads): trees for threads, trees in yields if load.draft},
+        gain=fit.gain,
+        unhidden=fit.unhidden,
+        reached=fit.reached,
     )
+    drafts = (load.draft,) if load.draft else ()
     usual = Wanted(load, engine, drafts, process.usable_cores()).usual
     try:
         return predict(usual, plan, speeds)

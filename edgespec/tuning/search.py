@@ -22,14 +22,17 @@ LEAST_GAIN = 0.03
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
 N_FINALISTS = 2
-"""And the best of them without lookups."""
+"""Each with guesses from the text and without."""
 LEAST_TURNS, MOST_TURNS = 2, 6
-LIKELY_TURNS = 3
-"""That there is time for: what is slower than the defaults falls out after its first turn."""
+LIKELY_TURNS = 2
+"""Of all, that there is time for."""
+GIVEN_UP = 0.05
+"""What is slower than the defaults by more is not run again."""
 DOUBT = 1.5
 """Times the typical deviation of its ratios, which a gain has to exceed."""
 LEAST_TOKENS, MOST_TOKENS = 8, 96
-"""Of each text of a confirming run."""
+"""Of each text of a confirming run. Short ones favour small trees: guesses get better as a text
+goes on."""
 LEAST_RUN_S = 1.0
 PATIENCE = 4
 """Times its share of the time, after which a confirming run is cut short."""
@@ -106,14 +109,10 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         for choice, prediction in ranked
         if choice != usual and prediction.tokens_per_s > WORTH_A_RUN * expected.tokens_per_s
     ]
+    usual_trial = Trial(usual, expected)
     best = _unlike(promising)
-    trials = [
-        Trial(usual, expected),
-        *best,
-        *_without_lookup(wanted, best or [Trial(usual, expected)]),
-    ]
+    trials = [usual_trial, *best, *_without_lookup(wanted, best or [usual_trial])]
     _confirm(lab, measured, trials, say)
-    usual_trial = trials[0]
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
     chosen = _winner(trials)
     return Tuned(
@@ -131,7 +130,7 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
     """Every choice that what was measured can say something of. None changes the text."""
     usual, settled = wanted.usual, wanted.settled
     threads = [usual.threads] if "threads" in settled else list(speeds.compute)
-    maxima = [usual.draft_max] if "draft_max" in settled else [*DRAFT_MAXIMA, None]
+    maxima = [usual.draft_max] if "draft_max" in settled else [None, *DRAFT_MAXIMA]
     overlaps = {usual.overlap} if "no_overlap" in settled else {True, False}
     for target_threads in threads:
         for (draft, draft_threads), n, overlap in product(speeds.yields, maxima, overlaps):
@@ -214,12 +213,15 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _without_lookup(wanted: Wanted, best: Sequence[Trial]) -> list[Trial]:
-    """The best one without guesses from the text, where they are not asked for: what looking them
-    up costs and brings nobody predicts."""
-    choice = best[0].choice
-    if "lookup" in wanted.settled or choice.lookup is not None or choice.draft is None:
+    """The same without guesses from the text, where they are not asked for: what looking them up
+    costs and brings nobody predicts."""
+    if "lookup" in wanted.settled:
         return []
-    return [Trial(replace(choice, lookup=False), best[0].predicted)]
+    return [
+        Trial(replace(trial.choice, lookup=False), trial.predicted)
+        for trial in best
+        if trial.choice.lookup is None and trial.choice.draft is not None
+    ]
 
 
 def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) -> None:
@@ -234,7 +236,7 @@ def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) ->
     n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
     turn_s = 0.0
     for turn in range(MOST_TURNS if others else LEAST_TURNS):
-        left = [usual, *(trial for trial in others if not turn or gain_of(trial, usual) > 0)]
+        left = [usual, *(trial for trial in others if gain_of(trial, usual) > -GIVEN_UP)]
         is_enough = turn >= LEAST_TURNS and (len(left) == 1 or lab.left_s <= turn_s)
         if is_enough:
             return

@@ -78,6 +78,21 @@ def test_runs_that_confirm_correct_the_prediction(measured: Measured):
     assert found.tokens_per_s == pytest.approx(0.5 * measured.expected.tokens_per_s)
 
 
+def test_the_run_whose_passes_read_for_about_as_long_predicts(
+    lab: SyntheticLab, measured: Measured
+):
+    load = measured.wanted.load
+    slow = replace(measured, speeds=replace(measured.speeds, disk_bytes_per_s=DISK / 10))
+    kept_speeds.keep(slow, confirmed=0.5)
+    near, far = (
+        kept_speeds.predicted(load, RULES, measured.plan, disk) for disk in (DISK, DISK / 9)
+    )
+    assert near is not None and far is not None
+    there = replace(lab, disk_bytes_per_s=DISK / 9).truth(measured.wanted.usual, load)
+    assert near.tokens_per_s == pytest.approx(measured.expected.tokens_per_s, rel=0.01)
+    assert far.tokens_per_s == pytest.approx(0.5 * there.tokens_per_s, rel=0.15)
+
+
 def test_threads_that_were_not_measured_are_not_predicted(measured: Measured):
     load = measured.wanted.load.model_copy(update={"threads": 7})
     assert kept_speeds.predicted(load, RULES, measured.plan, DISK) is None
