@@ -12,6 +12,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning import kept_speeds
+from edgespec.tuning.measurements import ReadSpeed
 from edgespec.tuning.measuring import Measured, measure
 from tuning_lab import MIB, SyntheticLab, wanted
 
@@ -82,7 +83,11 @@ def test_the_run_whose_passes_read_for_about_as_long_predicts(
     lab: SyntheticLab, measured: Measured
 ):
     load = measured.wanted.load
-    slow = replace(measured, speeds=replace(measured.speeds, disk_bytes_per_s=DISK / 10))
+    slow = replace(
+        measured,
+        reads=(ReadSpeed(4 * MIB, 1, DISK / 10),),
+        speeds=replace(measured.speeds, disk_bytes_per_s=DISK / 10),
+    )
     kept_speeds.keep(slow, confirmed=0.5)
     near, far = (
         kept_speeds.predicted(load, RULES, measured.plan, disk) for disk in (DISK, DISK / 9)
