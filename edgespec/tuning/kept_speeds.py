@@ -9,12 +9,13 @@ import hashlib
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from edgespec import theory
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
@@ -30,15 +31,19 @@ from edgespec.tuning.measuring import Measured, Wanted
 _MOST_BYTES = 1 << 20
 _MOST_FITS = 8
 _LEAST_READ_S = 1e-3
-_ALIKE = math.log(1.5)
+_ALIKE, _NEAR = math.log(1.5), math.log(2)
+STORAGE_DECIDES = 2.0
+"""Times as long as computing a single node: so long must reading take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a run had of the best round, where reading a pass took `read_s`: where passes wait, it
-    comes near; where they compute, rules that learn find it late."""
+    """What a run showed where plain reads of a pass's bytes take `read_s`: where passes wait, it
+    comes near the best round; where they compute, rules that learn find that late."""
 
     read_s: float
+    disk_share: float = 1.0
+    """Of what plain reads reach, what passes do."""
     gain: float = 1.0
     unhidden: float = 1.0
     reached: float = 1.0
@@ -52,8 +57,6 @@ class Fit:
 class KeptSpeeds:
     """`Speeds` that hold for any budget and disk."""
 
-    disk_share: float
-    """Of what plain reads reach, what passes do."""
     compute: dict[int, Places]
     """By the target's threads."""
     yields: dict[int, tuple[TreeYield, ...]]
@@ -65,25 +68,21 @@ class KeptSpeeds:
 def keep(measured: Measured, confirmed: float = 1.0) -> None:
     """For the target with the measured draft, and alone. `confirmed` is what later runs of the
     usual settings had of the predicted tokens a second. What cannot be written is not kept."""
-    speeds, draft = measured.speeds, measured.wanted.usual.draft
-    raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else 0.0
-    is_known = raw_bytes_per_s > 0 and isfinite(speeds.disk_bytes_per_s)
-    fit = Fit(measured.plan.bytes_per_pass / speeds.disk_bytes_per_s)
-    alone = KeptSpeeds(
-        disk_share=speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0,
-        compute=dict(speeds.compute),
-        yields={},
-        fits=(fit,),
-    )
-    _write(alone, _place(measured.wanted.load.model, None, measured.plan.paged))
+    speeds, draft, plan = measured.speeds, measured.wanted.usual.draft, measured.plan
+    raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else inf
+    is_known = isfinite(raw_bytes_per_s) and isfinite(speeds.disk_bytes_per_s)
+    share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0
+    fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share)
+    alone = KeptSpeeds(compute=dict(speeds.compute), yields={}, fits=(fit,))
+    _write(alone, _place(measured.wanted.load.model, None, plan.paged))
     if draft is None:
         return
-    path = _place(measured.wanted.load.model, draft, measured.plan.paged)
+    path = _place(measured.wanted.load.model, draft, plan.paged)
     before = _recalled(path)
     others = [old for old in before.fits if old.unlike(fit.read_s) > _ALIKE] if before else []
-    latest = Fit(fit.read_s, speeds.gain, speeds.unhidden, speeds.reached * confirmed)
-    drafted = replace(
-        alone,
+    latest = Fit(fit.read_s, share, speeds.gain, speeds.unhidden, speeds.reached * confirmed)
+    drafted = KeptSpeeds(
+        compute=alone.compute,
         yields={threads: trees for (of, threads), trees in speeds.yields.items() if of == draft},
         fits=(latest, *others)[:_MOST_FITS],
     )
@@ -94,29 +93,32 @@ def predicted(
     load: LoadSettings, engine: EngineSettings, plan: MemoryPlan, disk_bytes_per_s: float | None
 ) -> Prediction | None:
     """Of texts like those that were measured, by the run whose passes read for about as long. None
-    where nothing was measured: not this pair, not with so many threads, or only other weights in
-    memory than all or than some."""
+    where nothing was measured that speaks of it: not this pair, not with so many threads, only
+    other weights in memory than all or than some, or only passes that read for much longer or
+    shorter, unless storage decides."""
     kept = _recalled(_place(load.model, load.draft, plan.paged))
     if kept is None or not kept.fits or (plan.bytes_per_pass and not disk_bytes_per_s):
         return None
-    passes_bytes_per_s = kept.disk_share * disk_bytes_per_s if disk_bytes_per_s else inf
-    read_s = plan.bytes_per_pass / passes_bytes_per_s
+    raw_bytes_per_s = disk_bytes_per_s or inf
+    read_s = plan.bytes_per_pass / raw_bytes_per_s
     fit = min(kept.fits, key=lambda fit: fit.unlike(read_s))
-    yields = kept.yields.items() if load.draft else ()
+    is_near = fit.unlike(read_s) <= _NEAR
+    draft, drafts = load.draft, (load.draft,) if load.draft else ()
     speeds = Speeds(
-        disk_bytes_per_s=passes_bytes_per_s,
+        disk_bytes_per_s=(fit.disk_share if is_near else 1.0) * raw_bytes_per_s,
         compute=kept.compute,
-        yields={(load.draft, threads): trees for threads, trees in yields if load.draft},
+        yields={(draft, threads): trees for threads, trees in kept.yields.items() if draft},
         gain=fit.gain,
         unhidden=fit.unhidden,
-        reached=fit.reached,
+        reached=fit.reached if is_near else 1.0,
     )
-    drafts = (load.draft,) if load.draft else ()
     usual = Wanted(load, engine, drafts, process.usable_cores()).usual
     try:
-        return predict(usual, plan, speeds)
+        found = predict(usual, plan, speeds)
     except KeyError:
         return None
+    storage_decides = found.read_s > STORAGE_DECIDES * theory.at(kept.compute[usual.threads], 1)
+    return found if is_near or storage_decides else None
 
 
 def _place(model: Path, draft: Path | None, paged: bool) -> Path:

@@ -21,8 +21,7 @@ LEAST_GAIN = 0.03
 """What is gained by less is taken for noise, however quiet the runs were."""
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
-N_FINALISTS = 2
-"""Each with guesses from the text and without."""
+N_FINALISTS = 3
 LEAST_TURNS, MOST_TURNS = 2, 6
 LIKELY_TURNS = 2
 """Of all, that there is time for."""
@@ -110,8 +109,7 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         if choice != usual and prediction.tokens_per_s > WORTH_A_RUN * expected.tokens_per_s
     ]
     usual_trial = Trial(usual, expected)
-    best = _unlike(promising)
-    trials = [usual_trial, *best, *_without_lookup(wanted, best or [usual_trial])]
+    trials = [usual_trial, *_unlike(promising)]
     _confirm(lab, measured, trials, say)
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
     chosen = _winner(trials)
@@ -212,22 +210,10 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def _without_lookup(wanted: Wanted, best: Sequence[Trial]) -> list[Trial]:
-    """The same without guesses from the text, where they are not asked for: what looking them up
-    costs and brings nobody predicts."""
-    if "lookup" in wanted.settled:
-        return []
-    return [
-        Trial(replace(trial.choice, lookup=False), trial.predicted)
-        for trial in best
-        if trial.choice.lookup is None and trial.choice.draft is not None
-    ]
-
-
 def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) -> None:
     """Short runs of every trial in turn, as many turns as there is time for. All write the same
     tokens, so as many as fit into a share of the time."""
-    if all(trial.choice.lookup is False for trial in trials[1:]):
+    if len(trials) == 1:
         say("nothing is predicted to beat the defaults")
     usual, *others = trials
     share_s = max(lab.left_s / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)

@@ -52,7 +52,7 @@ def test_the_same_budget_is_predicted_as_when_it_was_measured(measured: Measured
     assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
 
 
-@pytest.mark.parametrize("disk", [30.0 * MIB, 300.0 * MIB, 3000.0 * MIB])
+@pytest.mark.parametrize("disk", [30.0 * MIB, 100.0 * MIB, 300.0 * MIB])
 @pytest.mark.parametrize("budget", [70 * MIB, 100 * MIB, 130 * MIB])
 def test_another_budget_and_disk_are_within_15_percent(
     lab: SyntheticLab, measured: Measured, disk: float, budget: int
@@ -62,6 +62,10 @@ def test_another_budget_and_disk_are_within_15_percent(
     there = replace(lab, disk_bytes_per_s=disk).truth(measured.wanted.usual, load)
     assert found is not None
     assert found.tokens_per_s == pytest.approx(there.tokens_per_s, rel=0.15)
+
+
+def test_passes_that_compute_are_not_predicted_from_passes_that_waited(measured: Measured):
+    assert kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, 30 * DISK) is None
 
 
 def test_the_target_alone_is_predicted_too(lab: SyntheticLab, measured: Measured):

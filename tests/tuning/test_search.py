@@ -138,12 +138,6 @@ def test_what_was_slower_makes_room_for_others():
     assert len(found.rates) > 2 and len(again.rates) == 1
 
 
-def test_guesses_from_the_text_are_tried_without():
-    tuned = tune(SyntheticLab(), wanted(DRAFT))
-    tried = [trial.choice for trial in tuned.trials]
-    assert replace(tried[1], lookup=False) in tried
-
-
 def test_lookups_that_were_asked_for_stay():
     asked = replace(wanted(DRAFT, settled=["lookup"]), engine=EngineSettings(lookup=True))
     tuned = tune(SyntheticLab(), asked)
