@@ -58,3 +58,30 @@ def test_an_agreement_is_recalled_and_not_as_surely() -> None:
 def test_an_impossible_agreement_is_not_recalled(offset: float) -> None:
     numbers = {"2 agree offset": offset, "2 agree precision": 1.0}
     assert Agreement().recalled(numbers) == Agreement()
+
+
+def test_who_is_sure_counts_more_beside_one_who_is_not() -> None:
+    """What a sure draft said lost a fifth of its confidence to any other guess."""
+    unsure = said("lookup", 2, 0.4)
+    beside_sure, beside_unsure = (
+        {guess.token: guess.confidence for guess in Pool().pooled([said("draft", 1, p), unsure])}
+        for p in (0.95, 0.4)
+    )
+    assert beside_sure[1] > 0.9
+    assert beside_unsure[2] > 2 * beside_sure[2]
+
+
+def test_a_source_that_is_right_where_others_are_sure_is_believed() -> None:
+    opinions = [said("draft", 1, 0.9), said("lookup", 2, 0.6)]
+    pool = Pool()
+    for _ in range(30):
+        pool.observe(opinions, 2)
+    assert pool.pooled(opinions)[0].token == 2
+
+
+def test_weights_of_sources_are_learnt_apart() -> None:
+    pool = Pool()
+    for _ in range(20):
+        pool.observe([said("draft", 1, 0.5), said("lookup", 2, 0.6)], 2)
+    weights = pool.belief.weights
+    assert weights.of(said("lookup", 2, 0.6), 0.6) > weights.of(said("recycled", 2, 0.6), 0.6)

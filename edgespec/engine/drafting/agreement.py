@@ -37,11 +37,11 @@ class Agreement:
 
     def of(self, n_sources: int, mixture: float) -> float:
         """The chance of what so many agree on, which their mixture gives `mixture`."""
-        return _sigmoid(_logit(mixture) + self._seen(n_sources).offset)
+        return sigmoid(logit(mixture) + self._seen(n_sources).offset)
 
     def observe(self, n_sources: int, mixture: float, stood: bool) -> Agreement:
         believed = self._seen(n_sources)
-        chance = _sigmoid(_logit(mixture) + believed.offset)
+        chance = sigmoid(logit(mixture) + believed.offset)
         precision = self.fade * believed.precision + max(chance * (1.0 - chance), 1e-3)
         step = max(-1.0, min(1.0, (stood - chance) / precision))
         offset = max(-self.largest, min(self.largest, believed.offset + step))
@@ -72,10 +72,10 @@ def _name(n_sources: int) -> str:
     return f"{n_sources} agree"
 
 
-def _logit(p: float) -> float:
+def logit(p: float) -> float:
     p = min(max(p, 1e-4), 1.0 - 1e-4)
     return math.log(p / (1.0 - p))
 
 
-def _sigmoid(x: float) -> float:
+def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else 1.0 - 1.0 / (1.0 + math.exp(x))

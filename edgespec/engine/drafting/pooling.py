@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from edgespec.engine.drafting.agreement import Agreement
+from edgespec.engine.drafting.agreement import Agreement, LogOdds, logit, sigmoid
 from edgespec.engine.drafting.drafter import Guess
 
 Opinion = Sequence[Guess]
@@ -18,57 +18,57 @@ Opinion = Sequence[Guess]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much an opinion counts beside another one, by its source and how sure it is.
+    """How much an opinion counts beside those before it: by how sure it is, how sure they are, and
+    how often its source was the better authority.
 
-    A weight is the share of places at which that opinion was the better authority: fading counts,
-    of an expectation-maximisation step for every node that stood.
+    w = sigmoid(logit(sure) - c logit(rival) + offset). A source's offset is learnt from every node
+    that stood, by one Newton step of expectation-maximisation, from a Gaussian prior.
     """
 
-    n_bins: ClassVar[int] = 5
-    """Of how sure an opinion is."""
     fade: ClassVar[float] = 0.998
-    prior: ClassVar[float] = 0.5
-    """Of how sure it is, an opinion's weight before anything was seen."""
-    prior_places: ClassVar[float] = 4.0
-    most_recalled: ClassVar[float] = 50.0
-    """Places, of what another run learnt."""
+    prior: ClassVar[LogOdds] = LogOdds(-1.5, 1.0)
+    heed: ClassVar[float] = 0.7
+    """c: what the others' sureness counts, beside an opinion's own."""
+    largest: ClassVar[float] = 6.0
+    most_recalled: ClassVar[float] = 10.0
+    """A precision, of what another run learnt, which is believed half as surely."""
 
-    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """At how many places it was the better authority, and of how many."""
+    seen: Mapping[str, LogOdds] = field(default_factory=dict)
+    """By source."""
 
-    def of(self, opinion: Opinion, sure: float) -> float:
-        right, places = self._seen(opinion, sure)
-        return right / places
+    def of(self, opinion: Opinion, sure: float, rival: float = 0.5) -> float:
+        """The weight of an opinion; `rival` is the chance of what was the best guess so far."""
+        log_odds = logit(sure) - self.heed * logit(rival) + self._seen(opinion).offset
+        return sigmoid(log_odds)
 
-    def observe(self, opinion: Opinion, sure: float, was_better: float) -> Weights:
+    def observe(
+        self, opinion: Opinion, sure: float, was_better: float, rival: float = 0.5
+    ) -> Weights:
         """After a node that stood; `was_better` is a probability."""
-        right, places = self._seen(opinion, sure)
-        after = self.fade * right + was_better, self.fade * places + 1.0
-        return Weights({**self.seen, self._kind(opinion, sure): after})
+        weight, believed = self.of(opinion, sure, rival), self._seen(opinion)
+        precision = self.fade * believed.precision + max(weight * (1.0 - weight), 1e-3)
+        step = max(-1.0, min(1.0, (was_better - weight) / precision))
+        offset = max(-self.largest, min(self.largest, believed.offset + step))
+        return Weights({**self.seen, opinion[0].source: LogOdds(offset, precision)})
 
     def numbers(self) -> dict[str, float]:
-        flat = {}
-        for kind, (right, places) in self.seen.items():
-            flat[f"{kind}:share"] = right / places
-            flat[f"{kind}:places"] = places
-        return flat
+        return {
+            f"{source}:{what}": value
+            for source, believed in self.seen.items()
+            for what, value in believed._asdict().items()
+        }
 
     def recalled(self, numbers: Mapping[str, float]) -> Weights:
-        seen = {}
-        for name, places in numbers.items():
-            kind, _, what = name.rpartition(":")
-            share = numbers.get(f"{kind}:share", -1.0)
-            if what == "places" and places > 0 and 0 < share < 1:
-                believed = min(places, self.most_recalled)
-                seen[kind] = (share * believed, believed)
-        return Weights({**self.seen, **seen})
+        seen = dict(self.seen)
+        for name, offset in numbers.items():
+            source, _, what = name.rpartition(":")
+            precision = 0.5 * min(self.most_recalled, numbers.get(f"{source}:precision", 0.0))
+            if source and what == "offset" and abs(offset) <= self.largest and precision > 0:
+                seen[source] = LogOdds(offset, precision)
+        return Weights(seen)
 
-    def _kind(self, opinion: Opinion, sure: float) -> str:
-        return f"{opinion[0].source}:{min(self.n_bins - 1, int(sure * self.n_bins))}"
-
-    def _seen(self, opinion: Opinion, sure: float) -> tuple[float, float]:
-        prior = self.prior * min(1.0, sure) * self.prior_places
-        return self.seen.get(self._kind(opinion, sure), (prior, self.prior_places))
+    def _seen(self, opinion: Opinion) -> LogOdds:
+        return self.seen.get(opinion[0].source, self.prior)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,12 @@ class Pool:
             return
         mixed = said[0]
         for other in said[1:]:
-            sure = _together(other)
-            weight = self.belief.weights.of(other, sure)
+            sure, rival = _together(other), mixed[0].confidence
+            weight = self.belief.weights.of(other, sure, rival)
             mine = weight * self._given(other, token) / sure
             theirs = (1.0 - weight) * self._given(mixed, token)
-            after = self.belief.weights.observe(other, sure, mine / (mine + theirs))
+            was_better = mine / (mine + theirs)
+            after = self.belief.weights.observe(other, sure, was_better, rival)
             mixed = self._mixed(mixed, other)
             self.belief = replace(self.belief, weights=after)
         if _agree(said):
@@ -134,7 +135,7 @@ class Pool:
 
     def _mixed(self, first: Opinion, other: Opinion) -> Opinion:
         sure = _together(other)
-        weight = self.belief.weights.of(other, sure)
+        weight = self.belief.weights.of(other, sure, first[0].confidence)
         mixed = {
             guess.token: guess._replace(confidence=(1.0 - weight) * guess.confidence)
             for guess in first
