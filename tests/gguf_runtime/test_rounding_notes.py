@@ -89,3 +89,14 @@ def test_without_a_draft_nothing_needs_to_be_told() -> None:
         == []
     )
     assert notes(replace(REQUEST, options=GgufOptions(flash_attn="off"), owner="draft")) == []
+
+
+@pytest.mark.parametrize(("system", "n_notes"), [("linux", 0), ("darwin", 1)])
+def test_tiles_of_k_quants_are_told_where_they_cannot_be_avoided(
+    system: str, n_notes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored_as("Q6_K", tmp_path)
+    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.sys.platform", system)
+    told = notes(replace(REQUEST, path=path), PAGED)
+    assert len(told) == n_notes
+    assert all("tiles" in note for note in told)

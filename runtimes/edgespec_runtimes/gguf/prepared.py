@@ -80,6 +80,7 @@ class PreparedGguf:
                 self._options.flash_attn,
                 routers_by_row=plan.paged and self.enforced,
                 is_packed=self._is_packed(plan),
+                rows_can_be_evened=sys.platform == "linux",
             )
         return notes
 

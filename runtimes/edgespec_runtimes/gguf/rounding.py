@@ -7,6 +7,7 @@ Knows kinds of weights and of attention; where rows can be made to round alike i
 from __future__ import annotations
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama.attention import PRODUCT_TILE_ROWS, TILED_TYPES
 from edgespec_runtimes.gguf.llama.packer import is_uneven
 from edgespec_runtimes.gguf.resident import packed_size
 
@@ -25,11 +26,13 @@ def rounding_notes(
     flash_attn: str,
     routers_by_row: bool = False,
     is_packed: bool = False,
+    rows_can_be_evened: bool = True,
 ) -> list[str]:
     """Why a draft may change a token where two are as good as equal, in sentences; often none.
 
     `routers_by_row`: what chooses experts is computed one row at a time, as paging does it.
     `is_packed`: weights that can be are packed for the CPU, as those in memory are.
+    `rows_can_be_evened`: llama.cpp can be kept from tiles, as it is on Linux.
     """
     matrices = [
         tensor.name
@@ -43,6 +46,11 @@ def rounding_notes(
         )
     if uneven := sum(t.type.name == UNEVEN for t in _as_stored(header, is_packed)):
         why.append(f"{uneven} of its matrices are {UNEVEN}, as stored")
+    tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
+    if tiled and not rows_can_be_evened:
+        why.append(
+            f"{tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
+        )
     if is_packed and has_uneven_packing(header):
         why.append("it stays in memory, packed for the CPU")
     if flash_attn == "off":
