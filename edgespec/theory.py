@@ -1,16 +1,19 @@
 """The formulas that decide speed, each with its source. Pure arithmetic; it measures nothing.
 
-`plan`, `tune`, `bench` and `doctor` predict with these, so that each quantity has one formula.
+`plan`, `tune`, `bench` and `doctor` predict with these, so that each quantity has one formula. It
+takes numpy's arrays and does not import numpy, which `--help` does without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+    Floats: TypeAlias = NDArray[np.float64]
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -46,7 +49,9 @@ def tree_tokens(chances: Floats) -> Floats:
     """Tokens that passes over the 1, 2, ... most probable nodes of a tree yield on average, from
     each node's chance to be reached and to be right: the sum of those chances, where the root's is
     1, as the target's own token always stands (Chen et al., Sequoia, arXiv 2402.12374)."""
-    return np.cumsum(np.sort(chances)[::-1])
+    likely_last = chances.copy()
+    likely_last.sort()
+    return likely_last[::-1].cumsum()
 
 
 def is_worth(gain_tokens: float, cost_s: float, tokens: float, seconds: float) -> bool:
@@ -59,7 +64,7 @@ def is_worth(gain_tokens: float, cost_s: float, tokens: float, seconds: float) -
 def best_round(tokens: Floats, seconds: Floats) -> int:
     """Which of several rounds brings the most tokens a second: where one drafts on until the next
     guess would lower the rate, as `is_worth` says it, this is where one stops."""
-    return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
+    return int((tokens / seconds.clip(1e-9)).argmax())
 
 
 def at(places: Sequence[tuple[float, float]], x: float) -> float:
