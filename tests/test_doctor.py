@@ -17,6 +17,8 @@ from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec_runtimes.gguf.options import GgufOptions
 
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
 GIB = 1 << 30
 LAYERS = tuple(SegmentSize(f"layer {n}", GIB, GIB) for n in range(8))
 
@@ -34,12 +36,6 @@ def fake_plan(settings: LoadSettings) -> MemoryPlan:
 
 def settings(**more: object) -> LoadSettings:
     return LoadSettings.model_validate({"model": "big.gguf", "memory_budget": 4 * GIB} | more)
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "edgespec"
 
 
 def test_it_runs_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,7 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
-Knows when an expert was used, and nothing of any runtime. Where experts lie is the business of
-`expert_layers`, which of them makes room that of `eviction`.
-
-Every stacked matrix has an address range of its full size, with memory behind it only where an
-expert was read: what is dropped is given back to the system, and addresses never change.
+Knows when an expert was used, and nothing of any runtime. Where experts lie in files is the business
+of `expert_layers`, where in memory that of `expert_memory`, and which makes room of `eviction`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,8 @@ from edgespec.concurrency.owning import Owner
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import Eviction, LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.reader import BLOCK_BYTES, Memory, Reader, block_floor
+from edgespec.paging.expert_memory import ExpertMemory
+from edgespec.paging.reader import Reader
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import ExpertStats
 
@@ -101,17 +99,7 @@ class ExpertCache(Owner):
         """Something is to be read."""
         self._arrival = threading.Condition(self._lock)
         """Something was read, or the consumer is not to wait any longer."""
-        self._memory: list[list[Memory]] = []
-        try:
-            for layer in layers:
-                self._memory.append([])
-                for matrix in layer.matrices:
-                    first = block_floor(matrix.extent.offset)
-                    nbytes = matrix.extent.offset + matrix.extent.nbytes - first
-                    self._memory[-1].append(Memory(nbytes, sparse=True))
-        except BaseException:
-            self._free()
-            raise
+        self._memory = ExpertMemory(layers)
         self._threads = [
             threading.Thread(target=self._read_on, name=f"edgespec-experts-{i}", daemon=True)
             for i in range(READERS)
@@ -121,8 +109,7 @@ class ExpertCache(Owner):
 
     def address(self, layer: int, matrix: int) -> int:
         """Where the stacked matrix begins; readable until `close`, whatever it holds."""
-        extent = self.layers[layer].matrices[matrix].extent
-        return self._memory[layer][matrix].address + extent.offset % BLOCK_BYTES
+        return self._memory.address(layer, matrix)
 
     @property
     def used_bytes(self) -> int:
@@ -227,12 +214,7 @@ class ExpertCache(Owner):
         for thread in self._threads:
             thread.join()
         self._reader.close()
-        self._free()
-
-    def _free(self) -> None:
-        for memories in self._memory:
-            for memory in memories:
-                memory.close()
+        self._memory.close()
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._present[layer]
@@ -406,15 +388,13 @@ class ExpertCache(Owner):
         """Give back the memory of a slice, but for blocks that are still needed."""
         if self._is_there(layer, matrix, expert):
             return
-        run_of = self.layers[layer].matrices[matrix].run
-        run, before, after = run_of(expert), run_of(expert - 1), run_of(expert + 1)
-        begin, end = run.slot_offset, run.slot_offset + run.nbytes
-        if before.start + before.nbytes > run.start and self._is_there(layer, matrix, expert - 1):
-            begin += BLOCK_BYTES
-        if after.start < run.start + run.nbytes and self._is_there(layer, matrix, expert + 1):
-            end -= BLOCK_BYTES
-        if begin < end:
-            self._memory[layer][matrix].forget(begin, end - begin)
+        self._memory.forget(
+            layer,
+            matrix,
+            expert,
+            keeps_before=self._is_there(layer, matrix, expert - 1),
+            keeps_after=self._is_there(layer, matrix, expert + 1),
+        )
 
     def _read_on(self) -> None:
         """A reading thread."""
@@ -444,9 +424,8 @@ class ExpertCache(Owner):
     def _read(self, task: _Task) -> None:
         n, failure = 0, None
         run = self.layers[task.layer].matrices[task.matrix].run(task.expert)
-        memory = self._memory[task.layer][task.matrix]
         try:
-            with memory.view(run.slot_offset, run.nbytes) as view:
+            with self._memory.view(task.layer, task.matrix, run) as view:
                 n = self._reader.read(run, view, lambda: self._closing)
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
             failure = exc

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -112,20 +113,30 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., tuple[ExpertCache, Gate, by
         cache.close()
 
 
+THREE_LAYERS = make_layers(3, n_experts=6)
+
+
+@contextmanager
+def over_three_layers(
+    folders: pytest.TempPathFactory, capacity: int
+) -> Iterator[tuple[ExpertCache, bytes]]:
+    """A cache, and its file's content: of a drawn example, for which fixtures are too wide."""
+    path = make_file(folders.mktemp("experts"), THREE_LAYERS)
+    with ExpertCache(THREE_LAYERS, DirectReader([path]), capacity) as cache:
+        yield cache, path.read_bytes()
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_what_was_chosen_is_there_whatever_was_chosen_before(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Any choices, a cache from the least to everything: dropping leaves neighbours whole."""
-    layers = make_layers(3, n_experts=6)
-    path = make_file(tmp_path_factory.mktemp("experts"), layers)
-    content = path.read_bytes()
     n_fitting = data.draw(st.integers(2, 18))
-    capacity = n_fitting * room_of(layers)
-    with ExpertCache(layers, DirectReader([path]), capacity) as cache:
+    capacity = n_fitting * room_of(THREE_LAYERS)
+    with over_three_layers(tmp_path_factory, capacity) as (cache, content):
         for _ in range(data.draw(st.integers(1, 5))):
-            for number, layer in enumerate(layers):
+            for number, layer in enumerate(THREE_LAYERS):
                 most = min(6, n_fitting)
                 chosen = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=most))
                 assert cache.acquire(number, choice(chosen))
@@ -155,7 +166,7 @@ def resident_bytes(cache: ExpertCache) -> int:
     """Of the matrices' address ranges, page by page: the kernel's maps may join a range with
     whatever lies beside it, such as a thread's stack."""
     total = 0
-    for memory in (memory for layer in cache._memory for memory in layer):
+    for memory in (memory for ranges in cache._memory._ranges for memory in ranges):
         pages = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
         address, nbytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.nbytes)
         assert ctypes.CDLL(None).mincore(address, nbytes, pages) == 0
@@ -246,15 +257,12 @@ def test_rounds_bring_every_slice_once_whatever_is_there(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Before, between and after choices that fit; neighbours stay whole."""
-    layers = make_layers(3, n_experts=6)
-    path = make_file(tmp_path_factory.mktemp("experts"), layers)
-    content = path.read_bytes()
     n_fitting = data.draw(st.integers(2, 5))
-    capacity = n_fitting * room_of(layers)
+    capacity = n_fitting * room_of(THREE_LAYERS)
     some = st.lists(st.integers(0, 5), min_size=1, max_size=6)
-    with ExpertCache(layers, DirectReader([path]), capacity) as cache:
+    with over_three_layers(tmp_path_factory, capacity) as (cache, content):
         for number in data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
-            chosen, layer = data.draw(some), layers[number]
+            chosen, layer = data.draw(some), THREE_LAYERS[number]
             if data.draw(st.booleans()):
                 chosen = chosen[:n_fitting]
                 assert cache.acquire(number, choice(chosen)) and cache.complete(number)

@@ -16,13 +16,10 @@ from edgespec.tuning.measurements import ReadSpeed
 from edgespec.tuning.measuring import Measured, measure
 from tuning_lab import MIB, SyntheticLab, wanted
 
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
 DISK = 100.0 * MIB
 RULES = EngineSettings()
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -13,12 +13,9 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.tuning import presets
 
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -18,14 +18,10 @@ from edgespec.tuning import presets
 from test_end_to_end import edgespec
 from tuning_lab import SyntheticLab
 
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
 BUDGET = "200MiB"
 TUNE = ("tune", "--memory-budget", "100MiB")
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "edgespec"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""Where a mixture's experts lie in memory: at places that never change.
+
+Every stacked matrix has an address range of its full size, with memory behind it only where an
+expert was read. Knows nothing of who is there: callers say what is given back, and what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from edgespec.concurrency.owning import Owner
+from edgespec.paging.expert_layers import ExpertLayer
+from edgespec.paging.reader import BLOCK_BYTES, Memory, Run, block_floor
+
+
+class ExpertMemory(Owner):
+    """The address ranges of all matrices, readable until `close`, whatever they hold."""
+
+    def __init__(self, layers: Sequence[ExpertLayer]) -> None:
+        self._layers = layers
+        self._ranges: list[list[Memory]] = []
+        try:
+            for layer in layers:
+                self._ranges.append([])
+                for matrix in layer.matrices:
+                    first = block_floor(matrix.extent.offset)
+                    nbytes = matrix.extent.offset + matrix.extent.nbytes - first
+                    self._ranges[-1].append(Memory(nbytes, sparse=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def address(self, layer: int, matrix: int) -> int:
+        """Where the stacked matrix begins."""
+        extent = self._layers[layer].matrices[matrix].extent
+        return self._ranges[layer][matrix].address + extent.offset % BLOCK_BYTES
+
+    def view(self, layer: int, matrix: int, run: Run) -> AbstractContextManager[memoryview]:
+        """The place of a run of the matrix, to be read into."""
+        return self._ranges[layer][matrix].view(run.slot_offset, run.nbytes)
+
+    def forget(
+        self, layer: int, matrix: int, expert: int, *, keeps_before: bool, keeps_after: bool
+    ) -> None:
+        """Give back the memory of a slice, but for blocks that it shares with kept neighbours."""
+        run_of = self._layers[layer].matrices[matrix].run
+        run, before, after = run_of(expert), run_of(expert - 1), run_of(expert + 1)
+        begin, end = run.slot_offset, run.slot_offset + run.nbytes
+        if keeps_before and before.start + before.nbytes > run.start:
+            begin += BLOCK_BYTES
+        if keeps_after and after.start < run.start + run.nbytes:
+            end -= BLOCK_BYTES
+        if begin < end:
+            self._ranges[layer][matrix].forget(begin, end - begin)
+
+    def close(self) -> None:
+        for ranges in self._ranges:
+            for memory in ranges:
+                memory.close()
