@@ -1,7 +1,7 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
-Knows when an expert was used, and nothing of any runtime. Where experts lie in files is the business
-of `expert_layers`, where in memory that of `expert_memory`, and which makes room of `eviction`.
+Knows when an expert was used, and nothing of any runtime. Where experts lie in files, and where in
+memory, is the business of `expert_layers` and `expert_memory`, which makes room that of `eviction`.
 """
 
 from __future__ import annotations
