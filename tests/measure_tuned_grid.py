@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -30,10 +29,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from edgespec.bench.launching import launch
 from edgespec.bench.limits import UNLIMITED, Limiter, Limits, find
+from edgespec.bench.other_work import TOO_MUCH
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.config import LoadSettings, read_config
@@ -52,8 +50,8 @@ FINAL_TIMES = 2
 PRESET, GRID, FINAL = "preset", "grid", "final"
 MARGIN = 4 << 20
 LONGEST_RUN_S = 60.0
-DISTURBED, MOST_TRIES = 0.15, 3
-"""Of a run's time, in which other processes computed."""
+MOST_TRIES = 3
+"""Of a run beside which others computed."""
 
 
 def main() -> None:
@@ -133,30 +131,19 @@ class Cell:
         prompts = self.prompts if is_final else self.prompts[: self.n_prompts]
         job = Write(choice.load(self.load), choice.engine, prompts, n_tokens, (), LONGEST_RUN_S)
         for _ in range(MOST_TRIES):
-            began, others = time.monotonic(), busy_s() - own_s()
-            written = launch(job, self.limiter, child=CHILD).answer
-            disturbed_s = busy_s() - own_s() - others
+            began = time.monotonic()
+            launched = launch(job, self.limiter, child=CHILD)
+            written = launched.answer
             assert isinstance(written, Written), written
-            if disturbed_s < DISTURBED * (time.monotonic() - began):
+            if launched.others <= TOO_MUCH:
                 break
         return {
             "tokens_per_s": written.tokens_per_s,
             "tokens_per_pass": written.tokens_per_pass,
             "peak_bytes": written.peak_bytes,
-            "disturbed_s": round(disturbed_s, 2),
+            "others": round(launched.others, 3),
             "took_s": round(time.monotonic() - began, 2),
         }
-
-
-def busy_s() -> float:
-    """Of all cores, since the machine began."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
-
-
-def own_s() -> float:
-    """Of this process and of those that it started and that have ended."""
-    return sum(os.times()[:4])
 
 
 def budget_of(load: LoadSettings, share: float) -> int:
@@ -278,7 +265,7 @@ def finals(cell: Cell, until: float) -> bool:
         cell.keep(
             stage=FINAL,
             rates={name: run["tokens_per_s"] for name, run in found.items()},
-            disturbed_s=max(run["disturbed_s"] for run in found.values()),
+            others=max(run["others"] for run in found.values()),
         )
     return True
 

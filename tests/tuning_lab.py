@@ -57,6 +57,10 @@ class SyntheticLab:
     batch_above: int = 1000
     """From so many guesses on, a prompt is read in other batches."""
     noise: Sequence[float] = (1.0,)
+    others: Sequence[float] = (0.0,)
+    """Shares of the cores that other processes take, run by run."""
+    run_s: float = 0.0
+    """That a run takes of the time that is left."""
     left_s: float = 100.0
     written: list[Choice] = field(default_factory=list)
 
@@ -80,8 +84,10 @@ class SyntheticLab:
             load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap
         )
         self.written.append(choice)
+        self.left_s -= self.run_s
+        others = self.others[len(self.written) % len(self.others)]
         true = self.truth(choice, load)
-        factor = self.noise[len(self.written) % len(self.noise)]
+        factor = self.noise[len(self.written) % len(self.noise)] * (1 - others)
         round_s = true.tokens_per_pass / true.tokens_per_s / factor
         pass_s = round_s - true.draft_s
         few = int(true.tokens_per_pass)
@@ -100,6 +106,7 @@ class SyntheticLab:
             peak_bytes=plan.planned_bytes,
             bytes_per_pass=plan.bytes_per_pass,
             passes=tuple(self._pass(choice, n_nodes, plan) for n_nodes in pass_sizes),
+            others=others,
         )
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:

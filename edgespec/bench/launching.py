@@ -22,6 +22,7 @@ import psutil
 
 from edgespec.bench.limits import UNLIMITED, Limiter
 from edgespec.bench.messages import Failed, Messages
+from edgespec.bench.other_work import OtherWork
 from edgespec.bench.runs import MESSAGES
 from edgespec.concurrency import endings
 
@@ -30,10 +31,12 @@ SAMPLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Resident memory of the process, `at_s` on the machine's monotonic clock."""
+    """What the process takes, `at_s` on the machine's monotonic clock."""
 
     at_s: float
     rss_bytes: int
+    computed_s: float
+    """Processor time since it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,14 @@ BENCH = Child("edgespec.bench.child", MESSAGES)
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An answer, and how the process's memory went meanwhile."""
+    """An answer, and what went on meanwhile."""
 
     answer: Any
     began_s: float
     """On the machine's monotonic clock."""
     samples: tuple[Sample, ...]
+    others: float = 0.0
+    """Share of the cores that other processes took."""
 
 
 def launch(
@@ -78,13 +83,14 @@ def launch(
             asked.write(child.messages.to_json(job))
             asked.seek(0)
             command = [*prefix, sys.executable, "-m", child.module]
-            began_s = time.monotonic()
+            began_s, others = time.monotonic(), OtherWork()
             process = cleanup.enter_context(_started(command, asked, out, err))
         samples = tuple(_watch(process, tick))
+        share = others.share(samples[-1].computed_s if samples else 0.0)
         out.seek(0)
         err.seek(0)
         answer = _answer(child.messages, process.returncode, out.read(), err.read())
-        return Launched(answer, began_s, samples)
+        return Launched(answer, began_s, samples, share)
 
 
 def drop_cache(path: Path) -> None:
@@ -120,7 +126,8 @@ def _watch(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
     while True:
         tick()
         with suppress(psutil.Error):
-            yield Sample(time.monotonic(), watched.memory_info().rss)
+            times = watched.cpu_times()
+            yield Sample(time.monotonic(), watched.memory_info().rss, times.user + times.system)
         with suppress(subprocess.TimeoutExpired):
             process.wait(SAMPLE_S)
             return

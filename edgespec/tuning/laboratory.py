@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec import errors
-from edgespec.bench.launching import Child, launch
+from edgespec.bench.launching import Child, Launched, launch
 from edgespec.bench.limits import UNLIMITED, Limiter
 from edgespec.bench.messages import Failed
 from edgespec.bench.model_files import largest_of
@@ -90,7 +90,8 @@ class Laboratory:
         share = FIRST_SHARE if pass_sizes else RUN_SHARE
         seconds = self._run_s(share) if most_s is None else most_s
         job = Write(load, engine, self.prompts, n_tokens, pass_sizes, seconds)
-        return self._measure(job, Written)
+        launched = self._launch(job)
+        return replace(_answer(launched, Written), others=launched.others)
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
         return self._measure(Replay(load, texts, TREE_SIZES, self._run_s(RUN_SHARE) / 2), Replayed)
@@ -99,15 +100,22 @@ class Laboratory:
         return min(max(share * self.left_s, LEAST_RUN_S), MOST_RUN_S)
 
     def _measure(self, job: object, kind: type[T]) -> T:
-        """The answer of a process. Raises what it failed with."""
-        answer: Any = launch(job, self.limiter, tick=self._tick, child=CHILD).answer
-        if isinstance(answer, Failed):
-            if answer.type == BudgetError.__name__:
-                raise BudgetError(answer.message, answer.smallest_bytes)
-            raised = getattr(errors, answer.type, EdgespecError)
-            raise raised(answer.message)
-        assert isinstance(answer, kind)
-        return answer
+        return _answer(self._launch(job), kind)
+
+    def _launch(self, job: object) -> Launched:
+        return launch(job, self.limiter, tick=self._tick, child=CHILD)
 
     def _tick(self) -> None:
         self.progress(min(1.0, 1 - self.left_s / self.seconds))
+
+
+def _answer(launched: Launched, kind: type[T]) -> T:
+    """Raises what the process failed with."""
+    answer: Any = launched.answer
+    if isinstance(answer, Failed):
+        if answer.type == BudgetError.__name__:
+            raise BudgetError(answer.message, answer.smallest_bytes)
+        raised = getattr(errors, answer.type, EdgespecError)
+        raise raised(answer.message)
+    assert isinstance(answer, kind)
+    return answer

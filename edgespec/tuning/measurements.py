@@ -13,6 +13,7 @@ from pydantic import PlainSerializer
 from pydantic_core import to_jsonable_python
 
 from edgespec.bench.messages import Failed, Messages
+from edgespec.bench.other_work import TOO_MUCH
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
@@ -113,6 +114,13 @@ class Written:
     """As planned there; 0 where nothing is paged."""
     passes: tuple[PassTiming, ...] = ()
     notes: tuple[str, ...] = ()
+    others: float = 0.0
+    """Share of the cores that other processes took meanwhile, as whoever started this one saw."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """It would have been faster on an idle machine."""
+        return self.others > TOO_MUCH
 
     @property
     def n_tokens(self) -> int:

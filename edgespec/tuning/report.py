@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from edgespec import theory
+from edgespec.bench.other_work import TOO_MUCH
 from edgespec.engine.settings import EngineSettings
 from edgespec.tuning.cost_model import Choice, Prediction, without_draft
 from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
@@ -61,6 +62,7 @@ def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
         "below.",
         *measured_lines(tuned.measured),
     ]
+    reasons += _disturbed(tuned.others)
     if tuned.is_usual:
         reasons.append(
             f"The defaults stay: of {tuned.n_considered} settings none beat their "
@@ -92,6 +94,7 @@ def lines(tuned: Tuned) -> list[str]:
         "",
         *table,
         "",
+        *_disturbed(tuned.others),
         _verdict(tuned),
         f"What takes most of a round with these settings: {limit}.",
         *tuned.notes,
@@ -109,6 +112,7 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
         "is_default": tuned.is_usual,
         "gain": tuned.gain,
         "noise": tuned.noise,
+        "others": max(tuned.others, measured.first.others),
         "considered": tuned.n_considered,
         "trials": [trial_dict(trial) for trial in tuned.trials],
         "first_run": first_run(measured.first),
@@ -220,7 +224,17 @@ def measured_lines(measured: Measured) -> list[str]:
     found.append(f"computing of a pass, by its nodes: {computing}{reading}")
     for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)
-    return found
+    return [*found, *_disturbed(measured.first.others)]
+
+
+def _disturbed(others: float) -> list[str]:
+    """What a machine that is not idle makes of figures."""
+    if others <= TOO_MUCH:
+        return []
+    return [
+        f"Other processes took up to {others:.0%} of the cores beside these runs, which are slower "
+        "for it: measure again when they are idle."
+    ]
 
 
 def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:

@@ -45,6 +45,8 @@ class Trial:
     predicted: Prediction
     rates: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    others: float = 0.0
+    """Share of the cores that other processes took, the most beside its runs."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,6 +86,11 @@ class Tuned:
         usual = self.trials[0]
         rate = usual.predicted.tokens_per_s
         return usual.tokens_per_s / rate if usual.rates and rate else 1.0
+
+    @property
+    def others(self) -> float:
+        """Share of the cores that other processes took, the most of the confirming runs."""
+        return max(trial.others for trial in self.trials)
 
     @property
     def gain(self) -> float:
@@ -220,21 +227,29 @@ def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) ->
     n_texts = max(1, len(measured.first.texts))
     n_tokens = int(share_s * measured.first.tokens_per_s / n_texts)
     n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
-    turn_s = 0.0
-    for turn in range(MOST_TURNS if others else LEAST_TURNS):
+    turn, turn_s = 0, 0.0
+    while turn < (MOST_TURNS if others else LEAST_TURNS):
         left = [usual, *(trial for trial in others if gain_of(trial, usual) > -GIVEN_UP)]
         is_enough = turn >= LEAST_TURNS and (len(left) == 1 or lab.left_s <= turn_s)
         if is_enough:
             return
         before_s = lab.left_s
+        runs = []
         # the one that came last comes first in the next turn: what drifts hits all alike
         for trial in left if turn % 2 == 0 else left[::-1]:
             say(f"run {turn + 1} of {_says(trial.choice)}")
             load = trial.choice.load(measured.wanted.load)
             written = lab.write(load, trial.choice.engine, n_tokens, most_s=PATIENCE * share_s)
-            trial.rates.append(written.tokens_per_s)
+            runs.append((trial, written))
             trial.peak_bytes = max(trial.peak_bytes, written.peak_bytes)
         turn_s = before_s - lab.left_s
+        if any(run.is_disturbed for _, run in runs) and lab.left_s > turn_s > 0:
+            say("other processes computed beside that: it is run again")
+            continue
+        for trial, run in runs:
+            trial.rates.append(run.tokens_per_s)
+            trial.others = max(trial.others, run.others)
+        turn += 1
 
 
 def gain_of(trial: Trial, usual: Trial) -> float:

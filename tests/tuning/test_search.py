@@ -13,6 +13,7 @@ from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError
 from edgespec.memory.budget import MemoryPlan
+from edgespec.tuning import report
 from edgespec.tuning.cost_model import Choice, Prediction
 from edgespec.tuning.search import Trial, gain_of, noise_of, tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
@@ -127,6 +128,21 @@ def test_a_turn_that_was_disturbed_does_not_decide():
     """Both runs of a turn beside other work: one of them a tenth as fast as it should be."""
     usual, better = Trial(USUAL, PREDICTED, [10, 9, 11, 8]), Trial(OTHER, PREDICTED, [11, 1, 12, 9])
     assert gain_of(better, usual) > 3 * noise_of(better, usual)
+
+
+def test_a_turn_beside_other_work_is_run_again():
+    calm = SyntheticLab(run_s=1.0)
+    quiet = tune(calm, wanted(DRAFT))
+    others = [0.0] * 200
+    others[len(calm.written) - 1] = 0.6  # in the last turn
+    tuned = tune(SyntheticLab(run_s=1.0, others=others), wanted(DRAFT))
+    assert [trial.rates for trial in tuned.trials] == [trial.rates for trial in quiet.trials]
+
+
+def test_other_work_that_does_not_end_is_said():
+    tuned = tune(SyntheticLab(run_s=1.0, others=(0.35,)), wanted(DRAFT))
+    assert tuned.trials[0].rates
+    assert any("35% of the cores" in line for line in report.lines(tuned))
 
 
 def test_what_was_slower_makes_room_for_others():
