@@ -154,15 +154,17 @@ def time_passes(
     target: LanguageModel, sizes: Sequence[int], deadline: float, n_times: int = 2
 ) -> list[PassTiming]:
     """Passes over a line of each number of nodes that the target takes, in turn, until they are
-    done or the time is over; each number once at least."""
+    done or the time is over; the fewest and the most once at least, which make a line."""
     info = target.info
     most = min(info.max_nodes if info.tree_capable else 1 + info.max_rollback, info.n_ctx)
+    numbers = sorted({min(size, most) for size in sizes})
+    ends = {*numbers[:1], *numbers[-1:]}
     timings: list[PassTiming] = []
     with Worker() as worker:
         for turn in range(n_times):
-            for n_nodes in sorted({min(size, most) for size in sizes}):
-                if turn and time.monotonic() > deadline:
-                    return timings
+            for n_nodes in numbers:
+                if (turn or n_nodes not in ends) and time.monotonic() > deadline:
+                    continue
                 if target.n_committed + n_nodes > info.n_ctx:
                     target.truncate(info.n_ctx - n_nodes)
                 tree = TokenTree(ROOT, n_nodes)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from edgespec import theory
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
@@ -103,7 +104,7 @@ def draw(lab: Lab, wanted: Wanted, budgets: Sequence[int], say: Say = lambda _: 
             continue
         point = Point(nbytes, resident=not plan.paged, bytes_per_pass=plan.bytes_per_pass)
         share_s = lab.left_s / max(1, len(budgets) - left)
-        point = _run(lab, at_base, load, plan, point, by_kind, share_s, say)
+        point = _run(lab, measured, load, plan, point, by_kind, share_s, say)
         points.append(_predicted(point, wanted.usual, plan, without, by_kind))
     resident = isinstance(unlimited, MemoryPlan) and not unlimited.paged
     resident_bytes = unlimited.planned_bytes if isinstance(unlimited, MemoryPlan) else 0
@@ -112,7 +113,7 @@ def draw(lab: Lab, wanted: Wanted, budgets: Sequence[int], say: Say = lambda _: 
 
 def _run(
     lab: Lab,
-    wanted: Wanted,
+    measured: Measured,
     load: LoadSettings,
     plan: MemoryPlan,
     point: Point,
@@ -122,10 +123,10 @@ def _run(
 ) -> Point:
     """A short run, if there is time for one. What is the first of its kind, paged or resident, also
     tells how that kind computes."""
-    usual, is_new = wanted.usual, plan.paged not in by_kind
+    usual, is_new = measured.wanted.usual, plan.paged not in by_kind
     rate = 0.0 if is_new else predict(usual, plan, by_kind[plan.paged]).tokens_per_s
-    least_s = LEAST_TOKENS / rate if rate else 0.0
-    if share_s <= 0 or least_s > share_s:
+    least_s = _load_s(measured, plan) + (LEAST_TOKENS / rate if rate else 0.0)
+    if share_s <= 0 or least_s > (lab.left_s if is_new else share_s):
         return point
     say(f"a run at {point.budget_bytes / GIB:.2f} GiB")
     n_tokens = min(max(int(share_s * rate / 2), LEAST_TOKENS), MOST_TOKENS)
@@ -136,6 +137,14 @@ def _run(
         speeds = replace(known, compute={usual.threads: compute_places(run.passes)})
         by_kind[plan.paged] = calibrated(usual, plan, speeds, run)
     return replace(point, measured=run.tokens_per_s, peak_bytes=run.peak_bytes)
+
+
+def _load_s(measured: Measured, plan: MemoryPlan) -> float:
+    """What filling memory takes at least, as fast as the disk is read."""
+    if not measured.reads:
+        return measured.first.load_s
+    nbytes = plan.pinned_bytes if plan.paged else sum(segment.nbytes for segment in plan.segments)
+    return theory.pass_seconds(nbytes + plan.expert_bytes, measured.reads[0].bytes_per_s)
 
 
 def _predicted(

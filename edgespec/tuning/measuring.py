@@ -111,6 +111,11 @@ class Measured:
     def expected(self) -> Prediction:
         return predict(self.wanted.usual, self.plan, self.speeds)
 
+    @property
+    def shortest_run_s(self) -> float:
+        """Of a run that says anything: it loads, reads a prompt and makes a round."""
+        return shortest_run_s(self.first, self.expected)
+
     def rate(
         self, plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0
     ) -> float | None:
@@ -142,8 +147,13 @@ def measure(
     yields = {(draft, threads): done.trees for draft, threads, done in replays}
     speeds = calibrated(usual, plan, replace(speeds, yields=yields), first)
     if other_threads:
-        speeds = _with_other_threads(lab, wanted, plan, speeds, say)
+        speeds = _with_other_threads(lab, wanted, plan, speeds, first, say)
     return Measured(wanted, plan, reads, first, replays, speeds)
+
+
+def shortest_run_s(first: Written, expected: Prediction) -> float:
+    """As long as loading took in the first run, and two passes."""
+    return first.load_s + 2 * max(expected.read_s, expected.compute_s)
 
 
 def _plan_of_each_draft(lab: Lab, wanted: Wanted) -> MemoryPlan:
@@ -190,7 +200,7 @@ def _fewer(threads: int) -> list[int]:
 
 
 def _with_other_threads(
-    lab: Lab, wanted: Wanted, plan: MemoryPlan, speeds: Speeds, say: Say
+    lab: Lab, wanted: Wanted, plan: MemoryPlan, speeds: Speeds, first: Written, say: Say
 ) -> Speeds:
     """Computing with fewer threads, where reads do not hide it anyway."""
     usual = wanted.usual
@@ -200,7 +210,7 @@ def _with_other_threads(
     compute = dict(speeds.compute)
     alone = replace(usual, draft=None, threads_draft=None)
     for threads in _fewer(usual.threads)[:1]:
-        if lab.left_s <= 0:
+        if lab.left_s <= shortest_run_s(first, expected):
             break
         say(f"passes with {threads} threads")
         load = replace(alone, threads=threads).load(wanted.load)

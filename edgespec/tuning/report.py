@@ -63,7 +63,9 @@ def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
         *measured_lines(tuned.measured),
     ]
     reasons += _disturbed(tuned.others)
-    if tuned.is_usual:
+    if tuned.untried:
+        reasons.append(_untried_line(tuned, tuned.untried))
+    elif tuned.is_usual:
         reasons.append(
             f"The defaults stay: of {tuned.n_considered} settings none beat their "
             f"{best.tokens_per_s:.2f} tokens/s by more than the noise of {tuned.noise:.0%}."
@@ -222,6 +224,11 @@ def measured_lines(measured: Measured) -> list[str]:
         read_s = theory.pass_seconds(nbytes, measured.speeds.disk_bytes_per_s)
         reading = f"; a pass reads {format_size(nbytes)} in {MS * read_s:.0f} ms"
     found.append(f"computing of a pass, by its nodes: {computing}{reading}")
+    run = measured.first
+    found.append(
+        f"a run with the defaults loaded in {run.load_s:.1f} s and wrote {run.n_tokens} tokens of "
+        f"{len(run.texts)} texts at {run.tokens_per_s:.2f} tokens/s"
+    )
     for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)
     return [*found, *_disturbed(measured.first.others)]
@@ -257,6 +264,8 @@ def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
 
 def _verdict(tuned: Tuned) -> str:
     best, usual = tuned.best, tuned.trials[0]
+    if tuned.untried:
+        return _untried_line(tuned, tuned.untried)
     if tuned.is_usual:
         return (
             f"The defaults are best here: none of {tuned.n_considered} settings beat them by more "
@@ -265,6 +274,16 @@ def _verdict(tuned: Tuned) -> str:
     return (
         f"Best: {choice_line(best.choice, usual.choice)}, {tuned.gain:+.0%} over the defaults; "
         f"{tuned.n_considered} settings were considered."
+    )
+
+
+def _untried_line(tuned: Tuned, trial: Trial) -> str:
+    usual = tuned.trials[0]
+    return (
+        f"The defaults stay: {choice_line(trial.choice, usual.choice)} is predicted to reach "
+        f"{trial.predicted.tokens_per_s:.2f} tokens/s to their {usual.predicted.tokens_per_s:.2f}, "
+        f"and a run takes {tuned.measured.shortest_run_s:.0f} s at least here: there was no time "
+        "to confirm that. More --seconds let it run."
     )
 
 

@@ -25,6 +25,8 @@ N_FINALISTS = 3
 LEAST_TURNS, MOST_TURNS = 2, 6
 LIKELY_TURNS = 2
 """Of all, that there is time for."""
+LEAST_CONFIRMING_S = 20.0
+"""Even where the time is over: what only was predicted is not chosen."""
 GIVEN_UP = 0.05
 """What is slower than the defaults by more is not run again."""
 DOUBT = 1.5
@@ -77,6 +79,12 @@ class Tuned:
         return self.chosen == self.wanted.usual
 
     @property
+    def untried(self) -> Trial | None:
+        """What is predicted to be best and could not run, where a run takes too long here."""
+        others = self.trials[1:]
+        return others[0] if others and not any(trial.rates for trial in others) else None
+
+    @property
     def best(self) -> Trial:
         return next(trial for trial in self.trials if trial.choice == self.chosen)
 
@@ -117,7 +125,13 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     ]
     usual_trial = Trial(usual, expected)
     trials = [usual_trial, *_unlike(promising)]
-    _confirm(lab, measured, trials, say)
+    n_affordable = _affordable_trials(lab, measured)
+    if n_affordable >= min(2, len(trials)):
+        trials = trials[:n_affordable]
+        _confirm(lab, measured, trials, say)
+    else:
+        usual_trial.rates.append(measured.first.tokens_per_s)
+        usual_trial.peak_bytes = measured.first.peak_bytes
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
     chosen = _winner(trials)
     return Tuned(
@@ -250,6 +264,12 @@ def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) ->
             trial.rates.append(run.tokens_per_s)
             trial.others = max(trial.others, run.others)
         turn += 1
+
+
+def _affordable_trials(lab: Lab, measured: Measured) -> int:
+    """So many can make the fewest turns in the time that is left, or soon after."""
+    seconds = max(lab.left_s, LEAST_CONFIRMING_S)
+    return int(seconds / max(LEAST_TURNS * measured.shortest_run_s, 1e-3))
 
 
 def gain_of(trial: Trial, usual: Trial) -> float:

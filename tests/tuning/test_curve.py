@@ -45,6 +45,15 @@ def test_without_time_everything_is_predicted_alone():
     assert all(point.predicted for point in points)
 
 
+def test_what_takes_too_long_to_load_is_not_run():
+    """At 4 MiB a second, 150 MiB of weights take more than the half minute that is left."""
+    slow = drawn(70 * MIB, 100 * MIB, 400 * MIB, disk_bytes_per_s=4 * MIB, left_s=30.0)
+    largest = slow.points[-1]
+    assert largest.predicted and largest.measured is None
+    fast = drawn(70 * MIB, 100 * MIB, 400 * MIB, left_s=30.0)
+    assert fast.points[-1].measured
+
+
 def test_a_draft_that_guesses_nothing_stops_paying_at_once():
     assert drawn(alphas={DRAFT: 0.0}).draft_pays_until == BUDGETS[0]
     free = {"node_bytes": 0, "draft_bytes": 0, "node_s": 0.0005}

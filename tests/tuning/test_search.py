@@ -145,6 +145,21 @@ def test_other_work_that_does_not_end_is_said():
     assert any("35% of the cores" in line for line in report.lines(tuned))
 
 
+def test_runs_that_take_too_long_are_not_made():
+    """A pass of 50 MiB at 2 MiB a second: two turns of two runs of two passes are 200 seconds."""
+    lab = SyntheticLab(disk_bytes_per_s=2 * MIB, left_s=90.0)
+    tuned = tune(lab, wanted(DRAFT))
+    assert tuned.is_usual and len(lab.written) == 1
+    assert tuned.best.tokens_per_s == tuned.measured.first.tokens_per_s
+
+
+def test_what_could_not_run_is_said_and_not_chosen():
+    tuned = tune(SyntheticLab(disk_bytes_per_s=2 * MIB, left_s=90.0), wanted(DRAFT, BETTER))
+    assert tuned.untried and tuned.untried.choice.draft == BETTER
+    for lines in (report.lines(tuned), report.preset_reasons(tuned, "", "")):
+        assert any("no time to confirm" in line for line in lines)
+
+
 def test_what_was_slower_makes_room_for_others():
     calm = SyntheticLab()
     found = tune(calm, wanted(DRAFT)).trials[1]

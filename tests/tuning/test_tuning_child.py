@@ -50,6 +50,11 @@ def test_passes_are_timed_again_only_while_there_is_time():
     assert [timing.n_nodes for timing in timings] == [1, 4]
 
 
+def test_slow_passes_are_timed_at_the_ends_alone():
+    timings = child.time_passes(counting(n_ctx=64), (1, 2, 3, 4), time.monotonic() - 1)
+    assert [timing.n_nodes for timing in timings] == [1, 4]
+
+
 def test_a_text_ends_when_its_time_is_over():
     with Engine(counting(n_ctx=64)) as engine:
         result = child.write_until(engine, PROMPT, 20, time.monotonic() - 1)
