@@ -15,7 +15,9 @@ from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
+from edgespec.tuning.measuring import measure
 from edgespec_runtimes.gguf.options import GgufOptions
+from tuning_lab import DRAFT, MIB, SyntheticLab, wanted
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -125,6 +127,18 @@ def test_memory_that_holds_everything_leaves_computing_to_decide() -> None:
         "another GiB of memory",
         None,
     )
+
+
+@pytest.mark.parametrize(("disk_mib", "helps_more"), [(5, "disk"), (5000, "computing")])
+def test_what_takes_the_time_is_what_helps_when_it_is_faster(
+    disk_mib: int, helps_more: str
+) -> None:
+    lab = SyntheticLab(disk_bytes_per_s=disk_mib * MIB)
+    measured = measure(lab, wanted(DRAFT))
+    found = levers.outlook(
+        measured.wanted.load, lambda load: measured.plan, None, 1.0, measured.rate
+    )
+    assert helps_more in found.levers[0].change
 
 
 def test_a_disk_that_cannot_be_read_is_a_finding(

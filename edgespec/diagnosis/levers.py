@@ -51,16 +51,26 @@ class Rate(Protocol):
     """Who predicts."""
 
     def __call__(
-        self, plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0
+        self,
+        plan: MemoryPlan,
+        disk_factor: float = 1.0,
+        more_tokens: float = 0.0,
+        compute_factor: float = 1.0,
     ) -> float | None:
-        """Tokens a second under a plan, on a disk so many times as fast, with so many more tokens a
-        pass. None where nothing is read and what computing takes is not known."""
+        """Tokens a second under a plan, on a disk and with computing so many times as fast, with so
+        many more tokens a pass. None where nothing is read and what computing takes is not
+        known."""
 
 
 def storage_alone(disk_bytes_per_s: float, tokens_per_pass: float) -> Rate:
     """The paging bound: at best so much, where no model was loaded to know more."""
 
-    def rate(plan: MemoryPlan, disk_factor: float = 1.0, more_tokens: float = 0.0) -> float | None:
+    def rate(
+        plan: MemoryPlan,
+        disk_factor: float = 1.0,
+        more_tokens: float = 0.0,
+        compute_factor: float = 1.0,
+    ) -> float | None:
         if not plan.paged or not plan.bytes_per_pass:
             return None
         pass_s = theory.pass_seconds(plan.bytes_per_pass, disk_factor * disk_bytes_per_s)
@@ -84,6 +94,7 @@ def outlook(
     levers = [
         Lever("a disk twice as fast", rate(plan, disk_factor=2)),
         Lever("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
+        Lever("computing ten times as fast, as a GPU may be", rate(plan, compute_factor=10)),
     ]
     for change, changed in _changes(settings, plan):
         with suppress(BudgetError, UsageError):  # does not fit, or is for other models
