@@ -61,6 +61,11 @@ class RuntimeOptions(Settings):
         """Options with which a model takes less memory, by what a user would add for them."""
         return {}
 
+    def on_gpu(self, role: Role, n_layers: int) -> Mapping[str, Self]:
+        """Options with which a GPU computes some or all of the `n_layers` of the model in this
+        role, by what a user would add for them; none where that was said already."""
+        return {}
+
     def given(self, role: Role) -> Iterator[str]:
         """Options of a model in this role that are not at their defaults."""
         for name, flag in self.flags():

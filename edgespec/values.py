@@ -71,6 +71,7 @@ class ModelDetails:
     quantization: str | None = None
     """Of most of the weights."""
     parameters: int | None = None
+    layers: int | None = None
     embedding_length: int | None = None
     heads: int | None = None
     kv_heads: int | None = None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
-from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
+from edgespec.tuning.cost_model import Choice, Prediction, Speeds, draft_alone, predict
 from edgespec.tuning.measurements import (
+    ModelGpu,
     PassTiming,
     ReadSpeed,
     Refused,
@@ -21,7 +23,9 @@ from edgespec.tuning.measurements import (
     Written,
 )
 from edgespec.tuning.measuring import Wanted
+from edgespec.tuning.offloads import Offload
 from edgespec.values import RoundCost
+from edgespec_runtimes.gguf.options import GgufOptions
 
 MIB = 1 << 20
 DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
@@ -56,6 +60,12 @@ class SyntheticLab:
     """MiB."""
     batch_above: int = 1000
     """From so many guesses on, a prompt is read in other batches."""
+    gpu_step_s: float | None = None
+    """Of the draft on a GPU; None where there is no GPU."""
+    gpu_layers: int = 25
+    """That fit on it; more are an error."""
+    gpu_bytes: int = 0
+    """What its library takes of the process's memory."""
     noise: Sequence[float] = (1.0,)
     others: Sequence[float] = (0.0,)
     """Shares of the cores that other processes take, run by run."""
@@ -72,6 +82,11 @@ class SyntheticLab:
     def read_speeds(self) -> Sequence[ReadSpeed]:
         return [ReadSpeed(4 * MIB, 1, self.disk_bytes_per_s)]
 
+    def gpus(self, models: Sequence[Path]) -> Sequence[ModelGpu]:
+        if self.gpu_step_s is None:
+            return []
+        return [ModelGpu(model, "gguf", "a GPU", 24, MIB, 1e9) for model in models]
+
     def write(
         self,
         load: LoadSettings,
@@ -81,8 +96,9 @@ class SyntheticLab:
         most_s: float | None = None,
     ) -> Written:
         choice = Choice(
-            load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap
-        )
+            load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap,
+            offload=_offload_of(load),
+        )  # fmt: skip
         self.written.append(choice)
         self.left_s -= self.run_s
         others = self.others[len(self.written) % len(self.others)]
@@ -103,34 +119,52 @@ class SyntheticLab:
             texts=(Text((1,), tuple(range(n)), n_rounds * round_s),),
             rounds=_mixed(costs, true.tokens_per_pass, n_rounds),
             load_s=0.0,
-            peak_bytes=plan.planned_bytes,
+            peak_bytes=plan.planned_bytes + (self.gpu_bytes if self._uses_gpu(load) else 0),
             bytes_per_pass=plan.bytes_per_pass,
             passes=tuple(self._pass(choice, n_nodes, plan) for n_nodes in pass_sizes),
             others=others,
         )
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
-        alpha, threads = self.alphas[load.model], load.threads or 1
-        trees = tuple(
-            TreeYield(n, 1 + _stands(alpha, n), n * self.step_s * 4 / threads) for n in SIZES
-        )
+        alpha, step_s = self.alphas[load.model], self.step_s * 4 / (load.threads or 1)
+        if self._uses_gpu(load):
+            step_s = self.gpu_step_s or step_s
+        trees = tuple(TreeYield(n, 1 + _stands(alpha, n), n * step_s) for n in SIZES)
         return Replayed(trees, (Trust(0.5, 100, int(100 * alpha)),), 0)
 
     def truth(self, choice: Choice, load: LoadSettings | None = None) -> Prediction:
         """What really happens with this choice."""
-        plan = self._plan(choice.load(load or wanted(DRAFT).load), choice.engine)
+        load = choice.load(load or wanted(DRAFT).load)
+        plan = self._plan(load, choice.engine)
         assert isinstance(plan, MemoryPlan)
+        share = GgufOptions.of(load.options.get("gguf")).n_gpu_layers / 25
         sizes = (1, 4, 16, 49, 97)
         speeds = Speeds(
             self.disk_bytes_per_s,
-            {choice.threads: tuple((n, self._compute_s(choice.threads, n)) for n in sizes)},
+            {
+                choice.threads: tuple(
+                    (n, (1 - 0.9 * share) * self._compute_s(choice.threads, n)) for n in sizes
+                )
+            },
             {
                 (draft, threads): self.replay(LoadSettings(model=draft, threads=threads), ()).trees
                 for draft in self.alphas
                 for threads in (1, 2, 4)
             },
         )
+        if choice.draft is not None and choice.offload is not None:
+            alone = draft_alone(load, choice.draft, choice.threads)
+            on_gpu = {(choice.draft, choice.offload): self.replay(alone, ()).trees}
+            speeds = replace(speeds, offloaded=on_gpu)
         return predict(choice, plan, speeds)
+
+    def _uses_gpu(self, load: LoadSettings) -> bool:
+        """Raises ModelError for more layers than fit."""
+        options = GgufOptions.of(load.options.get("gguf"))
+        n_layers = max(options.n_gpu_layers, options.n_gpu_layers_draft)
+        if n_layers > self.gpu_layers:
+            raise ModelError("the GPU is full")
+        return n_layers > 0
 
     def _plan(self, load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused:
         """A budget pins what buffers and the draft leave of it, in MiB."""
@@ -167,6 +201,14 @@ class SyntheticLab:
 def _pinned(engine: EngineSettings) -> int | None:
     """This device plans trees of the usual size."""
     return engine.draft_max if engine.pins_draft_max else None
+
+
+def _offload_of(load: LoadSettings) -> Offload | None:
+    """Of the draft."""
+    n_layers = GgufOptions.of(load.options.get("gguf")).n_gpu_layers_draft
+    if not n_layers:
+        return None
+    return Offload(f"-ngld {n_layers}", (("n_gpu_layers_draft", n_layers),))
 
 
 def _stands(alpha: float, n_nodes: int) -> float:

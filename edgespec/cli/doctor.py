@@ -73,7 +73,7 @@ def _examined_pair(given: argparse.Namespace, request: Request, console: Console
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
     progress = partial(console.progress, "measuring the models")
     laboratory = Laboratory(settings.model, prompts, SECONDS, progress=progress)
-    measured = measure(laboratory, wanted, other_threads=False)
+    measured = measure(laboratory, wanted, other_settings=False)
     found = measured_outlook(laboratory, measured)
     console.end_of_progress()
     kept_speeds.keep(measured)
@@ -164,7 +164,7 @@ def _pair_lines(pair: Pair) -> list[str]:
         )
     if found.levers:
         bound = "predicted" if pair.measured else "at most"
-        lines += [f"what would help, {bound}:", *lever_lines(found)]
+        lines += [f"what would help, {bound}:", *lever_lines(found.levers)]
     return lines
 
 
@@ -177,9 +177,9 @@ def _expected_line(measured: Measured) -> str:
     )
 
 
-def lever_lines(found: Outlook) -> list[str]:
-    """What would help, the most helpful first."""
-    return [f"  {lever.change}: {_reached(lever)}" for lever in found.levers]
+def lever_lines(levers: Sequence[Lever]) -> list[str]:
+    """What would help."""
+    return [f"  {lever.change}: {_reached(lever)}" for lever in levers]
 
 
 def _reached(lever: Lever) -> str:

@@ -159,8 +159,19 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
         settings["draft"] = None
         tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
         notes.append("no draft: without it this pair was faster here when it was tuned")
+    on_gpu = tuned.keys() & option_names("draft").keys() - settings.keys()
+    if on_gpu and load.draft is not None and not _has_gpu(load.draft):
+        tuned = {name: tuned[name] for name in tuned.keys() - on_gpu}
+        notes.append("the draft stays off the GPU: there was one when this pair was tuned")
     settings |= {name: value for name, value in tuned.items() if name not in settings}
     notes.append(f"settings tuned for this device, pair and budget: {path} (--no-tuned: without)")
+
+
+def _has_gpu(model: Path) -> bool:
+    from edgespec import runtimes
+
+    runtime = runtimes.find(model)
+    return isinstance(runtime, runtimes.OffersGpu) and runtime.gpu() is not None
 
 
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:

@@ -25,7 +25,7 @@ from edgespec.cli.invocation import (
     spelled,
 )
 from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
-from edgespec.diagnosis.levers import Outlook
+from edgespec.diagnosis.levers import Lever, Outlook
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
@@ -38,6 +38,8 @@ from edgespec.tuning.search import Tuned, tune
 from edgespec.units import parse_rate, parse_size
 
 LEAST_SECONDS = 10
+WORTH_SAYING = 1.01
+"""Times what the chosen settings had."""
 
 
 def run(given: argparse.Namespace) -> None:
@@ -58,10 +60,11 @@ def run(given: argparse.Namespace) -> None:
     console.end_of_progress()
     if "out" not in given and tuned.chosen.draft is not None:
         out = presets.place(tuned.chosen.load(wanted.load))  # of the pair with the better draft
-    helps = _helps(tuned, found)
+    tried = _tried_levers(tuned)
+    helps = _helps(tuned, found, tried)
     text = presets.toml(report.preset_settings(tuned), [*_reasons(tuned), *helps])
     if "json" in given:
-        levers = [asdict(lever) for lever in found.levers]
+        levers = [asdict(lever) for lever in (*found.levers, *tried)]
         console.json(report.as_dict(tuned) | {"preset": str(out), "levers": levers})
     else:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
@@ -162,12 +165,26 @@ def seconds_from(given: argparse.Namespace) -> float:
     return seconds
 
 
-def _helps(tuned: Tuned, found: Outlook) -> list[str]:
+def _tried_levers(tuned: Tuned) -> list[Lever]:
+    """Layers of the target on a GPU that were faster in a run."""
+    now = tuned.best.tokens_per_s
+    found = [
+        Lever(f"{share.says}, which changes the text", share.tokens_per_s, measured=True)
+        for share in tuned.gpu_shares
+        if share.tokens_per_s > WORTH_SAYING * now
+    ]
+    return sorted(found, key=lambda lever: -(lever.tokens_per_s or 0.0))
+
+
+def _helps(tuned: Tuned, found: Outlook, tried: Sequence[Lever]) -> list[str]:
     """What was not chosen and would help: another machine, or other texts."""
     lines = report.read_advice(tuned.measured.reads)
     if found.levers:
         now = f"{found.tokens_per_s:.2f}" if found.tokens_per_s else "?"
-        lines += [f"What would help, predicted, to {now} now:", *lever_lines(found)]
+        lines += [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]
+    if tried:
+        now = f"{tuned.best.tokens_per_s:.2f}"
+        lines += [f"What would help, measured, to {now} with these settings:", *lever_lines(tried)]
     return lines
 
 

@@ -16,11 +16,12 @@ _DESCRIPTION = """\
 Find the settings with which a pair writes fastest on this device under a memory budget, and keep
 them as a preset.
 
-In about two minutes it measures the disk, passes of the target, what each draft guesses of the
-target's own text and what that takes; predicts tokens a second for all settings that leave the
-text as it is (threads of both models, size of the trees, drafting beside passes, which draft or
-none); and lets the best ones and the defaults run in turn. Where nothing beats the defaults by more
-than the noise, they stay. Every measurement is a process of its own within the budget.
+In about two minutes it measures the disk, copies to a GPU where there is one, passes of the target,
+what each draft guesses of the target's own text and what that takes; predicts tokens a second for
+all settings that leave the text as it is (threads of both models, size of the trees, drafting
+beside passes, which draft or none, the draft on the GPU); and lets the best ones and the defaults
+run in turn. Where nothing beats the defaults by more than the noise, they stay. Every measurement
+is a process of its own within the budget.
 
 The preset is found again by itself for the same device, models and budget: a note says so, and
 --no-tuned ignores it. With --out it is written to a file that --config takes instead."""
@@ -35,8 +36,9 @@ examples:
   edgespec tune -m big.gguf -md small.gguf --budgets 2GiB,4GiB,8GiB --html memory.html
       what one more GiB buys, from where on all of the target fits, where the draft stops paying
 
-What would change the text (KV types below f16, another batch size) or what fits (fewer context
-tokens) is proposed, and never chosen."""
+What would change the text (KV types below f16, another batch size, layers of the target on a GPU)
+or what fits (fewer context tokens) is proposed, and never chosen. Nothing about GPUs was tried on
+one yet."""
 
 
 def add_to(parser: P) -> P:

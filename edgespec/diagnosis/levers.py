@@ -26,11 +26,13 @@ Planner = Callable[[LoadSettings], MemoryPlan]
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change, and the tokens a second that storage then allows."""
+    """One change, and the tokens a second that it brings."""
 
     change: str
     tokens_per_s: float | None
     """None: nothing is read any more, and computing decides."""
+    measured: bool = False
+    """In a run, rather than predicted."""
 
 
 @dataclass(frozen=True, slots=True)

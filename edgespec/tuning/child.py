@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from edgespec import runtimes
 from edgespec.bench.messages import answer_one
 from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
@@ -32,6 +33,9 @@ from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
 from edgespec.tuning.measurements import (
     MESSAGES,
+    AskGpus,
+    GpusFound,
+    ModelGpu,
     PassTiming,
     ReadDisk,
     ReadSpeed,
@@ -61,12 +65,14 @@ def main() -> int:
     return answer_one(MESSAGES, _answer)
 
 
-def _answer(job: object) -> Surveyed | ReadSpeed | Written | Replayed:
+def _answer(job: object) -> Surveyed | ReadSpeed | GpusFound | Written | Replayed:
     match job:
         case Survey():
             return Surveyed(tuple(_planned(load, engine) for load, engine in job.asked))
         case ReadDisk():
             return _read_disk(job)
+        case AskGpus():
+            return ask_gpus(job)
         case Write():
             return _write(job)
         case Replay():
@@ -104,6 +110,32 @@ def _read_disk(job: ReadDisk) -> ReadSpeed:
         with ThreadPoolExecutor(job.n_parallel) as pool:
             done = sum(pool.map(read, range(job.n_parallel)))
         return ReadSpeed(job.read_bytes, job.n_parallel, done / (time.perf_counter() - timed_from))
+
+
+def ask_gpus(job: AskGpus) -> GpusFound:
+    """What the runtimes of the models say, and what copies to their GPUs reach."""
+    found: list[ModelGpu] = []
+    rates: dict[str, float] = {}
+    for path in job.models:
+        runtime = runtimes.find(path)
+        if not isinstance(runtime, runtimes.OffersGpu) or (gpu := runtime.gpu()) is None:
+            continue
+        name = runtime.name
+        if name not in rates:
+            rates[name] = _copy_rate(runtime, job.copy_bytes, job.seconds)
+        n_layers = runtimes.describe(path).layers or 0
+        found.append(ModelGpu(path, name, gpu, n_layers, job.copy_bytes, rates[name]))
+    return GpusFound(tuple(found))
+
+
+def _copy_rate(runtime: runtimes.OffersGpu, nbytes: int, seconds: float) -> float:
+    with runtime.copying(nbytes) as copy:
+        copy()  # what is done once is not timed
+        n_copies, began = 0, time.perf_counter()
+        while not n_copies or time.perf_counter() - began < seconds:
+            copy()
+            n_copies += 1
+        return n_copies * nbytes / max(time.perf_counter() - began, 1e-9)
 
 
 def _write(job: Write) -> Written:

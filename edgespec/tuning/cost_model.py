@@ -19,6 +19,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
 from edgespec.options import option_names
 from edgespec.tuning.measurements import PassTiming, TreeYield, Written
+from edgespec.tuning.offloads import Offload
 
 USUAL_RULES = EngineSettings()
 LEAST_REACHED = 0.3
@@ -42,6 +43,8 @@ class Choice:
     """None: beside a draft."""
     rules: EngineSettings = USUAL_RULES
     """Of the engine, those that are not chosen among."""
+    offload: Offload | None = None
+    """Of the draft: with which a GPU computes it."""
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this choice."""
@@ -49,6 +52,7 @@ class Choice:
         given |= {"threads": self.threads}
         if self.draft is not None:
             given |= {"draft": self.draft, "threads_draft": self.threads_draft}
+            given |= dict(self.offload.given) if self.offload else {}
         return LoadSettings.model_validate(given)
 
     @property
@@ -75,6 +79,8 @@ class Speeds:
     """By the target's threads, seconds of a pass's computing at numbers of nodes."""
     yields: Mapping[tuple[Path, int], tuple[TreeYield, ...]] = field(default_factory=dict)
     """By draft and its threads."""
+    offloaded: Mapping[tuple[Path, Offload], tuple[TreeYield, ...]] = field(default_factory=dict)
+    """By draft and what a GPU computes of it, which leaves its threads little to do."""
     gain: float = 1.0
     """Of guesses that stand, what real rounds bring to what the replay of full trees does: guesses
     without a model add some, trees that end early lose some."""
@@ -83,6 +89,13 @@ class Speeds:
     reached: float = 1.0
     """Of the best round's tokens a second, what a real run had: rules that learn find that round
     late, try others, and two models on the same cores hold each other up."""
+
+    def trees(self, choice: Choice) -> tuple[TreeYield, ...]:
+        """What the draft of a choice brings. Raises KeyError where it was not measured."""
+        assert choice.draft is not None
+        if choice.offload is not None:
+            return self.offloaded[choice.draft, choice.offload]
+        return self.yields[choice.draft, choice.threads_draft or choice.threads]
 
     def with_faster(self, disk_factor: float, compute_factor: float) -> Speeds:
         """A disk so many times as fast, and computing of both models."""
@@ -127,7 +140,7 @@ def predict(
     compute = speeds.compute[choice.threads]
     n_nodes, tokens, draft_s = [0], [1.0], [0.0]
     if choice.draft is not None:
-        trees = speeds.yields[choice.draft, choice.threads_draft or choice.threads]
+        trees = speeds.trees(choice)
         planned = plan.max_nodes - 1
         most = min(choice.draft_max or planned, planned, trees[-1].drafted_nodes)
         tokens_at = ((0.0, 1.0), *((t.drafted_nodes, t.tokens_per_pass) for t in trees))

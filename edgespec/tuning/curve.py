@@ -93,7 +93,7 @@ def draw(lab: Lab, wanted: Wanted, budgets: Sequence[int], say: Say = lambda _: 
     base = (paged or working)[len(paged or working) // 2]
     at_base = replace(wanted, load=asked[base])
     say(f"the pair at {budgets[base] / GIB:.2f} GiB")
-    measured = measure(lab, at_base, say, other_threads=False)
+    measured = measure(lab, at_base, say, other_settings=False)
     by_kind = {measured.plan.paged: measured.speeds}
     points: list[Point] = []
     for left, (nbytes, load, plan, without) in enumerate(

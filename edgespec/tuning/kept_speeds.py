@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.options import Role
 from edgespec.tuning import presets
 from edgespec.tuning.cost_model import Places, Prediction, Speeds, predict
 from edgespec.tuning.measurements import TreeYield
@@ -73,11 +74,12 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
     is_known = isfinite(raw_bytes_per_s) and isfinite(speeds.disk_bytes_per_s)
     share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0
     fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share)
+    load, usual = measured.wanted.load, measured.wanted.usual
     alone = KeptSpeeds(compute=dict(speeds.compute), yields={}, fits=(fit,))
-    _write(alone, _place(measured.wanted.load.model, None, plan.paged))
+    _write(alone, _place(load, None, plan.paged))
     if draft is None:
         return
-    path = _place(measured.wanted.load.model, draft, plan.paged)
+    path = _place(load, draft, plan.paged)
     before = _recalled(path)
     others = [old for old in before.fits if old.unlike(fit.read_s) > _ALIKE] if before else []
     latest = Fit(fit.read_s, share, speeds.gain, speeds.unhidden, speeds.reached * confirmed)
@@ -87,6 +89,11 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
         fits=(latest, *others)[:_MOST_FITS],
     )
     _write(drafted, path)
+    for (of, offload), trees in speeds.offloaded.items():
+        if of == draft:
+            threads = {usual.threads_draft or usual.threads, *speeds.compute}
+            on_gpu = replace(drafted, yields=dict.fromkeys(threads, trees))
+            _write(on_gpu, _place(offload.added_to(load), draft, plan.paged))
 
 
 def predicted(
@@ -96,7 +103,7 @@ def predicted(
     where nothing was measured that speaks of it: not this pair, not with so many threads, only
     other weights in memory than all or than some, or only passes that read for much longer or
     shorter, unless storage decides."""
-    kept = _recalled(_place(load.model, load.draft, plan.paged))
+    kept = _recalled(_place(load, load.draft, plan.paged))
     if kept is None or not kept.fits or (plan.bytes_per_pass and not disk_bytes_per_s):
         return None
     raw_bytes_per_s = disk_bytes_per_s or inf
@@ -121,11 +128,24 @@ def predicted(
     return found if is_near or storage_decides else None
 
 
-def _place(model: Path, draft: Path | None, paged: bool) -> Path:
-    """Resident weights compute with other kernels than paged ones."""
-    said = json.dumps([presets.device(model), presets.files(model, draft), paged])
+def _place(load: LoadSettings, draft: Path | None, paged: bool) -> Path:
+    """Resident weights compute with other kernels than paged ones, and so do a GPU's."""
+    files = presets.files(load.model, draft)
+    said = json.dumps([presets.device(load.model), files, paged, *_unusual(load, draft)])
     digest = hashlib.sha256(said.encode()).hexdigest()[:24]
     return cache_folder.tuned() / f"{digest}.speeds.json"
+
+
+def _unusual(load: LoadSettings, draft: Path | None) -> list[list[str]]:
+    """The runtimes' own options that are not at their defaults."""
+    roles: tuple[Role, ...] = ("target", "draft") if draft else ("target",)
+    found = {
+        (name, str(getattr(options, name)))
+        for options in load.options.values()
+        for role in roles
+        for name in options.given(role)
+    }
+    return [list(pair) for pair in sorted(found)]
 
 
 def _write(kept: KeptSpeeds, path: Path) -> None:

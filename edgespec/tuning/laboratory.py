@@ -22,6 +22,9 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import READ_BYTES
 from edgespec.tuning.measurements import (
     MESSAGES,
+    AskGpus,
+    GpusFound,
+    ModelGpu,
     ReadDisk,
     ReadSpeed,
     Refused,
@@ -39,6 +42,8 @@ CHILD = Child("edgespec.tuning.child", MESSAGES)
 READS = ((READ_BYTES, 1), (1 << 20, 1), (256 << 10, 1), (READ_BYTES, 2), (READ_BYTES, 4))
 """Sizes and numbers at a time; the engine's own first."""
 READ_S = 0.5
+COPY_BYTES, COPY_S = 16 << 20, 0.5
+"""Of copies to a GPU: about a layer of a small model at a time."""
 MOST_RUN_S = 20.0
 """Of one measurement, loading not counted."""
 LEAST_RUN_S = 2.0
@@ -78,6 +83,9 @@ class Laboratory:
             for nbytes, n_parallel in READS
             if path.stat().st_size > 4 * nbytes * n_parallel
         ]
+
+    def gpus(self, models: Sequence[Path]) -> Sequence[ModelGpu]:
+        return self._measure(AskGpus(tuple(models), COPY_BYTES, COPY_S), GpusFound).gpus
 
     def write(
         self,

@@ -65,6 +65,38 @@ class ReadSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class AskGpus:
+    """Find the GPUs that could compute these models, and copy `copy_bytes` to each at a time."""
+
+    models: tuple[Path, ...]
+    copy_bytes: int
+    seconds: float
+    """Of copying, for each runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGpu:
+    """The GPU that a model's runtime could compute it on."""
+
+    model: Path
+    runtime: str
+    gpu: str
+    """Its name, for people."""
+    n_layers: int
+    """Of the model; 0 where its files do not say."""
+    copy_bytes: int
+    bytes_per_s: float
+    """Of copies of so many bytes at a time from the process's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpusFound:
+    """Models that no GPU could compute are left out."""
+
+    gpus: tuple[ModelGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Continue prompts greedily, then time passes over some numbers of nodes."""
 
@@ -184,5 +216,8 @@ class Replayed:
 
 
 MESSAGES = Messages(
-    (Survey, Surveyed, ReadDisk, ReadSpeed, Write, Written, Replay, Replayed, Failed)
+    (
+        *(Survey, Surveyed, ReadDisk, ReadSpeed, AskGpus, GpusFound),
+        *(Write, Written, Replay, Replayed, Failed),
+    )
 )

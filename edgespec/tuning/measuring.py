@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, EdgespecError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning.cost_model import (
     Choice,
@@ -26,7 +26,8 @@ from edgespec.tuning.cost_model import (
     draft_alone,
     predict,
 )
-from edgespec.tuning.measurements import ReadSpeed, Refused, Replayed, Text, Written
+from edgespec.tuning.measurements import ModelGpu, ReadSpeed, Refused, Replayed, Text, Written
+from edgespec.tuning.offloads import Offload, offloads
 
 PASS_SIZES = (1, 4, 16, 97)
 """Nodes of timed passes, the root counted."""
@@ -49,6 +50,9 @@ class Lab(Protocol):
 
     def read_speeds(self) -> Sequence[ReadSpeed]:
         """Of the disk with the target: the engine's own kind of reads first."""
+
+    def gpus(self, models: Sequence[Path]) -> Sequence[ModelGpu]:
+        """That could compute these models; often none."""
 
     def write(
         self,
@@ -106,6 +110,9 @@ class Measured:
     replays: tuple[tuple[Path, int, Replayed], ...]
     """By draft and its threads."""
     speeds: Speeds
+    gpus: tuple[ModelGpu, ...] = ()
+    offloaded: tuple[tuple[Path, Offload, Replayed], ...] = ()
+    """By draft and what a GPU computed of it."""
 
     @property
     def expected(self) -> Prediction:
@@ -133,13 +140,14 @@ class Measured:
 
 
 def measure(
-    lab: Lab, wanted: Wanted, say: Say = lambda _: None, other_threads: bool = True
+    lab: Lab, wanted: Wanted, say: Say = lambda _: None, other_settings: bool = True
 ) -> Measured:
     """Run the usual settings once, replay what the drafts would have guessed, and fit the model to
     it. Raises what planning and loading raise."""
     usual = wanted.usual
     plan = _plan_of_each_draft(lab, wanted)
     reads = tuple(lab.read_speeds()) if plan.paged else ()
+    gpus = _gpus(lab, wanted, say)
     say("a run with the defaults")
     first = lab.write(usual.load(wanted.load), usual.engine, WRITTEN_TOKENS, PASS_SIZES)
     raw_bytes_per_s = reads[0].bytes_per_s if reads else inf
@@ -147,12 +155,16 @@ def measure(
         disk_bytes_per_s=disk_rate(first.passes, raw_bytes_per_s),
         compute={usual.threads: compute_places(first.passes)},
     )
-    replays = tuple(_replays(lab, wanted, first.texts, say, other_threads))
+    replays = tuple(_replays(lab, wanted, first.texts, say, other_settings))
     yields = {(draft, threads): done.trees for draft, threads, done in replays}
     speeds = calibrated(usual, plan, replace(speeds, yields=yields), first)
-    if other_threads:
+    offloaded: tuple[tuple[Path, Offload, Replayed], ...] = ()
+    if other_settings:
         speeds = _with_other_threads(lab, wanted, plan, speeds, first, say)
-    return Measured(wanted, plan, reads, first, replays, speeds)
+        offloaded = tuple(_offloaded(lab, wanted, gpus, first.texts, say))
+        on_gpu = {(draft, offload): done.trees for draft, offload, done in offloaded}
+        speeds = replace(speeds, offloaded=on_gpu)
+    return Measured(wanted, plan, reads, first, replays, speeds, gpus, offloaded)
 
 
 def shortest_run_s(first: Written, expected: Prediction) -> float:
@@ -183,7 +195,7 @@ def _accepted(found: MemoryPlan | Refused) -> MemoryPlan:
 
 
 def _replays(
-    lab: Lab, wanted: Wanted, texts: tuple[Text, ...], say: Say, other_threads: bool
+    lab: Lab, wanted: Wanted, texts: tuple[Text, ...], say: Say, other_settings: bool
 ) -> Iterable[tuple[Path, int, Replayed]]:
     """Each draft with the default's threads, the first one with others too."""
     usual = wanted.usual
@@ -192,11 +204,38 @@ def _replays(
         say(f"what {draft.name} guesses")
         yield draft, threads, lab.replay(draft_alone(wanted.load, draft, threads), texts)
         is_settled = {"threads", "threads_draft"} & wanted.settled
-        if is_settled or not other_threads or draft != usual.draft:
+        if is_settled or not other_settings or draft != usual.draft:
             continue
         for fewer in _fewer(threads):
             if lab.left_s > 0:
                 yield draft, fewer, lab.replay(draft_alone(wanted.load, draft, fewer), texts)
+
+
+def _gpus(lab: Lab, wanted: Wanted, say: Say) -> tuple[ModelGpu, ...]:
+    """What asking fails with is said, and no GPU considered."""
+    try:
+        return tuple(lab.gpus(tuple(dict.fromkeys([wanted.load.model, *wanted.drafts]))))
+    except EdgespecError as error:
+        say(f"no GPU is considered: {error}")
+        return ()
+
+
+def _offloaded(
+    lab: Lab, wanted: Wanted, gpus: Sequence[ModelGpu], texts: tuple[Text, ...], say: Say
+) -> Iterable[tuple[Path, Offload, Replayed]]:
+    """Each draft on a GPU. One that it does not take is left out."""
+    usual = wanted.usual
+    threads = usual.threads_draft or usual.threads
+    for draft in wanted.drafts:
+        for offload in offloads(wanted.load, gpus, draft, "draft"):
+            say(f"what {draft.name} guesses with {offload.says}")
+            load = replace(usual, draft=draft, offload=offload).load(wanted.load)
+            try:
+                replayed = lab.replay(draft_alone(load, draft, threads), texts)
+            except EdgespecError as error:
+                say(f"left out: {offload.says} ({error})")
+                continue
+            yield draft, offload, replayed
 
 
 def _fewer(threads: int) -> list[int]:

@@ -18,10 +18,12 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
 from edgespec.memory import process
+from edgespec.options import option_names
 from edgespec.settings import spell
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
-"""What a preset may settle by itself: nothing in it changes the text."""
+"""What a preset may settle by itself: nothing in it changes the text. Nor do a runtime's options
+that are only for drafts."""
 _ELSEWHERE = frozenset(
     {"model", "draft", "memory_budget", "threads", "threads_draft", "grammars", "state_files"}
 )
@@ -49,7 +51,8 @@ def recall(load: LoadSettings) -> tuple[Path, dict[str, Any]] | None:
         settings = read_config(path)
     except (OSError, EdgespecError):
         return None
-    return path, {name: value for name, value in settings.items() if name in TUNED}
+    applying = TUNED | option_names("draft").keys()
+    return path, {name: value for name, value in settings.items() if name in applying}
 
 
 def toml(settings: Mapping[str, Any], reasons: Sequence[str]) -> str:
@@ -123,7 +126,8 @@ def _budget(load: LoadSettings) -> str:
 def _others(load: LoadSettings) -> list[tuple[str, str]]:
     """At their defaults or not given is the same."""
     usual = LoadSettings(model=load.model, draft=load.draft)
-    said = {name: str(value) for name, value in load.as_given().items() if name not in _ELSEWHERE}
+    elsewhere = _ELSEWHERE | option_names("draft").keys()
+    said = {name: str(value) for name, value in load.as_given().items() if name not in elsewhere}
     for options in load.options.values():
         unlike = {*options.given("target"), *options.given("draft")}
         said = {k: v for k, v in said.items() if k in unlike or k not in type(options).model_fields}

@@ -13,6 +13,7 @@ from typing import Any
 from edgespec import theory
 from edgespec.bench.other_work import TOO_MUCH
 from edgespec.engine.settings import EngineSettings
+from edgespec.tuning import gpu_report
 from edgespec.tuning.cost_model import Choice, Prediction, without_draft
 from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
 from edgespec.tuning.measuring import Measured
@@ -51,6 +52,8 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
             settings["no_overlap"] = True
         if chosen.lookup is not None:
             settings["lookup"] = chosen.lookup
+        if chosen.offload is not None:
+            settings |= chosen.offload.given
     return settings
 
 
@@ -136,6 +139,7 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
             }
             for draft, threads, replayed in measured.replays
         ],
+        **gpu_report.entries(tuned),
         "memory": {
             "budget_bytes": tuned.plan.budget_bytes,
             "planned_bytes": tuned.plan.planned_bytes,
@@ -174,6 +178,7 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
         "draft_max": choice.draft_max,
         "overlap": choice.overlap,
         "lookup": choice.lookup,
+        "on_gpu": dict(choice.offload.given) if choice.offload else {},
         "predicted": asdict(trial.predicted),
         "tokens_per_s": trial.rates,
         "peak_bytes": trial.peak_bytes,
@@ -196,6 +201,8 @@ def choice_line(choice: Choice, usual: Choice) -> str:
             said.append("--no-lookup")
         if choice.threads_draft != usual.threads_draft:
             said.append(f"-td {choice.threads_draft or choice.threads}")
+        if choice.offload is not None:
+            said.append(choice.offload.says)
     if choice.threads != usual.threads:
         said.append(f"-t {choice.threads}")
     return " ".join(said) or "defaults"
@@ -215,6 +222,7 @@ def measured_lines(measured: Measured) -> list[str]:
             f"disk: {format_rate(first.bytes_per_s)} with one read of "
             f"{format_size(first.read_bytes)} at a time, as edgespec reads; {rest}"
         )
+    found += gpu_report.copy_lines(measured)
     computing = ", ".join(
         f"{nodes:.0f}: {MS * seconds:.0f} ms"
         for nodes, seconds in measured.speeds.compute[measured.wanted.usual.threads]
@@ -231,6 +239,10 @@ def measured_lines(measured: Measured) -> list[str]:
     )
     for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)
+    found += [
+        f"{draft.name} with {offload.says}: {_trees(replayed)}"
+        for draft, offload, replayed in measured.offloaded
+    ]
     return [*found, *_disturbed(measured.first.others)]
 
 
@@ -244,11 +256,14 @@ def _disturbed(others: float) -> list[str]:
     ]
 
 
-def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
-    trees = ", ".join(
+def _trees(replayed: Replayed) -> str:
+    return ", ".join(
         f"{tree.drafted_nodes}: {tree.tokens_per_pass:.2f} in {MS * tree.draft_s:.1f} ms"
         for tree in replayed.trees
     )
+
+
+def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
     trust = ", ".join(
         f"{trust.least_confidence:.1f}: {trust.n_right} of {trust.n_guesses}"
         for trust in replayed.trust
@@ -257,7 +272,7 @@ def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
         f"{name}, {threads} threads: ranks {replayed.alpha:.0%} of the target's tokens first, so a "
         f"line of {LINE} guesses brings {theory.expected_tokens(replayed.alpha, LINE):.1f} tokens "
         "if they stand independently",
-        f"  tokens per pass by guesses, as a tree: {trees}",
+        f"  tokens per pass by guesses, as a tree: {_trees(replayed)}",
         f"  its first choices that stood, by confidence: {trust}",
     ]
 

@@ -14,7 +14,15 @@ from statistics import median
 
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
+from edgespec.tuning.gpu_runs import (
+    TIME_SHARE,
+    GpuShare,
+    run_choice,
+    run_shares,
+    shares_of_target,
+)
 from edgespec.tuning.measuring import Lab, Measured, Say, Wanted, measure
+from edgespec.tuning.offloads import Offload
 
 DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64, 96)
 LEAST_GAIN = 0.03
@@ -49,6 +57,8 @@ class Trial:
     peak_bytes: int = 0
     others: float = 0.0
     """Share of the cores that other processes took, the most beside its runs."""
+    complaint: str = ""
+    """Why it is left out, whatever it reached."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -68,6 +78,8 @@ class Tuned:
     noise: float
     """How far ratios of the same settings typically lay apart from turn to turn, as a share."""
     n_considered: int
+    gpu_shares: tuple[GpuShare, ...] = ()
+    """Of the target, with the chosen settings otherwise: they change the text."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -82,7 +94,8 @@ class Tuned:
     def untried(self) -> Trial | None:
         """What is predicted to be best and could not run, where a run takes too long here."""
         others = self.trials[1:]
-        return others[0] if others and not any(trial.rates for trial in others) else None
+        ran = any(trial.rates or trial.complaint for trial in others)
+        return others[0] if others and not ran else None
 
     @property
     def best(self) -> Trial:
@@ -125,15 +138,19 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     ]
     usual_trial = Trial(usual, expected)
     trials = [usual_trial, *_unlike(promising)]
+    shares, n_tokens = shares_of_target(measured), 0
     n_affordable = _affordable_trials(lab, measured)
     if n_affordable >= min(2, len(trials)):
         trials = trials[:n_affordable]
-        _confirm(lab, measured, trials, say)
+        n_tokens = _confirm(lab, measured, trials, say, TIME_SHARE * lab.left_s if shares else 0.0)
     else:
         usual_trial.rates.append(measured.first.tokens_per_s)
         usual_trial.peak_bytes = measured.first.peak_bytes
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
     chosen = _winner(trials)
+    tried = tuple(run_shares(lab, measured, chosen, shares, n_tokens, say))
+    notes += [trial.complaint for trial in trials if trial.complaint]
+    notes += [found for found in tried if isinstance(found, str)]
     return Tuned(
         measured=measured,
         plan=plans.get(_memory_of(chosen)) or usual_plan,
@@ -141,6 +158,7 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         chosen=chosen,
         noise=noise,
         n_considered=len(ranked),
+        gpu_shares=tuple(found for found in tried if isinstance(found, GpuShare)),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -164,16 +182,25 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
                 draft_max=n,
                 overlap=overlap,
             )
+        for (draft, offload), n, overlap in product(speeds.offloaded, maxima, overlaps):
+            yield replace(
+                usual,
+                draft=draft,
+                threads=target_threads,
+                draft_max=n,
+                overlap=overlap,
+                offload=offload,
+            )
         if not (settled & {"draft", "draft_max"}) or usual.draft is None:
             yield replace(usual, draft=None, threads=target_threads, threads_draft=None)
 
 
-_Memory = tuple[Path | None, int | None]
+_Memory = tuple[Path | None, int | None, Offload | None]
 
 
 def _memory_of(choice: Choice) -> _Memory:
     """What of a choice decides who gets which bytes."""
-    return choice.draft, choice.draft_max
+    return choice.draft, choice.draft_max, choice.offload
 
 
 def _plans(lab: Lab, wanted: Wanted, choices: Sequence[Choice]) -> dict[_Memory, MemoryPlan]:
@@ -212,7 +239,8 @@ def _predictions(
 def _says(choice: Choice) -> str:
     if choice.draft is None:
         return "no draft"
-    return choice.draft.name + (f" with {choice.draft_max}" if choice.draft_max else "")
+    size = f" with {choice.draft_max}" if choice.draft_max else ""
+    return choice.draft.name + size + (f" {choice.offload.says}" if choice.offload else "")
 
 
 def _unlike(trials: Sequence[Trial]) -> list[Trial]:
@@ -220,50 +248,55 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
     the size of a tree that is not reached."""
     found: list[Trial] = []
     for trial in trials:
-        said = (trial.choice.draft, trial.choice.threads, trial.choice.threads_draft)
-        alike = [
-            other
-            for other in found
-            if (other.choice.draft, other.choice.threads, other.choice.threads_draft) == said
-        ]
+        alike = [other for other in found if _tried(other.choice) == _tried(trial.choice)]
         if len(alike) < 1 and len(found) < N_FINALISTS:
             found.append(trial)
     return found
 
 
-def _confirm(lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say) -> None:
-    """Short runs of every trial in turn, as many turns as there is time for. All write the same
-    tokens, so as many as fit into a share of the time."""
+def _tried(choice: Choice) -> tuple[object, ...]:
+    return choice.draft, choice.threads, choice.threads_draft, choice.offload
+
+
+def _confirm(
+    lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say, spare_s: float = 0.0
+) -> int:
+    """Short runs of every trial in turn, as many turns as there is time for until `spare_s` are
+    left. All write the same tokens, so as many as fit into a share of the time: the answer is how
+    many of each text."""
     if len(trials) == 1:
         say("nothing is predicted to beat the defaults")
     usual, *others = trials
-    share_s = max(lab.left_s / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)
+    share_s = max((lab.left_s - spare_s) / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)
     n_texts = max(1, len(measured.first.texts))
     n_tokens = int(share_s * measured.first.tokens_per_s / n_texts)
     n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
     turn, turn_s = 0, 0.0
     while turn < (MOST_TURNS if others else LEAST_TURNS):
-        left = [usual, *(trial for trial in others if gain_of(trial, usual) > -GIVEN_UP)]
-        is_enough = turn >= LEAST_TURNS and (len(left) == 1 or lab.left_s <= turn_s)
+        left = [usual, *(t for t in others if not t.complaint and gain_of(t, usual) > -GIVEN_UP)]
+        is_enough = turn >= LEAST_TURNS and (len(left) == 1 or lab.left_s - spare_s <= turn_s)
         if is_enough:
-            return
+            break
         before_s = lab.left_s
         runs = []
         # the one that came last comes first in the next turn: what drifts hits all alike
         for trial in left if turn % 2 == 0 else left[::-1]:
             say(f"run {turn + 1} of {_says(trial.choice)}")
-            load = trial.choice.load(measured.wanted.load)
-            written = lab.write(load, trial.choice.engine, n_tokens, most_s=PATIENCE * share_s)
+            written = run_choice(lab, measured, trial.choice, n_tokens, PATIENCE * share_s)
+            if isinstance(written, str):
+                trial.complaint = written
+                continue
             runs.append((trial, written))
             trial.peak_bytes = max(trial.peak_bytes, written.peak_bytes)
         turn_s = before_s - lab.left_s
-        if any(run.is_disturbed for _, run in runs) and lab.left_s > turn_s > 0:
+        if any(run.is_disturbed for _, run in runs) and lab.left_s - spare_s > turn_s > 0:
             say("other processes computed beside that: it is run again")
             continue
         for trial, run in runs:
             trial.rates.append(run.tokens_per_s)
             trial.others = max(trial.others, run.others)
         turn += 1
+    return n_tokens
 
 
 def _affordable_trials(lab: Lab, measured: Measured) -> int:
@@ -296,6 +329,8 @@ def _winner(trials: Sequence[Trial]) -> Choice:
     usual, *others = trials
     winner, best_gain = usual, 0.0
     for trial in others:
+        if trial.complaint:
+            continue
         gain = gain_of(trial, usual)
         least = max(DOUBT * noise_of(trial, usual), LEAST_GAIN)
         if len(trial.rates) >= LEAST_TURNS and gain > max(least, best_gain):

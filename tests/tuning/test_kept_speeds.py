@@ -109,6 +109,26 @@ def test_resident_weights_say_nothing_of_paged_ones(measured: Measured):
     assert kept_speeds.predicted(measured.wanted.load, RULES, plan, None) is None
 
 
+def test_a_draft_on_the_gpu_is_predicted_by_what_it_took_there(tmp_path: Path, lab: SyntheticLab):
+    fast = replace(lab, gpu_step_s=lab.step_s / 10, disk_bytes_per_s=30 * DISK)
+    (draft,) = lab.alphas
+    found = measure(fast, wanted(draft, model=tmp_path / "big.gguf", threads=2))
+    kept_speeds.keep(found)
+    ((_, offload, _),) = found.offloaded
+    load = found.wanted.load
+    usual = kept_speeds.predicted(load, RULES, found.plan, 30 * DISK)
+    there = kept_speeds.predicted(offload.added_to(load), RULES, found.plan, 30 * DISK)
+    assert usual is not None and there is not None
+    assert there.draft_s == pytest.approx(
+        usual.draft_s * there.n_nodes / usual.n_nodes * fast.gpu_step_s / (2 * lab.step_s)
+    )
+
+
+def test_layers_of_the_target_on_a_gpu_are_not_predicted_from_runs_without(measured: Measured):
+    load = LoadSettings.model_validate(measured.wanted.load.as_given() | {"n_gpu_layers": 3})
+    assert kept_speeds.predicted(load, RULES, measured.plan, DISK) is None
+
+
 def test_a_model_that_was_replaced_is_another_one(measured: Measured):
     measured.wanted.load.model.write_bytes(b"GGUF and more")
     assert kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, DISK) is None

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import runtimes
 from edgespec.cli.invocation import Request, settings_from
 from edgespec.config import LoadSettings, read_config
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.tuning import presets
+from edgespec_runtimes.gguf.options import GgufOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -94,6 +96,37 @@ def test_what_changes_the_text_is_never_taken_from_it(load: LoadSettings):
     keep(load, cache_type_k="q8_0", batch_size=32, threads=1)
     found = request(load).load
     assert (dict(found.options), found.batch_size, found.threads) == ({}, None, 1)
+
+
+class Library:
+    """A runtime with a GPU, or without."""
+
+    def __init__(self, gpu: str | None) -> None:
+        self._gpu = gpu
+
+    def gpu(self) -> str | None:
+        return self._gpu
+
+    def copying(self, nbytes: int) -> None:
+        raise AssertionError("nothing is copied")
+
+
+@pytest.mark.parametrize(("gpu", "n_layers"), [("a GPU", 25), (None, 0)])
+def test_a_draft_goes_to_the_gpu_that_is_there(
+    load: LoadSettings, gpu: str | None, n_layers: int, monkeypatch: pytest.MonkeyPatch
+):
+    keep(load, n_gpu_layers_draft=25, threads=1)
+    monkeypatch.setattr(runtimes, "find", lambda _: Library(gpu))
+    found = request(load)
+    assert GgufOptions.of(found.load.options.get("gguf")).gpu_layers_of("draft") == n_layers
+    assert found.load.threads == 1
+    assert any("stays off the GPU" in note for note in found.notes) == (gpu is None)
+
+
+def test_layers_of_the_draft_do_not_tell_presets_apart(load: LoadSettings):
+    keep(load, threads=1)
+    assert request(load, n_gpu_layers_draft="0").load.threads == 1
+    assert request(load, n_gpu_layers="3").load.threads is None
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"threads = ", b"unknown = 3"])

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.tuning import child
-from edgespec.tuning.measurements import MESSAGES, Refused, Survey, Surveyed, Text
+from edgespec.tuning.measurements import (
+    MESSAGES,
+    AskGpus,
+    GpusFound,
+    ModelGpu,
+    Refused,
+    Survey,
+    Surveyed,
+    Text,
+)
 from engine_cases import PROMPT, counting
 
 TEXT = Text(tuple(PROMPT), tuple(n % 10 for n in range(20)))
@@ -23,6 +33,13 @@ def test_jobs_and_answers_survive_their_json():
     )
     survey = Survey(((load, EngineSettings(draft_max=7)),))
     for value in (survey, Surveyed((plan, Refused("no", 3)))):
+        assert MESSAGES.from_json(MESSAGES.to_json(value)) == value
+
+
+def test_what_a_gpu_is_asked_and_answers_survives_its_json():
+    asked = AskGpus((Path("big.gguf"),), 4, 0.5)
+    found = GpusFound((ModelGpu(Path("big.gguf"), "gguf", "a GPU", 24, 4, 1e9),))
+    for value in (asked, found):
         assert MESSAGES.from_json(MESSAGES.to_json(value)) == value
 
 

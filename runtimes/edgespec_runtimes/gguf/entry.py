@@ -6,10 +6,11 @@ Opens no model itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
@@ -20,7 +21,7 @@ from edgespec_runtimes.gguf import baselines, diagnosis
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama import ggml, gpu, loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
@@ -59,6 +60,18 @@ class GgufRuntime:
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         return baselines.run(name, request)
+
+    def gpu(self) -> str | None:
+        device = gpu.find()
+        return ggml.device_name(device) if device else None
+
+    @contextmanager
+    def copying(self, nbytes: int) -> Iterator[Callable[[], object]]:
+        device = gpu.find()
+        if device is None:
+            raise EdgespecError("llama.cpp finds no GPU to copy to")
+        with gpu.copying(device, nbytes) as copy:
+            yield copy
 
     def diagnose(self) -> Sequence[Finding]:
         return diagnosis.diagnose()

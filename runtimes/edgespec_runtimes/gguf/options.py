@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
 from edgespec.config import Count
 from edgespec.errors import UsageError
-from edgespec.options import Flag, RuntimeOptions
+from edgespec.options import Flag, Role, RuntimeOptions
 from edgespec.settings import Names
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
 _CACHE_TYPES = ", ".join(get_args(CacheType))
+_GPU_LAYERS: Mapping[Role, tuple[str, str]] = {
+    "target": ("n_gpu_layers", "-ngl"),
+    "draft": ("n_gpu_layers_draft", "-ngld"),
+}
 _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
 
 
@@ -55,6 +59,16 @@ class GgufOptions(RuntimeOptions):
             return {}
         smaller = self.model_copy(update={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
         return {"-ctk q8_0 -ctv q8_0, which changes the text": smaller}
+
+    def on_gpu(self, role: Role, n_layers: int) -> Mapping[str, Self]:
+        """Of a target some layers can bring something; a draft steps through all of its own many
+        times a round."""
+        name, flag = _GPU_LAYERS[role]
+        if name in self.model_fields_set:
+            return {}
+        everything = n_layers + 1  # the output head counts as a layer
+        parts = {everything // 4, everything // 2, everything} if role == "target" else {everything}
+        return {f"{flag} {n}": self.model_copy(update={name: n}) for n in sorted(parts) if n}
 
     def gpu_layers_of(self, owner: str) -> int:
         """Layers of the target or of the draft that go to a GPU."""

@@ -22,6 +22,7 @@ def details_of(header: GgufFile) -> ModelDetails:
         format="gguf",
         quantization=elements.most_common(1)[0][0],
         parameters=elements.total(),
+        layers=header.n_layers,
         embedding_length=header.embedding_length,
         heads=heads,
         kv_heads=kv_heads,

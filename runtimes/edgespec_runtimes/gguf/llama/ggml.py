@@ -1,6 +1,6 @@
-"""What of ggml's own interface packing needs: tensors, buffers, and a product on the CPU.
+"""What of ggml's own interface is needed: devices, tensors, buffers, and a product on the CPU.
 
-Addresses are whole numbers. Which weights there are, and why they are packed, is not known here.
+Addresses are whole numbers. Which weights there are, and what becomes of them, is not known here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import abi
 
-_CPU, F32 = 0, 0
-"""`GGML_BACKEND_DEVICE_TYPE_CPU` and `GGML_TYPE_F32`."""
+CPU, GPU, INTEGRATED_GPU = 0, 1, 2
+"""`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
+F32 = 0
+"""`GGML_TYPE_F32`."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
@@ -42,8 +44,10 @@ def new_tensor(context: int, kind: int, n_in: int, n_rows: int) -> int:
 
 
 def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
-    """A buffer for weights. `owned` frees it."""
+    """A buffer for weights. `owned` frees it. Raises EdgespecError where there is no room."""
     buffer = _address("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(nbytes))
+    if not buffer:
+        raise EdgespecError(f"{buffer_type_name(buffer_type)} has no room for {nbytes:,} bytes")
     owned.callback(_address, "ggml_backend_buffer_free", buffer)
     _call(None, "ggml_backend_buffer_set_usage", buffer, ctypes.c_int(_WEIGHTS))
     return buffer
@@ -97,7 +101,27 @@ def alloc_bytes(buffer_type: int, tensor: int) -> int:
 
 def plain_buffer_type() -> int:
     """Of memory that keeps what it is given."""
-    return _address("ggml_backend_dev_buffer_type", _device())
+    return buffer_type_of(_device())
+
+
+def buffer_type_of(device: int) -> int:
+    """Of a device's own memory."""
+    return _address("ggml_backend_dev_buffer_type", device)
+
+
+def base_address(buffer: int) -> int:
+    return _address("ggml_backend_buffer_get_base", buffer)
+
+
+def device_of(kind: int) -> int | None:
+    """The first device of a kind."""
+    return _address("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
+
+
+def device_name(device: int) -> str:
+    """For people."""
+    name: bytes = _call(ctypes.c_char_p, "ggml_backend_dev_description", device)
+    return name.decode(errors="replace")
 
 
 def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
@@ -138,7 +162,7 @@ def product(buffer_type: int, kind: int, weights: bytes, rows: Sequence[float], 
 
 @functools.cache
 def _device() -> int:
-    return _address("ggml_backend_dev_by_type", ctypes.c_int(_CPU))
+    return device_of(CPU) or 0
 
 
 @functools.cache
