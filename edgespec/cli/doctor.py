@@ -22,7 +22,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
-from edgespec.tuning import kept_speeds, report
+from edgespec.tuning import kept_speeds, measured_report, report
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Measured, Wanted, measure, the_plan
 from edgespec.units import format_size
@@ -129,6 +129,7 @@ def _report(findings: Sequence[Finding], pair: Pair | None) -> dict[str, Any]:
             "measured_tokens_per_s": measured.first.tokens_per_s if measured else None,
             "measured_peak_bytes": measured.first.peak_bytes if measured else None,
             "expected_round": asdict(measured.expected) if measured else None,
+            "gpus": measured_report.gpus(measured) if measured else [],
             "levers": [asdict(lever) for lever in found.levers],
         }
     return told
@@ -154,7 +155,7 @@ def _pair_lines(pair: Pair) -> list[str]:
     if found.tokens_per_s is None:
         return lines
     if pair.measured is not None:
-        lines += [*report.measured_lines(pair.measured), _expected_line(pair.measured)]
+        lines += [*measured_report.lines(pair.measured), _expected_line(pair.measured)]
     else:
         assert found.disk_bytes_per_s is not None
         lines.append(

@@ -30,7 +30,7 @@ from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.settings import spell
-from edgespec.tuning import curve, curve_page, kept_speeds, presets, report
+from edgespec.tuning import curve, curve_page, kept_speeds, measured_report, presets, report
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Wanted
 from edgespec.tuning.presets import TUNED
@@ -178,7 +178,7 @@ def _tried_levers(tuned: Tuned) -> list[Lever]:
 
 def _helps(tuned: Tuned, found: Outlook, tried: Sequence[Lever]) -> list[str]:
     """What was not chosen and would help: another machine, or other texts."""
-    lines = report.read_advice(tuned.measured.reads)
+    lines = measured_report.read_advice(tuned.measured.reads)
     if found.levers:
         now = f"{found.tokens_per_s:.2f}" if found.tokens_per_s else "?"
         lines += [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]

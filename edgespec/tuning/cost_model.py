@@ -46,6 +46,14 @@ class Choice:
     offload: Offload | None = None
     """Of the draft: with which a GPU computes it."""
 
+    @property
+    def label(self) -> str:
+        """For people: what is drafted with."""
+        if self.draft is None:
+            return "no draft"
+        size = f" with {self.draft_max}" if self.draft_max else ""
+        return self.draft.name + size + (f" {self.offload.says}" if self.offload else "")
+
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this choice."""
         given = without_draft(settings) if self.draft is None else settings.as_given()

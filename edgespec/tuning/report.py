@@ -5,24 +5,15 @@ Values in, text and dictionaries out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite
 from typing import Any
 
-from edgespec import theory
-from edgespec.bench.other_work import TOO_MUCH
 from edgespec.engine.settings import EngineSettings
-from edgespec.tuning import gpu_report
+from edgespec.tuning import measured_report
+from edgespec.tuning.confirming import Trial, gain_of
 from edgespec.tuning.cost_model import Choice, Prediction, without_draft
-from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
-from edgespec.tuning.measuring import Measured
-from edgespec.tuning.search import Trial, Tuned, gain_of
-from edgespec.units import format_rate, format_size
-
-MS = 1e3
-LINE = 8
-"""Guesses, for comparison with a tree of as many."""
+from edgespec.tuning.search import Tuned
+from edgespec.units import format_size
 
 
 def preset_settings(tuned: Tuned) -> dict[str, Any]:
@@ -63,9 +54,9 @@ def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
     reasons = [
         f"Found by edgespec {version} tune, {when}, for the device, the models and the budget "
         "below.",
-        *measured_lines(tuned.measured),
+        *measured_report.lines(tuned.measured),
     ]
-    reasons += _disturbed(tuned.others)
+    reasons += measured_report.disturbed(tuned.others)
     if tuned.untried:
         reasons.append(_untried_line(tuned, tuned.untried))
     elif tuned.is_usual:
@@ -95,11 +86,11 @@ def lines(tuned: Tuned) -> list[str]:
         )
     limit = tuned.best.predicted.limit
     return [
-        *measured_lines(tuned.measured),
+        *measured_report.lines(tuned.measured),
         "",
         *table,
         "",
-        *_disturbed(tuned.others),
+        *measured_report.disturbed(tuned.others),
         _verdict(tuned),
         f"What takes most of a round with these settings: {limit}.",
         *tuned.notes,
@@ -120,52 +111,14 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
         "others": max(tuned.others, measured.first.others),
         "considered": tuned.n_considered,
         "trials": [trial_dict(trial) for trial in tuned.trials],
-        "first_run": first_run(measured.first),
-        "speeds": {
-            "disk_bytes_per_s": finite(measured.speeds.disk_bytes_per_s),
-            "gain": measured.speeds.gain,
-            "unhidden": measured.speeds.unhidden,
-            "reached": measured.speeds.reached,
-        },
-        "disk": [asdict(read) for read in measured.reads],
-        "passes": [asdict(timing) for timing in measured.first.passes],
-        "drafts": [
-            {
-                "draft": str(draft),
-                "threads": threads,
-                "agreement": replayed.alpha,
-                "trees": [asdict(tree) for tree in replayed.trees],
-                "acceptance_by_confidence": [asdict(trust) for trust in replayed.trust],
-            }
-            for draft, threads, replayed in measured.replays
-        ],
-        **gpu_report.entries(tuned),
+        **measured_report.entries(measured),
+        "gpu_shares": [asdict(share) for share in tuned.gpu_shares],
         "memory": {
             "budget_bytes": tuned.plan.budget_bytes,
             "planned_bytes": tuned.plan.planned_bytes,
             "peak_bytes": max(measured.first.peak_bytes, *(t.peak_bytes for t in tuned.trials)),
         },
         "notes": list(tuned.notes),
-    }
-
-
-def finite(value: float) -> float | None:
-    """JSON knows no infinity."""
-    return value if isfinite(value) else None
-
-
-def first_run(run: Written) -> dict[str, float]:
-    """What a mean round of it was."""
-    n = max(1, len(run.rounds))
-    return {
-        "tokens_per_s": run.tokens_per_s,
-        "tokens_per_pass": run.tokens_per_pass,
-        "tokens": run.n_tokens,
-        "verified": sum(cost.verified for cost in run.rounds) / n,
-        "pass_s": sum(cost.pass_s for cost in run.rounds) / n,
-        "stall_s": sum(cost.stall_s for cost in run.rounds) / n,
-        "draft_s": sum(cost.draft_s for cost in run.rounds) / n,
-        "round_s": sum(cost.wall_s for cost in run.rounds) / n,
     }
 
 
@@ -208,75 +161,6 @@ def choice_line(choice: Choice, usual: Choice) -> str:
     return " ".join(said) or "defaults"
 
 
-def measured_lines(measured: Measured) -> list[str]:
-    """The device and the pair, for people."""
-    found = []
-    if measured.reads:
-        first, *others = measured.reads
-        rest = ", ".join(
-            f"{format_rate(read.bytes_per_s)} with {read.n_parallel} of "
-            f"{format_size(read.read_bytes)} at a time"
-            for read in others
-        )
-        found.append(
-            f"disk: {format_rate(first.bytes_per_s)} with one read of "
-            f"{format_size(first.read_bytes)} at a time, as edgespec reads; {rest}"
-        )
-    found += gpu_report.copy_lines(measured)
-    computing = ", ".join(
-        f"{nodes:.0f}: {MS * seconds:.0f} ms"
-        for nodes, seconds in measured.speeds.compute[measured.wanted.usual.threads]
-    )
-    reading, nbytes = "", measured.first.bytes_per_pass
-    if nbytes:
-        read_s = theory.pass_seconds(nbytes, measured.speeds.disk_bytes_per_s)
-        reading = f"; a pass reads {format_size(nbytes)} in {MS * read_s:.0f} ms"
-    found.append(f"computing of a pass, by its nodes: {computing}{reading}")
-    run = measured.first
-    found.append(
-        f"a run with the defaults loaded in {run.load_s:.1f} s and wrote {run.n_tokens} tokens of "
-        f"{len(run.texts)} texts at {run.tokens_per_s:.2f} tokens/s"
-    )
-    for draft, threads, replayed in measured.replays:
-        found += _draft_lines(draft.name, threads, replayed)
-    found += [
-        f"{draft.name} with {offload.says}: {_trees(replayed)}"
-        for draft, offload, replayed in measured.offloaded
-    ]
-    return [*found, *_disturbed(measured.first.others)]
-
-
-def _disturbed(others: float) -> list[str]:
-    """What a machine that is not idle makes of figures."""
-    if others <= TOO_MUCH:
-        return []
-    return [
-        f"Other processes took up to {others:.0%} of the cores beside these runs, which are slower "
-        "for it: measure again when they are idle."
-    ]
-
-
-def _trees(replayed: Replayed) -> str:
-    return ", ".join(
-        f"{tree.drafted_nodes}: {tree.tokens_per_pass:.2f} in {MS * tree.draft_s:.1f} ms"
-        for tree in replayed.trees
-    )
-
-
-def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
-    trust = ", ".join(
-        f"{trust.least_confidence:.1f}: {trust.n_right} of {trust.n_guesses}"
-        for trust in replayed.trust
-    )
-    return [
-        f"{name}, {threads} threads: ranks {replayed.alpha:.0%} of the target's tokens first, so a "
-        f"line of {LINE} guesses brings {theory.expected_tokens(replayed.alpha, LINE):.1f} tokens "
-        "if they stand independently",
-        f"  tokens per pass by guesses, as a tree: {_trees(replayed)}",
-        f"  its first choices that stood, by confidence: {trust}",
-    ]
-
-
 def _verdict(tuned: Tuned) -> str:
     best, usual = tuned.best, tuned.trials[0]
     if tuned.untried:
@@ -310,18 +194,3 @@ def limit_of(prediction: Prediction) -> str:
         "drafting": "drafting takes longer than passes: computing decides, not storage",
     }
     return takes[prediction.limit]
-
-
-def read_advice(reads: Sequence[ReadSpeed]) -> list[str]:
-    """Where reads in parallel would be faster than the engine's one at a time."""
-    if not reads:
-        return []
-    first, *others = reads
-    best = max(others, key=lambda read: read.bytes_per_s, default=first)
-    if best.bytes_per_s < 1.1 * first.bytes_per_s:
-        return []
-    return [
-        f"This disk gives {best.bytes_per_s / first.bytes_per_s:.1f} times as much with "
-        f"{best.n_parallel} reads of {format_size(best.read_bytes)} at a time; edgespec reads one "
-        "after the other."
-    ]

@@ -93,7 +93,7 @@ def test_flags_about_the_draft_keep_it(load: LoadSettings):
 
 
 def test_what_changes_the_text_is_never_taken_from_it(load: LoadSettings):
-    keep(load, cache_type_k="q8_0", batch_size=32, threads=1)
+    keep(load, cache_type_k="q8_0", batch_size=32, n_gpu_layers=3, threads=1)
     found = request(load).load
     assert (dict(found.options), found.batch_size, found.threads) == ({}, None, 1)
 

@@ -14,8 +14,9 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning import report
+from edgespec.tuning.confirming import Trial, gain_of, noise_of
 from edgespec.tuning.cost_model import Choice, Prediction
-from edgespec.tuning.search import Trial, gain_of, noise_of, tune
+from edgespec.tuning.search import tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
 
 USUAL, OTHER = Choice(DRAFT, 4), Choice(DRAFT, 2)
