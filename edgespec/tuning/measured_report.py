@@ -57,7 +57,8 @@ def lines(measured: Measured) -> list[str]:
     for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)
     found += [
-        f"{draft.name} with {offload.says}: {_trees(replayed)}"
+        f"{draft.name} with {offload.says}: tokens per pass by guesses, as a tree: "
+        f"{_trees(replayed)}"
         for draft, offload, replayed in measured.offloaded
     ]
     return [*found, *disturbed(measured.first.others)]
