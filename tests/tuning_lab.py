@@ -51,6 +51,8 @@ class SyntheticLab:
     disk_bytes_per_s: float = 100 * MIB
     alphas: dict[Path, float] = field(default_factory=lambda: {DRAFT: 0.7, BETTER: 0.85})
     node_s: float = 0.01
+    lookup_alpha: float = 0.0
+    """Of guesses from the text alone, which cost nothing; 0: there are none."""
     step_s: float = 0.001
     contention: float = 0.0
     """Seconds that each thread costs a pass: above some number of threads, fewer are faster."""
@@ -97,7 +99,7 @@ class SyntheticLab:
     ) -> Written:
         choice = Choice(
             load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap,
-            offload=_offload_of(load),
+            engine.lookup, offload=_offload_of(load),
         )  # fmt: skip
         self.written.append(choice)
         self.left_s -= self.run_s
@@ -122,6 +124,7 @@ class SyntheticLab:
             peak_bytes=plan.planned_bytes + (self.gpu_bytes if self._uses_gpu(load) else 0),
             bytes_per_pass=plan.bytes_per_pass,
             passes=tuple(self._pass(choice, n_nodes, plan) for n_nodes in pass_sizes),
+            lookups=self._lookups() if pass_sizes else (),
             others=others,
         )
 
@@ -151,6 +154,7 @@ class SyntheticLab:
                 for draft in self.alphas
                 for threads in (1, 2, 4)
             },
+            lookups=self._lookups(),
         )
         if choice.draft is not None and choice.offload is not None:
             alone = draft_alone(load, choice.draft, choice.threads)
@@ -169,7 +173,7 @@ class SyntheticLab:
     def _plan(self, load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused:
         """A budget pins what buffers and the draft leave of it, in MiB."""
         drafting = load.draft is not None
-        taken = self.node_bytes * (engine.draft_max if drafting else 0)
+        taken = self.node_bytes * (engine.draft_max if drafting or engine.lookup else 0)
         taken += self.draft_bytes if drafting else 0
         room = int(load.memory_budget) - taken
         if room < 0:
@@ -188,6 +192,11 @@ class SyntheticLab:
             batch_size=batch,
             max_nodes=1 + engine.draft_max,
         )
+
+    def _lookups(self) -> tuple[TreeYield, ...]:
+        if not self.lookup_alpha:
+            return ()
+        return tuple(TreeYield(n, 1 + _stands(self.lookup_alpha, n), 0.0) for n in SIZES)
 
     def _pass(self, choice: Choice, n_nodes: int, plan: MemoryPlan) -> PassTiming:
         compute_s = self._compute_s(choice.threads, n_nodes)

@@ -13,21 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
-import numpy as np
-
 from edgespec import runtimes
 from edgespec.bench.messages import answer_one
 from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.loading import corpus_drafters, open_models, plan
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.models import pair_fit
-from edgespec.models.compare import PortReader
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Memory, Run, block_floor
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
@@ -45,17 +40,14 @@ from edgespec.tuning.measurements import (
     Survey,
     Surveyed,
     Text,
-    TreeYield,
-    Trust,
     Write,
     Written,
 )
+from edgespec.tuning.replays import GREEDY, LOOKUP_SIZES, replay_lookups, replay_trees, trust_in
 from edgespec.values import GenerationResult, RoundCost
 
-GREEDY = SamplingParams()
 WRITING_SHARE = 0.7
 """Of the time of a job that also times passes."""
-TRUST_EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 UNTIMED_S = 0.1
 """At the beginning of reads: what a device or a limit lets through faster than it lasts."""
 
@@ -159,6 +151,7 @@ def _write(job: Write) -> Written:
                 rounds += result.speculation.round_costs
                 notes += result.notes
         passes = time_passes(models.target, job.pass_sizes, begun + job.seconds)
+        lookups = replay_lookups(models.target, texts, LOOKUP_SIZES) if job.pass_sizes else []
         return Written(
             texts=tuple(texts),
             rounds=tuple(rounds),
@@ -166,6 +159,7 @@ def _write(job: Write) -> Written:
             peak_bytes=process.peak_rss_bytes(),
             bytes_per_pass=models.plan.bytes_per_pass,
             passes=tuple(passes),
+            lookups=tuple(lookups),
             notes=tuple(dict.fromkeys(notes)),
         )
 
@@ -218,64 +212,6 @@ def _replay(job: Replay) -> Replayed:
         trust = trust_in(draft, job.texts)
         trees = replay_trees(draft, job.texts, job.tree_sizes, job.seconds)
         return Replayed(tuple(trees), tuple(trust), process.peak_rss_bytes())
-
-
-def replay_trees(
-    draft: LanguageModel, texts: Sequence[Text], sizes: Sequence[int], seconds: float
-) -> list[TreeYield]:
-    """Full trees of each size, grown at texts that need not be written again. Fewer texts are
-    replayed where the smaller sizes took their share of the time."""
-    known = [GenerationResult("", text.prompt_tokens, text.tokens, "length") for text in texts]
-    deadline = time.monotonic() + seconds
-    found = []
-    for n_left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        rounds, accepted, spent_s = 0, 0, 0.0
-        share_s = (deadline - time.monotonic()) / n_left
-        for text in known:
-            costs = replay_costs(draft, text, size)
-            rounds += len(costs)
-            accepted += sum(cost.accepted for cost in costs)
-            spent_s += sum(cost.wall_s for cost in costs)
-            if spent_s > share_s:
-                break
-        if rounds:
-            found.append(TreeYield(size, 1 + accepted / rounds, spent_s / rounds))
-    return found
-
-
-def replay_costs(draft: LanguageModel, text: GenerationResult, size: int) -> tuple[RoundCost, ...]:
-    """The rounds of one text, whose passes take no time."""
-    known = pair_fit.KnownText(draft)
-    known.tokens = (*text.prompt_tokens, *text.tokens)
-    draft.truncate(0)
-    with Engine(known, draft, pair_fit.full_trees(size)) as engine:
-        request = engine.request(text.prompt_tokens, GREEDY, len(text.tokens))
-        with closing(engine.run(request)) as events:
-            for _ in events:
-                pass
-    return request.result().speculation.round_costs
-
-
-def trust_in(draft: LanguageModel, texts: Sequence[Text]) -> list[Trust]:
-    """How often the draft's first choice is the target's token, by the probability it gives it."""
-    n_guesses, n_right = [0] * len(TRUST_EDGES), [0] * len(TRUST_EDGES)
-    with Worker() as worker:
-        for text in texts:
-            tokens = [*text.prompt_tokens, *text.tokens][: draft.info.n_ctx]
-            start = len(text.prompt_tokens) - 1
-            logits = PortReader(draft, worker)(tokens[:-1], start)
-            best = logits.argmax(axis=1)
-            shifted = logits - logits.max(axis=1, keepdims=True)
-            sure = 1 / np.exp(shifted).sum(axis=1)
-            for guess, confidence, token in zip(best, sure, tokens[start + 1 :], strict=True):
-                place = min(int(confidence * len(TRUST_EDGES)), len(TRUST_EDGES) - 1)
-                n_guesses[place] += 1
-                n_right[place] += int(guess == token)
-    return [
-        Trust(edge, n, right)
-        for edge, n, right in zip(TRUST_EDGES, n_guesses, n_right, strict=True)
-        if n
-    ]
 
 
 if __name__ == "__main__":

@@ -47,10 +47,14 @@ class Choice:
     """Of the draft: with which a GPU computes it."""
 
     @property
+    def guesses(self) -> bool:
+        return self.draft is not None or bool(self.lookup)
+
+    @property
     def label(self) -> str:
         """For people: what is drafted with."""
         if self.draft is None:
-            return "no draft"
+            return "guesses from the text alone" if self.guesses else "no draft"
         size = f" with {self.draft_max}" if self.draft_max else ""
         return self.draft.name + size + (f" {self.offload.says}" if self.offload else "")
 
@@ -89,9 +93,11 @@ class Speeds:
     """By draft and its threads."""
     offloaded: Mapping[tuple[Path, Offload], tuple[TreeYield, ...]] = field(default_factory=dict)
     """By draft and what a GPU computes of it, which leaves its threads little to do."""
+    lookups: tuple[TreeYield, ...] = ()
+    """Of guesses from the text alone."""
     gain: float = 1.0
-    """Of guesses that stand, what real rounds bring to what the replay of full trees does: guesses
-    without a model add some, trees that end early lose some."""
+    """Of a draft's guesses that stand, what real rounds bring to what the replay of full trees
+    does: guesses without a model add some, trees that end early lose some."""
     unhidden: float = 1.0
     """Of drafting, the share that is not done beside a pass that waits."""
     reached: float = 1.0
@@ -99,8 +105,9 @@ class Speeds:
     late, try others, and two models on the same cores hold each other up."""
 
     def trees(self, choice: Choice) -> tuple[TreeYield, ...]:
-        """What the draft of a choice brings. Raises KeyError where it was not measured."""
-        assert choice.draft is not None
+        """What the guesses of a choice bring. Raises KeyError where they were not measured."""
+        if choice.draft is None:
+            return self.lookups if choice.guesses else ()
         if choice.offload is not None:
             return self.offloaded[choice.draft, choice.offload]
         return self.yields[choice.draft, choice.threads_draft or choice.threads]
@@ -147,16 +154,16 @@ def predict(
     yield. Raises KeyError where the threads or the draft were not measured."""
     compute = speeds.compute[choice.threads]
     n_nodes, tokens, draft_s = [0], [1.0], [0.0]
-    if choice.draft is not None:
-        trees = speeds.trees(choice)
+    if trees := speeds.trees(choice):
         planned = plan.max_nodes - 1
         most = min(choice.draft_max or planned, planned, trees[-1].drafted_nodes)
         tokens_at = ((0.0, 1.0), *((t.drafted_nodes, t.tokens_per_pass) for t in trees))
         draft_at = ((0.0, 0.0), *((t.drafted_nodes, t.draft_s) for t in trees))
         unhidden = speeds.unhidden if choice.overlap else 1.0
+        gain = speeds.gain if choice.draft is not None else 1.0
         n_nodes += range(1, most + 1)
         for n in range(1, most + 1):
-            stood = (theory.at(tokens_at, n) - 1) * speeds.gain
+            stood = (theory.at(tokens_at, n) - 1) * gain
             tokens.append(1 + stood + more_tokens)
             draft_s.append(unhidden * theory.at(draft_at, n))
     reads = [plan.expected_bytes(1 + n) / speeds.disk_bytes_per_s for n in n_nodes]

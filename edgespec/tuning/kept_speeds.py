@@ -64,6 +64,7 @@ class KeptSpeeds:
     """By the draft's threads."""
     fits: tuple[Fit, ...]
     """The latest first."""
+    lookups: tuple[TreeYield, ...] = ()
 
 
 def keep(measured: Measured, confirmed: float = 1.0) -> None:
@@ -75,7 +76,7 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
     share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0
     fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share)
     load, usual = measured.wanted.load, measured.wanted.usual
-    alone = KeptSpeeds(compute=dict(speeds.compute), yields={}, fits=(fit,))
+    alone = KeptSpeeds(compute=dict(speeds.compute), yields={}, fits=(fit,), lookups=speeds.lookups)
     _write(alone, _place(load, None, plan.paged))
     if draft is None:
         return
@@ -115,6 +116,7 @@ def predicted(
         disk_bytes_per_s=(fit.disk_share if is_near else 1.0) * raw_bytes_per_s,
         compute=kept.compute,
         yields={(draft, threads): trees for threads, trees in kept.yields.items() if draft},
+        lookups=kept.lookups,
         gain=fit.gain,
         unhidden=fit.unhidden,
         reached=fit.reached if is_near else 1.0,

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec import theory
 from edgespec.bench.other_work import TOO_MUCH
-from edgespec.tuning.measurements import ReadSpeed, Replayed, Written
+from edgespec.tuning.measurements import ReadSpeed, Replayed, TreeYield, Written
 from edgespec.tuning.measuring import Measured
 from edgespec.units import format_rate, format_size
 
@@ -58,10 +58,12 @@ def lines(measured: Measured) -> list[str]:
         found += _draft_lines(draft.name, threads, replayed)
     found += [
         f"{draft.name} with {offload.says}: tokens per pass by guesses, as a tree: "
-        f"{_trees(replayed)}"
+        f"{_trees(replayed.trees)}"
         for draft, offload, replayed in measured.offloaded
     ]
-    return [*found, *disturbed(measured.first.others)]
+    if run.lookups:
+        found.append(f"guesses from the text alone, tokens per pass: {_trees(run.lookups)}")
+    return [*found, *disturbed(run.others)]
 
 
 def disturbed(others: float) -> list[str]:
@@ -74,10 +76,10 @@ def disturbed(others: float) -> list[str]:
     ]
 
 
-def _trees(replayed: Replayed) -> str:
+def _trees(trees: Sequence[TreeYield]) -> str:
     return ", ".join(
         f"{tree.drafted_nodes}: {tree.tokens_per_pass:.2f} in {MS * tree.draft_s:.1f} ms"
-        for tree in replayed.trees
+        for tree in trees
     )
 
 
@@ -90,7 +92,7 @@ def _draft_lines(name: str, threads: int, replayed: Replayed) -> list[str]:
         f"{name}, {threads} threads: ranks {replayed.alpha:.0%} of the target's tokens first, so a "
         f"line of {LINE} guesses brings {theory.expected_tokens(replayed.alpha, LINE):.1f} tokens "
         "if they stand independently",
-        f"  tokens per pass by guesses, as a tree: {_trees(replayed)}",
+        f"  tokens per pass by guesses, as a tree: {_trees(replayed.trees)}",
         f"  its first choices that stood, by confidence: {trust}",
     ]
 
@@ -132,6 +134,7 @@ def entries(measured: Measured) -> dict[str, Any]:
             }
             for draft, threads, replayed in measured.replays
         ],
+        "lookups": [asdict(tree) for tree in measured.first.lookups],
         "gpus": gpus(measured),
         "drafts_on_gpu": [
             {

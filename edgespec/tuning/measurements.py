@@ -135,6 +135,16 @@ class PassTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeYield:
+    """What rounds bring whose trees have up to so many guesses, and what drafting them takes."""
+
+    drafted_nodes: int
+    tokens_per_pass: float
+    draft_s: float
+    """Of a round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """What it brought, and what it cost."""
 
@@ -145,6 +155,8 @@ class Written:
     bytes_per_pass: int
     """As planned there; 0 where nothing is paged."""
     passes: tuple[PassTiming, ...] = ()
+    lookups: tuple[TreeYield, ...] = ()
+    """What guesses from these texts would have brought alone, if passes were timed."""
     notes: tuple[str, ...] = ()
     others: float = 0.0
     """Share of the cores that other processes took meanwhile, as whoever started this one saw."""
@@ -177,16 +189,6 @@ class Replay:
     texts: tuple[Text, ...]
     tree_sizes: tuple[int, ...]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TreeYield:
-    """What rounds bring whose trees have up to so many guesses, and what drafting them takes."""
-
-    drafted_nodes: int
-    tokens_per_pass: float
-    draft_s: float
-    """Of a round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ def measure(
     speeds = Speeds(
         disk_bytes_per_s=disk_rate(first.passes, raw_bytes_per_s),
         compute={usual.threads: compute_places(first.passes)},
+        lookups=first.lookups,
     )
     replays = tuple(_replays(lab, wanted, first.texts, say, other_settings))
     yields = {(draft, threads): done.trees for draft, threads, done in replays}

@@ -34,17 +34,22 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
             settings[name] = value
     if chosen.threads != tuned.wanted.usual_threads:
         settings["threads"] = chosen.threads
-    if chosen.draft is not None:
-        if chosen.threads_draft is not None:
-            settings["threads_draft"] = chosen.threads_draft
-        if chosen.draft_max is not None:
-            settings["draft_max"] = chosen.draft_max
-        if not chosen.overlap:
-            settings["no_overlap"] = True
-        if chosen.lookup is not None:
-            settings["lookup"] = chosen.lookup
-        if chosen.offload is not None:
-            settings |= chosen.offload.given
+    return settings | _guessing(chosen)
+
+
+def _guessing(chosen: Choice) -> dict[str, Any]:
+    """What it says of who guesses, how much and when."""
+    settings: dict[str, Any] = {}
+    if chosen.draft is not None and chosen.threads_draft is not None:
+        settings["threads_draft"] = chosen.threads_draft
+    if chosen.offload is not None:
+        settings |= chosen.offload.given
+    if chosen.guesses and chosen.draft_max is not None:
+        settings["draft_max"] = chosen.draft_max
+    if chosen.guesses and not chosen.overlap:
+        settings["no_overlap"] = True
+    if chosen.lookup is not None:
+        settings["lookup"] = chosen.lookup
     return settings
 
 
@@ -142,20 +147,19 @@ def choice_line(choice: Choice, usual: Choice) -> str:
     """What differs from the defaults."""
     if choice == usual:
         return "defaults"
-    if choice.draft is None and usual.draft is not None:
-        said = ["--no-draft"]
-    else:
-        said = [] if choice.draft == usual.draft else [f"-md {choice.draft and choice.draft.name}"]
-        if choice.draft_max != usual.draft_max:
-            said.append(f"--draft-max {choice.draft_max or 'planned'}")
-        if not choice.overlap and usual.overlap:
-            said.append("--no-overlap")
-        if choice.lookup is False and usual.lookup is None:
-            said.append("--no-lookup")
-        if choice.threads_draft != usual.threads_draft:
-            said.append(f"-td {choice.threads_draft or choice.threads}")
-        if choice.offload is not None:
-            said.append(choice.offload.says)
+    said = []
+    if choice.draft != usual.draft:
+        said.append(f"-md {choice.draft.name}" if choice.draft else "--no-draft")
+    if choice.lookup and not usual.lookup:
+        said.append("--lookup")
+    if choice.guesses and choice.draft_max != usual.draft_max:
+        said.append(f"--draft-max {choice.draft_max or 'planned'}")
+    if choice.guesses and not choice.overlap and usual.overlap:
+        said.append("--no-overlap")
+    if choice.draft is not None and choice.threads_draft != usual.threads_draft:
+        said.append(f"-td {choice.threads_draft or choice.threads}")
+    if choice.offload is not None:
+        said.append(choice.offload.says)
     if choice.threads != usual.threads:
         said.append(f"-t {choice.threads}")
     return " ".join(said) or "defaults"

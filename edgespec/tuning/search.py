@@ -157,15 +157,18 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
                 offload=offload,
             )
         if not (settled & {"draft", "draft_max"}) or usual.draft is None:
-            yield replace(usual, draft=None, threads=target_threads, threads_draft=None)
+            alone = replace(usual, draft=None, threads=target_threads, threads_draft=None)
+            yield alone
+            if speeds.lookups and "lookup" not in settled:
+                yield from (replace(alone, draft_max=n, lookup=True) for n in maxima)
 
 
-_Memory = tuple[Path | None, int | None, Offload | None]
+_Memory = tuple[Path | None, int | None, Offload | None, bool]
 
 
 def _memory_of(choice: Choice) -> _Memory:
     """What of a choice decides who gets which bytes."""
-    return choice.draft, choice.draft_max, choice.offload
+    return choice.draft, choice.draft_max, choice.offload, choice.guesses
 
 
 def _plans(lab: Lab, wanted: Wanted, choices: Sequence[Choice]) -> dict[_Memory, MemoryPlan]:
@@ -213,4 +216,4 @@ def _unlike(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _tried(choice: Choice) -> tuple[object, ...]:
-    return choice.draft, choice.threads, choice.threads_draft, choice.offload
+    return choice.draft, choice.threads, choice.threads_draft, choice.offload, choice.lookup

@@ -170,6 +170,23 @@ def test_what_was_slower_makes_room_for_others():
     assert len(found.rates) > 2 and len(again.rates) == 1
 
 
+def test_without_a_draft_guesses_from_the_text_are_chosen_where_they_pay():
+    tuned = tune(SyntheticLab(lookup_alpha=0.5), wanted())
+    assert tuned.chosen.lookup and tuned.gain > 0.3
+    assert report.preset_settings(tuned)["lookup"] is True
+
+
+def test_guesses_from_the_text_that_stand_as_often_as_the_drafts_leave_its_memory_to_the_target():
+    lab = SyntheticLab(alphas={DRAFT: 0.5}, lookup_alpha=0.5, draft_bytes=30 * MIB)
+    chosen = tune(lab, wanted(DRAFT)).chosen
+    assert chosen.draft is None and chosen.lookup
+
+
+def test_lookups_that_were_refused_are_not_tried():
+    tuned = tune(SyntheticLab(lookup_alpha=0.9), wanted(settled=["lookup"]))
+    assert tuned.is_usual and not tuned.chosen.guesses
+
+
 def test_lookups_that_were_asked_for_stay():
     asked = replace(wanted(DRAFT, settled=["lookup"]), engine=EngineSettings(lookup=True))
     tuned = tune(SyntheticLab(), asked)

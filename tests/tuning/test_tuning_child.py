@@ -20,6 +20,7 @@ from edgespec.tuning.measurements import (
     Surveyed,
     Text,
 )
+from edgespec.tuning.replays import replay_lookups, replay_trees, trust_in
 from engine_cases import PROMPT, counting
 
 TEXT = Text(tuple(PROMPT), tuple(n % 10 for n in range(20)))
@@ -44,13 +45,19 @@ def test_what_a_gpu_is_asked_and_answers_survives_its_json():
 
 
 def test_a_draft_that_agrees_fills_its_trees():
-    small, large = child.replay_trees(counting(n_ctx=64), [TEXT], (1, 4), LATER)
+    small, large = replay_trees(counting(n_ctx=64), [TEXT], (1, 4), LATER)
     assert (small.drafted_nodes, large.drafted_nodes) == (1, 4)
     assert 1.8 < small.tokens_per_pass <= 2 and large.tokens_per_pass > 3
 
 
+def test_a_text_that_repeats_is_guessed_without_a_draft():
+    again = Text(tuple(PROMPT), tuple(n % 5 for n in range(40)))
+    (found,) = replay_lookups(counting(n_ctx=64), [again], (4,))
+    assert found.drafted_nodes == 4 and found.tokens_per_pass > 2
+
+
 def test_what_it_is_sure_of_is_counted_by_confidence():
-    (trust,) = child.trust_in(counting(n_ctx=64), [TEXT])
+    (trust,) = trust_in(counting(n_ctx=64), [TEXT])
     assert (trust.least_confidence, trust.n_guesses, trust.n_right) == (0.9, 20, 20)
 
 
