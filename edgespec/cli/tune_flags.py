@@ -20,8 +20,8 @@ In about two minutes it measures the disk, copies to a GPU where there is one, p
 what each draft guesses of the target's own text and what that takes; predicts tokens a second for
 all settings that leave the text as it is (threads of both models, size of the trees, drafting
 beside passes, which draft, guesses from the text alone or none, the draft on the GPU); and lets the
-best ones and the defaults run in turn. Where nothing beats the defaults by more than the noise,
-they stay. Turns beside which other processes computed run again. Every measurement is a process of its
+best ones and the defaults run in turn. Turns beside which other processes computed run again. Where
+nothing beats the defaults by more than the noise, they stay. Every measurement is a process of its
 own within the budget.
 
 The preset is found again by itself for the same device, models and budget: a note says so, and
