@@ -17,6 +17,8 @@ from edgespec.tuning.measuring import Measured
 from edgespec.units import format_rate, format_size
 
 MS = 1e3
+FEW = 60
+"""Tokens: texts differ sixfold in how well they are guessed, so as many as ten of six texts."""
 LINE = 8
 """Guesses, for comparison with a tree of as many."""
 
@@ -53,6 +55,7 @@ def lines(measured: Measured) -> list[str]:
     found.append(
         f"a run with the defaults loaded in {run.load_s:.1f} s and wrote {run.n_tokens} tokens of "
         f"{len(run.texts)} texts at {run.tokens_per_s:.2f} tokens/s"
+        + (": little to predict from, more time would show more" if run.n_tokens < FEW else "")
     )
     for draft, threads, replayed in measured.replays:
         found += _draft_lines(draft.name, threads, replayed)

@@ -13,7 +13,7 @@ from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.tuning import report
+from edgespec.tuning import measured_report, report
 from edgespec.tuning.confirming import Trial, gain_of, noise_of
 from edgespec.tuning.cost_model import Choice, Prediction
 from edgespec.tuning.search import tune
@@ -152,6 +152,15 @@ def test_runs_that_take_too_long_are_not_made():
     tuned = tune(lab, wanted(DRAFT))
     assert tuned.is_usual and len(lab.written) == 1
     assert tuned.best.tokens_per_s == tuned.measured.first.tokens_per_s
+
+
+def test_a_run_that_wrote_little_is_told_apart():
+    measured = tune(SyntheticLab(), wanted(DRAFT)).measured
+    text = replace(measured.first.texts[0], tokens=(1, 2))
+    short = replace(measured, first=replace(measured.first, texts=(text,)))
+    said = "little to predict from"
+    assert any(said in line for line in measured_report.lines(short))
+    assert not any(said in line for line in measured_report.lines(measured))
 
 
 def test_what_could_not_run_is_said_and_not_chosen():
