@@ -96,6 +96,7 @@ class SyntheticLab:
         n_tokens: int,
         pass_sizes: tuple[int, ...] = (),
         most_s: float | None = None,
+        n_texts: int | None = None,
     ) -> Written:
         choice = Choice(
             load.draft, load.threads or 1, load.threads_draft, _pinned(engine), engine.overlap,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from edgespec.tuning.cost_model import Choice, Prediction
-from edgespec.tuning.gpu_runs import run_choice
+from edgespec.tuning.gpu_runs import RunLength, run_choice
 from edgespec.tuning.measuring import Lab, Measured, Say
 
 LEAST_GAIN = 0.03
@@ -24,12 +24,14 @@ GIVEN_UP = 0.05
 """What is slower than the defaults by more is not run again."""
 DOUBT = 1.5
 """Times the typical deviation of its ratios, which a gain has to exceed."""
-LEAST_TOKENS, MOST_TOKENS = 8, 96
+LEAST_TEXTS = 3
+"""That a run continues: one says little of others."""
+LEAST_TOKENS, FAIR_TOKENS, MOST_TOKENS = 8, 24, 96
 """Of each text of a confirming run. Short ones favour small trees: guesses get better as a text
-goes on."""
+goes on. Where there is no time for so many as are fair, fewer texts are continued."""
 LEAST_RUN_S = 1.0
 PATIENCE = 4
-"""Times its share of the time, after which a confirming run is cut short."""
+"""Times its share of the time, after which a run is cut short."""
 
 
 @dataclass(slots=True)
@@ -51,24 +53,37 @@ class Trial:
 
 
 def affordable_trials(lab: Lab, measured: Measured) -> int:
-    """So many can make the fewest turns in the time that is left, or soon after."""
+    """So many can make the fewest turns of fair runs in the time that is left, or soon after; two
+    if there is time for the shortest."""
     seconds = max(lab.left_s, LEAST_CONFIRMING_S)
-    return int(seconds / max(LEAST_TURNS * measured.shortest_run_s, 1e-3))
+    n_texts = min(LEAST_TEXTS, measured.n_texts)
+    n_fair, n_short = (
+        int(seconds / (LEAST_TURNS * measured.run_s(n_texts, n_tokens)))
+        for n_tokens in (FAIR_TOKENS, LEAST_TOKENS)
+    )
+    return max(n_fair, min(2, n_short))
+
+
+def length_of(measured: Measured, share_s: float) -> RunLength:
+    """Of a run that takes `share_s`, or the shortest that says anything."""
+    n_texts = measured.n_texts
+    while n_texts > LEAST_TEXTS and measured.run_s(n_texts, FAIR_TOKENS) > share_s:
+        n_texts -= 1
+    token_s = measured.run_s(n_texts, 1) - measured.run_s(n_texts, 0)
+    n_tokens = int((share_s - measured.run_s(n_texts, 0)) / token_s)
+    return RunLength(n_texts, min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS), PATIENCE * share_s)
 
 
 def confirm(
     lab: Lab, measured: Measured, trials: Sequence[Trial], say: Say, spare_s: float = 0.0
-) -> int:
+) -> RunLength:
     """Short runs of every trial in turn, as many turns as there is time for until `spare_s` are
-    left. All write the same tokens, so as many as fit into a share of the time: the answer is how
-    many of each text."""
+    left. All write the same tokens, so as many as fit into a share of the time."""
     if len(trials) == 1:
         say("nothing is predicted to beat the defaults")
     usual, *others = trials
     share_s = max((lab.left_s - spare_s) / (LIKELY_TURNS * len(trials)), LEAST_RUN_S)
-    n_texts = max(1, len(measured.first.texts))
-    n_tokens = int(share_s * measured.first.tokens_per_s / n_texts)
-    n_tokens = min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS)
+    length = length_of(measured, share_s)
     turn, turn_s = 0, 0.0
     while turn < (MOST_TURNS if others else LEAST_TURNS):
         left = [usual, *(t for t in others if not t.complaint and gain_of(t, usual) > -GIVEN_UP)]
@@ -80,7 +95,7 @@ def confirm(
         # the one that came last comes first in the next turn: what drifts hits all alike
         for trial in left if turn % 2 == 0 else left[::-1]:
             say(f"run {turn + 1} of {trial.choice.label}")
-            written = run_choice(lab, measured, trial.choice, n_tokens, PATIENCE * share_s)
+            written = run_choice(lab, measured, trial.choice, length)
             if isinstance(written, str):
                 trial.complaint = written
                 continue
@@ -94,7 +109,7 @@ def confirm(
             trial.rates.append(run.tokens_per_s)
             trial.others = max(trial.others, run.others)
         turn += 1
-    return n_tokens
+    return length
 
 
 def gain_of(trial: Trial, usual: Trial) -> float:

@@ -7,7 +7,7 @@ Shares of the target are run to be proposed, since a GPU rounds otherwise; nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.errors import EdgespecError
 from edgespec.tuning.cost_model import Choice
@@ -18,6 +18,15 @@ from edgespec.units import format_size
 
 TIME_SHARE = 1 / 4
 """Of what is left before settings are confirmed, where a GPU could take layers of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """So many of the first texts, so many tokens of each, cut short after `most_s`."""
+
+    n_texts: int
+    n_tokens: int
+    most_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +42,7 @@ def run_choice(
     lab: Lab,
     measured: Measured,
     choice: Choice,
-    n_tokens: int,
-    most_s: float,
+    length: RunLength,
     share: Offload | None = None,
 ) -> Written | str:
     """A run, with a share of the target on a GPU if one is given. Where a GPU computes, it may come
@@ -43,7 +51,9 @@ def run_choice(
     if share is not None:
         load = share.added_to(load)
     try:
-        run = lab.write(load, choice.engine, n_tokens, most_s=most_s)
+        run = lab.write(
+            load, choice.engine, length.n_tokens, most_s=length.most_s, n_texts=length.n_texts
+        )
     except EdgespecError as error:
         if on_gpu is None:
             raise
@@ -68,16 +78,17 @@ def run_shares(
     measured: Measured,
     chosen: Choice,
     shares: Sequence[Offload],
-    n_tokens: int,
+    length: RunLength | None,
     say: Say,
 ) -> Iterator[GpuShare | str]:
     """A run of each beside the chosen settings while there is time, with as many tokens as those
     wrote; why one is left out."""
     for n_left, share in zip(range(len(shares), 0, -1), shares, strict=True):
-        if not n_tokens or lab.left_s <= measured.shortest_run_s:
+        if length is None or lab.left_s <= measured.shortest_run_s:
             return
         say(f"a run with {share.says}")
-        run = run_choice(lab, measured, chosen, n_tokens, lab.left_s / n_left, share)
+        as_long = replace(length, most_s=lab.left_s / n_left)
+        run = run_choice(lab, measured, chosen, as_long, share)
         if isinstance(run, Written):
             yield GpuShare(share.says, run.tokens_per_s, run.peak_bytes)
         else:

@@ -94,10 +94,11 @@ class Laboratory:
         n_tokens: int,
         pass_sizes: tuple[int, ...] = (),
         most_s: float | None = None,
+        n_texts: int | None = None,
     ) -> Written:
         share = FIRST_SHARE if pass_sizes else RUN_SHARE
         seconds = self._run_s(share) if most_s is None else most_s
-        job = Write(load, engine, self.prompts, n_tokens, pass_sizes, seconds)
+        job = Write(load, engine, self.prompts[:n_texts], n_tokens, pass_sizes, seconds)
         launched = self._launch(job)
         return replace(_answer(launched, Written), others=launched.others)
 

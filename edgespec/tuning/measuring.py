@@ -34,6 +34,8 @@ PASS_SIZES = (1, 4, 16, 97)
 TREE_SIZES = (1, 4, 8, 16, 32, 64, 96)
 WRITTEN_TOKENS = 40
 """Of each text of the first run."""
+STARTING_S = 1.0
+"""Of a process, until it loads a model."""
 READ_BOUND = 0.8
 """Where computing takes less than this share of reading, its threads do not matter."""
 
@@ -61,8 +63,10 @@ class Lab(Protocol):
         n_tokens: int,
         pass_sizes: tuple[int, ...] = (),
         most_s: float | None = None,
+        n_texts: int | None = None,
     ) -> Written:
-        """Texts of up to `n_tokens`, cut short after `most_s`; None is as long as it may take."""
+        """Texts of up to `n_tokens`, cut short after `most_s`; None is as long as it may take, and
+        all texts."""
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
         """Of the model of `load`, a draft."""
@@ -117,6 +121,19 @@ class Measured:
     @property
     def expected(self) -> Prediction:
         return predict(self.wanted.usual, self.plan, self.speeds)
+
+    @property
+    def n_texts(self) -> int:
+        """That there was time to write."""
+        return max(1, len(self.first.texts))
+
+    def run_s(self, n_texts: int, n_tokens: int) -> float:
+        """Of a run with the defaults: a process starts and loads, and reads the prompt of each text
+        before it goes on with it."""
+        expected = self.expected
+        prompt_s = max(expected.read_s, expected.compute_s)
+        token_s = 1 / max(self.first.tokens_per_s, 1e-3)
+        return STARTING_S + self.first.load_s + n_texts * (prompt_s + n_tokens * token_s)
 
     @property
     def shortest_run_s(self) -> float:

@@ -20,7 +20,13 @@ from edgespec.tuning.confirming import (
     winner,
 )
 from edgespec.tuning.cost_model import Choice, Prediction, Speeds, predict
-from edgespec.tuning.gpu_runs import TIME_SHARE, GpuShare, run_shares, shares_of_target
+from edgespec.tuning.gpu_runs import (
+    TIME_SHARE,
+    GpuShare,
+    RunLength,
+    run_shares,
+    shares_of_target,
+)
 from edgespec.tuning.measuring import Lab, Measured, Say, Wanted, measure
 from edgespec.tuning.offloads import Offload
 
@@ -103,17 +109,18 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     ]
     usual_trial = Trial(usual, expected)
     trials = [usual_trial, *_unlike(promising)]
-    shares, n_tokens = shares_of_target(measured), 0
+    shares = shares_of_target(measured)
+    length: RunLength | None = None
     n_affordable = affordable_trials(lab, measured)
     if n_affordable >= min(2, len(trials)):
         trials = trials[:n_affordable]
-        n_tokens = confirm(lab, measured, trials, say, TIME_SHARE * lab.left_s if shares else 0.0)
+        length = confirm(lab, measured, trials, say, TIME_SHARE * lab.left_s if shares else 0.0)
     else:
         usual_trial.rates.append(measured.first.tokens_per_s)
         usual_trial.peak_bytes = measured.first.peak_bytes
     noise = max((noise_of(trial, usual_trial) for trial in trials), default=0.0)
     chosen = winner(trials)
-    tried = tuple(run_shares(lab, measured, chosen, shares, n_tokens, say))
+    tried = tuple(run_shares(lab, measured, chosen, shares, length, say))
     notes += [trial.complaint for trial in trials if trial.complaint]
     notes += [found for found in tried if isinstance(found, str)]
     return Tuned(

@@ -14,7 +14,15 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning import measured_report, report
-from edgespec.tuning.confirming import Trial, gain_of, noise_of
+from edgespec.tuning.confirming import (
+    FAIR_TOKENS,
+    LEAST_TEXTS,
+    LEAST_TOKENS,
+    Trial,
+    gain_of,
+    length_of,
+    noise_of,
+)
 from edgespec.tuning.cost_model import Choice, Prediction
 from edgespec.tuning.search import tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
@@ -144,6 +152,17 @@ def test_other_work_that_does_not_end_is_said():
     tuned = tune(SyntheticLab(run_s=1.0, others=(0.35,)), wanted(DRAFT))
     assert tuned.trials[0].rates
     assert any("35% of the cores" in line for line in report.lines(tuned))
+
+
+def test_a_run_short_of_time_continues_fewer_texts_and_not_fewer_tokens():
+    measured = tune(SyntheticLab(), wanted(DRAFT)).measured
+    six = replace(measured, first=replace(measured.first, texts=measured.first.texts * 6))
+    long, short = (length_of(six, six.run_s(n, FAIR_TOKENS)) for n in (6, 4))
+    assert (long.n_texts, short.n_texts) == (6, 4)
+    assert min(long.n_tokens, short.n_tokens) >= FAIR_TOKENS - 1
+    assert length_of(six, 100.0).n_tokens > FAIR_TOKENS
+    hasty = length_of(six, 0.1)
+    assert (hasty.n_texts, hasty.n_tokens) == (LEAST_TEXTS, LEAST_TOKENS)
 
 
 def test_runs_that_take_too_long_are_not_made():
