@@ -49,6 +49,8 @@ class Tuned:
     noise: float
     """How far ratios of the same settings typically lay apart from turn to turn, as a share."""
     n_considered: int
+    n_texts: int = 0
+    """That the confirming runs continued; 0 where there were none."""
     gpu_shares: tuple[GpuShare, ...] = ()
     """Of the target, with the chosen settings otherwise: they change the text."""
     notes: tuple[str, ...] = ()
@@ -74,10 +76,12 @@ class Tuned:
 
     @property
     def confirmed(self) -> float:
-        """What the default's runs had of the tokens a second that were predicted for it."""
+        """What the default's runs had of the tokens a second that were predicted for it. Of other
+        texts they say nothing: these differ sixfold in how well they are guessed."""
         usual = self.trials[0]
         rate = usual.predicted.tokens_per_s
-        return usual.tokens_per_s / rate if usual.rates and rate else 1.0
+        is_alike = self.n_texts == self.measured.n_texts
+        return usual.tokens_per_s / rate if is_alike and usual.rates and rate else 1.0
 
     @property
     def others(self) -> float:
@@ -130,6 +134,7 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         chosen=chosen,
         noise=noise,
         n_considered=len(ranked),
+        n_texts=length.n_texts if length else 0,
         gpu_shares=tuple(found for found in tried if isinstance(found, GpuShare)),
         notes=tuple(dict.fromkeys(notes)),
     )

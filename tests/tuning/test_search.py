@@ -165,6 +165,17 @@ def test_a_run_short_of_time_continues_fewer_texts_and_not_fewer_tokens():
     assert (hasty.n_texts, hasty.n_tokens) == (LEAST_TEXTS, LEAST_TOKENS)
 
 
+def test_runs_of_fewer_texts_confirm_no_prediction():
+    tuned = tune(SyntheticLab(noise=(0.5,)), wanted(DRAFT))
+    slower = [
+        Trial(trial.choice, trial.predicted, [trial.predicted.tokens_per_s / 2])
+        for trial in tuned.trials
+    ]
+    all_texts = replace(tuned, trials=tuple(slower))
+    assert all_texts.confirmed == pytest.approx(0.5)
+    assert replace(all_texts, n_texts=all_texts.measured.n_texts + 1).confirmed == 1.0
+
+
 def test_runs_that_take_too_long_are_not_made():
     """A pass of 50 MiB at 2 MiB a second: two turns of two runs of two passes are 200 seconds."""
     lab = SyntheticLab(disk_bytes_per_s=2 * MIB, left_s=90.0)
