@@ -33,6 +33,7 @@ _MOST_BYTES = 1 << 20
 _MOST_FITS = 8
 _LEAST_READ_S = 1e-3
 _ALIKE, _NEAR = math.log(1.5), math.log(2)
+_NEAR_ROOM = 1.25
 STORAGE_DECIDES = 2.0
 """Times as long as computing a single node: so long must reading take."""
 
@@ -48,10 +49,21 @@ class Fit:
     gain: float = 1.0
     unhidden: float = 1.0
     reached: float = 1.0
+    expert_bytes: int = 0
+    """Room for a mixture's experts: with another one, other choices of experts are read anew."""
 
     def unlike(self, read_s: float) -> float:
         """How far from a pass that reads for so long."""
         return abs(math.log(max(self.read_s, _LEAST_READ_S) / max(read_s, _LEAST_READ_S)))
+
+    def is_alike(self, other: Fit) -> bool:
+        """What the later one replaces."""
+        return self.unlike(other.read_s) <= _ALIKE and self.expert_bytes == other.expert_bytes
+
+    def is_near(self, read_s: float, expert_bytes: int) -> bool:
+        """Passes like those that were measured."""
+        rooms = max(self.expert_bytes, 1), max(expert_bytes, 1)
+        return self.unlike(read_s) <= _NEAR and max(rooms) <= _NEAR_ROOM * min(rooms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
     raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else inf
     is_known = isfinite(raw_bytes_per_s) and isfinite(speeds.disk_bytes_per_s)
     share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0
-    fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share)
+    fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share, expert_bytes=plan.expert_bytes)
     load, usual = measured.wanted.load, measured.wanted.usual
     alone = KeptSpeeds(compute=dict(speeds.compute), yields={}, fits=(fit,), lookups=speeds.lookups)
     _write(alone, _place(load, None, plan.paged))
@@ -82,8 +94,10 @@ def keep(measured: Measured, confirmed: float = 1.0) -> None:
         return
     path = _place(load, draft, plan.paged)
     before = _recalled(path)
-    others = [old for old in before.fits if old.unlike(fit.read_s) > _ALIKE] if before else []
-    latest = Fit(fit.read_s, share, speeds.gain, speeds.unhidden, speeds.reached * confirmed)
+    others = [old for old in before.fits if not old.is_alike(fit)] if before else []
+    latest = replace(
+        fit, gain=speeds.gain, unhidden=speeds.unhidden, reached=speeds.reached * confirmed
+    )
     drafted = KeptSpeeds(
         compute=alone.compute,
         yields={threads: trees for (of, threads), trees in speeds.yields.items() if of == draft},
@@ -102,15 +116,16 @@ def predicted(
 ) -> Prediction | None:
     """Of texts like those that were measured, by the run whose passes read for about as long. None
     where nothing was measured that speaks of it: not this pair, not with so many threads, only
-    other weights in memory than all or than some, or only passes that read for much longer or
-    shorter, unless storage decides."""
+    other weights in memory than all or than some, of a mixture not with so much room for experts,
+    or only passes that read for much longer or shorter, unless storage decides."""
     kept = _recalled(_place(load, load.draft, plan.paged))
     if kept is None or not kept.fits or (plan.bytes_per_pass and not disk_bytes_per_s):
         return None
     raw_bytes_per_s = disk_bytes_per_s or inf
     read_s = plan.bytes_per_pass / raw_bytes_per_s
-    fit = min(kept.fits, key=lambda fit: fit.unlike(read_s))
-    is_near = fit.unlike(read_s) <= _NEAR
+    near = [fit for fit in kept.fits if fit.is_near(read_s, plan.expert_bytes)]
+    fit = min(near or kept.fits, key=lambda fit: fit.unlike(read_s))
+    is_near = fit.is_near(read_s, plan.expert_bytes)
     draft, drafts = load.draft, (load.draft,) if load.draft else ()
     speeds = Speeds(
         disk_bytes_per_s=(fit.disk_share if is_near else 1.0) * raw_bytes_per_s,
@@ -126,7 +141,8 @@ def predicted(
         found = predict(usual, plan, speeds)
     except KeyError:
         return None
-    storage_decides = found.read_s > STORAGE_DECIDES * theory.at(kept.compute[usual.threads], 1)
+    compute_s = theory.at(kept.compute[usual.threads], 1)
+    storage_decides = not plan.expert_bytes and found.read_s > STORAGE_DECIDES * compute_s
     return found if is_near or storage_decides else None
 
 

@@ -34,6 +34,8 @@ DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64, 96)
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
 N_FINALISTS = 3
+ALIKE = 1.5
+"""Times as many tokens, up to which texts are as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class Tuned:
     noise: float
     """How far ratios of the same settings typically lay apart from turn to turn, as a share."""
     n_considered: int
-    n_texts: int = 0
-    """That the confirming runs continued; 0 where there were none."""
+    length: RunLength | None = None
+    """Of the confirming runs, if there were any."""
     gpu_shares: tuple[GpuShare, ...] = ()
     """Of the target, with the chosen settings otherwise: they change the text."""
     notes: tuple[str, ...] = ()
@@ -76,12 +78,17 @@ class Tuned:
 
     @property
     def confirmed(self) -> float:
-        """What the default's runs had of the tokens a second that were predicted for it. Of other
-        texts they say nothing: these differ sixfold in how well they are guessed."""
-        usual = self.trials[0]
+        """What the default's runs had of the tokens a second that were predicted for it. Runs of
+        fewer texts say nothing of that, as these differ sixfold in how well they are guessed, nor
+        do longer ones, which have more to guess from and less to learn."""
+        usual, length = self.trials[0], self.length
         rate = usual.predicted.tokens_per_s
-        is_alike = self.n_texts == self.measured.n_texts
-        return usual.tokens_per_s / rate if is_alike and usual.rates and rate else 1.0
+        if length is None or not usual.rates or not rate:
+            return 1.0
+        n_texts, first = self.measured.n_texts, self.measured.first
+        is_as_long = 1 / ALIKE <= length.n_tokens * n_texts / max(first.n_tokens, 1) <= ALIKE
+        is_alike = length.n_texts == n_texts and is_as_long
+        return usual.tokens_per_s / rate if is_alike else 1.0
 
     @property
     def others(self) -> float:
@@ -134,7 +141,7 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
         chosen=chosen,
         noise=noise,
         n_considered=len(ranked),
-        n_texts=length.n_texts if length else 0,
+        length=length,
         gpu_shares=tuple(found for found in tried if isinstance(found, GpuShare)),
         notes=tuple(dict.fromkeys(notes)),
     )

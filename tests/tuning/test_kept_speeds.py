@@ -147,3 +147,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(measured: Measured):
     folder.rmdir()
     folder.write_text("in the way")
     kept_speeds.keep(measured)
+
+
+@pytest.mark.parametrize(("room", "is_predicted"), [(40, True), (45, True), (20, False)])
+def test_a_mixture_is_predicted_where_as_many_experts_stay(
+    measured: Measured, room: int, is_predicted: bool
+):
+    kept_speeds.keep(replace(measured, plan=replace(measured.plan, expert_bytes=40 * MIB)))
+    plan = replace(measured.plan, expert_bytes=room * MIB)
+    found = kept_speeds.predicted(measured.wanted.load, RULES, plan, DISK)
+    assert (found is not None) == is_predicted

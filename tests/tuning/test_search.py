@@ -24,6 +24,7 @@ from edgespec.tuning.confirming import (
     noise_of,
 )
 from edgespec.tuning.cost_model import Choice, Prediction
+from edgespec.tuning.gpu_runs import RunLength
 from edgespec.tuning.search import tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
 
@@ -165,15 +166,19 @@ def test_a_run_short_of_time_continues_fewer_texts_and_not_fewer_tokens():
     assert (hasty.n_texts, hasty.n_tokens) == (LEAST_TEXTS, LEAST_TOKENS)
 
 
-def test_runs_of_fewer_texts_confirm_no_prediction():
-    tuned = tune(SyntheticLab(noise=(0.5,)), wanted(DRAFT))
-    slower = [
-        Trial(trial.choice, trial.predicted, [trial.predicted.tokens_per_s / 2])
-        for trial in tuned.trials
-    ]
-    all_texts = replace(tuned, trials=tuple(slower))
-    assert all_texts.confirmed == pytest.approx(0.5)
-    assert replace(all_texts, n_texts=all_texts.measured.n_texts + 1).confirmed == 1.0
+@pytest.mark.parametrize(
+    ("n_texts", "n_tokens", "confirmed"), [(1, 300, 0.5), (2, 300, 1.0), (1, 900, 1.0), (1, 9, 1.0)]
+)
+def test_only_runs_of_as_much_text_confirm_a_prediction(
+    n_texts: int, n_tokens: int, confirmed: float
+):
+    """The first run wrote 300 tokens of a text, nearly."""
+    tuned = tune(SyntheticLab(), wanted(DRAFT))
+    usual = tuned.trials[0]
+    slower = Trial(usual.choice, usual.predicted, [usual.predicted.tokens_per_s / 2])
+    length = RunLength(n_texts, n_tokens, most_s=1.0)
+    found = replace(tuned, trials=(slower,), length=length)
+    assert found.confirmed == pytest.approx(confirmed)
 
 
 def test_runs_that_take_too_long_are_not_made():
