@@ -32,9 +32,10 @@ N_CTX, N_BATCH, N_TOKENS = 128, 32, 24
 PROMPT = [7 + 11 * index % 280 for index in range(40)]
 CUTS = ((7, 7), (N_BATCH, N_BATCH), (N_BATCH, 1))
 """Batches from which the rounding of llama.cpp's own logits is measured: of prompt and of text."""
-WEIGHTS_SHARES = (0.15, -0.2, -0.5, -0.8)
-"""Of the weights, what a paged trial's budget has room for beyond the smallest that is named; the
-next is taken where all weights fit, because naming took memory that loading does not take."""
+FIRST_SHARE, LEAST_SHARE, MOST_SHARE, MOST_TRIES = 0.15, -2.5, 2.5, 7
+"""Of the weights, what a paged trial's budget has room for beyond the smallest that is named. A
+process is planned in steps of more than these models' weights, and naming may end on another step
+than loading: where all weights fit, or none, the budget between is taken."""
 TIME_LIMIT_S = 120
 
 Draft = Path | None
@@ -135,13 +136,17 @@ def try_out(species: Species, folder: Path) -> Verdict:
 def _try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
     if not is_paged:
         return in_child(lambda: speak(model, draft, None))
+    share, below, above = FIRST_SHARE, LEAST_SHARE, MOST_SHARE
     ended = None
-    for share in WEIGHTS_SHARES:
+    for _ in range(MOST_TRIES):
         tried = in_child(lambda share=share: speak(model, draft, share))
+        is_too_small = tried.how == "failed" and tried.told.startswith("BudgetError")
+        if not is_too_small and (tried.how != "ok" or tried.value["is_paged"]):
+            return tried
         if ended is None or tried.how == "ok":
             ended = tried
-        if tried.how != "ok" or tried.value["is_paged"]:
-            break
+        below, above = (share, above) if is_too_small else (below, share)
+        share = (below + above) / 2
     assert ended is not None
     return ended
 
