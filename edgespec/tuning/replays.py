@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -36,17 +37,13 @@ def replay_trees(
     deadline = time.monotonic() + seconds
     found = []
     for n_left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        rounds, accepted, spent_s = 0, 0, 0.0
+        rounds: list[RoundCost] = []
         share_s = (deadline - time.monotonic()) / n_left
         for text in known:
-            costs = replay_costs(draft, text, size)
-            rounds += len(costs)
-            accepted += sum(cost.accepted for cost in costs)
-            spent_s += sum(cost.wall_s for cost in costs)
-            if spent_s > share_s:
+            rounds += replay_costs(draft, text, size)
+            if sum(cost.wall_s for cost in rounds) > share_s:
                 break
-        if rounds:
-            found.append(TreeYield(size, 1 + accepted / rounds, spent_s / rounds))
+        found += _yield_of(size, rounds)
     return found
 
 
@@ -60,22 +57,39 @@ def replay_lookups(
     target: LanguageModel, texts: Sequence[Text], sizes: Sequence[int]
 ) -> list[TreeYield]:
     """As `replay_trees`, without a draft. What the target nearly said is not known any more, so
-    real rounds bring more."""
+    real rounds bring more. Tokens are numbered anew: the target is in memory beside this, whose
+    budget has no room for logits of its whole vocabulary."""
     if not target.info.verifies_guesses:
         return []
+    known = pair_fit.KnownText(target)
+    numbers = (n for n in count() if n not in target.vocabulary.eog_tokens)
+    number_of = {
+        t: next(numbers) for t in {t for x in texts for t in (*x.prompt_tokens, *x.tokens)}
+    }
+    n_vocab = 1 + max(number_of.values(), default=0)
     found = []
     for size in sizes:
+        known.info = replace(target.info, n_vocab=n_vocab, max_nodes=1 + size)
         rules = replace(pair_fit.full_trees(size), lookup=True)
         rounds: list[RoundCost] = []
         for text in texts:
-            known = pair_fit.KnownText(target)
-            known.info = replace(target.info, max_nodes=1 + size)
-            result = GenerationResult("", text.prompt_tokens, text.tokens, "length")
+            prompt, tokens = (
+                tuple(number_of[token] for token in part)
+                for part in (text.prompt_tokens, text.tokens)
+            )
+            known.truncate(0)
+            result = GenerationResult("", prompt, tokens, "length")
             rounds += _replayed_rounds(known, None, result, rules)
-        if rounds:
-            tokens = 1 + sum(cost.accepted for cost in rounds) / len(rounds)
-            found.append(TreeYield(size, tokens, sum(c.wall_s for c in rounds) / len(rounds)))
+        found += _yield_of(size, rounds)
     return found
+
+
+def _yield_of(size: int, rounds: Sequence[RoundCost]) -> list[TreeYield]:
+    """None without a round."""
+    if not rounds:
+        return []
+    tokens_per_pass = 1 + sum(cost.accepted for cost in rounds) / len(rounds)
+    return [TreeYield(size, tokens_per_pass, sum(cost.wall_s for cost in rounds) / len(rounds))]
 
 
 def _replayed_rounds(

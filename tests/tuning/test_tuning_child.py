@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.config import LoadSettings
@@ -54,6 +55,12 @@ def test_a_text_that_repeats_is_guessed_without_a_draft():
     again = Text(tuple(PROMPT), tuple(n % 5 for n in range(40)))
     (found,) = replay_lookups(counting(n_ctx=64), [again], (4,))
     assert found.drafted_nodes == 4 and found.tokens_per_pass > 2
+
+
+def test_guesses_without_a_draft_take_no_room_for_a_whole_vocabulary():
+    target = counting(n_ctx=64)
+    target.info = replace(target.info, n_vocab=1 << 40)
+    assert replay_lookups(target, [TEXT], (4,))
 
 
 def test_what_it_is_sure_of_is_counted_by_confidence():
