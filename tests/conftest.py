@@ -1,5 +1,5 @@
-"""Hypothesis draws the same examples everywhere, and no machine is too slow for them. Tests that
-write to the cache folder have one of their own."""
+"""Hypothesis draws the same examples everywhere, and no machine is too slow for them. What tests
+keep in the cache folder ends with them."""
 
 import signal
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def nothing_learnt_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What earlier runs learnt of the embedded pair is no part of a test."""
-    folder = tmp_path_factory.mktemp("calibrations")
+def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What earlier runs learnt of a pair, tuned or prepared is no part of a test, nor is what a
+    test keeps of a later run; commands that tests start are told so by the environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.files.cache_folder.calibrations", lambda: folder)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

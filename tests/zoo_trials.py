@@ -22,6 +22,7 @@ from edgespec import session
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
+from edgespec.memory import process
 from edgespec.memory.process import peak_rss_bytes
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
@@ -32,10 +33,8 @@ N_CTX, N_BATCH, N_TOKENS = 128, 32, 24
 PROMPT = [7 + 11 * index % 280 for index in range(40)]
 CUTS = ((7, 7), (N_BATCH, N_BATCH), (N_BATCH, 1))
 """Batches from which the rounding of llama.cpp's own logits is measured: of prompt and of text."""
-FIRST_SHARE, LEAST_SHARE, MOST_SHARE, MOST_TRIES = 0.15, -2.5, 2.5, 7
-"""Of the weights, what a paged trial's budget has room for beyond the smallest that is named. A
-process is planned in steps of more than these models' weights, and naming may end on another step
-than loading: where all weights fit, or none, the budget between is taken."""
+WEIGHTS_SHARE = 0.15
+"""Of the weights, what a paged trial's budget has room for beyond the smallest that is named."""
 TIME_LIMIT_S = 120
 
 Draft = Path | None
@@ -134,21 +133,7 @@ def try_out(species: Species, folder: Path) -> Verdict:
 
 
 def _try_way(model: Path, draft: Draft, is_paged: bool) -> Ending:
-    if not is_paged:
-        return in_child(lambda: speak(model, draft, None))
-    share, below, above = FIRST_SHARE, LEAST_SHARE, MOST_SHARE
-    ended = None
-    for _ in range(MOST_TRIES):
-        tried = in_child(lambda share=share: speak(model, draft, share))
-        is_too_small = tried.how == "failed" and tried.told.startswith("BudgetError")
-        if not is_too_small and (tried.how != "ok" or tried.value["is_paged"]):
-            return tried
-        if ended is None or tried.how == "ok":
-            ended = tried
-        below, above = (share, above) if is_too_small else (below, share)
-        share = (below + above) / 2
-    assert ended is not None
-    return ended
+    return in_child(lambda: speak(model, draft, WEIGHTS_SHARE if is_paged else None))
 
 
 def _write(species: Species, model: Path, draft: Path) -> None:
@@ -163,10 +148,14 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
     """edgespec's greedy text, as the fields of a Run; no share: all weights may stay in memory."""
     settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
     if weights_share is not None:
-        planned = in_child(lambda: _tight_budget(settings, weights_share))
-        if planned.how != "ok":
-            raise ModelError(planned.told)
-        settings = settings.model_copy(update={"memory_budget": planned.value})
+        named = in_child(lambda: _smallest_budget(settings))
+        if named.how != "ok":
+            raise ModelError(named.told)
+        smallest_bytes, taken_bytes = named.value
+        # steps in which a process is planned weigh more than these models: it counts as it did
+        process.taken_bytes = lambda: taken_bytes
+        budget_bytes = int(smallest_bytes + weights_share * model.stat().st_size)
+        settings = settings.model_copy(update={"memory_budget": budget_bytes})
     with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
@@ -179,11 +168,19 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
         }
 
 
-def _tight_budget(settings: LoadSettings, weights_share: float) -> int:
+def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
+    """The least that loading needs, and what the process took by then, for which that holds."""
+    measured, taken = process.taken_bytes, []
+
+    def counted() -> int:
+        taken.append(measured())
+        return taken[-1]
+
+    process.taken_bytes, process.UNLIKE_BYTES = counted, 0
     try:
         session.plan(settings.model_copy(update={"memory_budget": 1}))
     except BudgetError as error:
-        return int((error.smallest_bytes or 0) + weights_share * settings.model.stat().st_size)
+        return error.smallest_bytes or 0, taken[-1]
     raise AssertionError("a budget of one byte was planned")
 
 
