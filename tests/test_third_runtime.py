@@ -193,6 +193,16 @@ def test_a_runtime_that_knows_of_no_gpu_is_left_alone(
     assert child.ask_gpus(AskGpus((Path(model),), 4, 0.0)).gpus == ()
 
 
+def test_plans_say_which_models_no_gpu_could_compute(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = edgespec.LoadSettings(model=Path(model), draft=Path(model))
+    assert child.without_gpu([load, load]) == (Path(model),)
+    monkeypatch.setattr(LETTERS, "copying", lambda _: None, raising=False)
+    monkeypatch.setattr(LETTERS, "gpu", lambda: "a GPU", raising=False)
+    assert child.without_gpu([load]) == ()
+
+
 def test_what_it_could_put_on_a_gpu_is_declared_with_its_options() -> None:
     gpu = ModelGpu(Path("a.letters"), "letters", "a GPU", 3, 4, 1e9)
     load = edgespec.LoadSettings(model=Path("a.letters"))

@@ -66,6 +66,8 @@ class ModelNeeds:
     """Ways to cut the weights, coarse first."""
     experts: ExpertSizes | None = None
     """Of a mixture whose experts are read one by one; no cut holds them."""
+    shared: tuple[MemoryRow, ...] = ()
+    """What models share that have the same rows here, such as a library: it is there once."""
     state_bytes: int = 0
     """Most that a state file takes while it is written or read, besides small buffers."""
 
@@ -96,6 +98,8 @@ def plan_models(
     too: so much may the next one take. `others` are rows of neither model. Raises BudgetError.
     """
     models = {"target": target} | ({"draft": draft} if draft else {})
+    shared = (row for needs in models.values() for row in needs.shared)
+    others = [*dict.fromkeys(shared), *others]
     least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
     smallest, named = (
         _divide(_UNLIMITED, [_process_row(size), *others], models, least, enforced).smallest_bytes

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.bench.messages import answer_one
@@ -19,7 +20,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.loading import corpus_drafters, open_models, plan
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
@@ -60,7 +61,8 @@ def main() -> int:
 def _answer(job: object) -> Surveyed | ReadSpeed | GpusFound | Written | Replayed:
     match job:
         case Survey():
-            return Surveyed(tuple(_planned(load, engine) for load, engine in job.asked))
+            plans = tuple(_planned(load, engine) for load, engine in job.asked)
+            return Surveyed(plans, without_gpu(load for load, _ in job.asked))
         case ReadDisk():
             return _read_disk(job)
         case AskGpus():
@@ -77,6 +79,17 @@ def _planned(load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused
         return plan(load, engine)
     except BudgetError as error:
         return Refused(str(error), error.smallest_bytes or 0)
+
+
+def without_gpu(loads: Iterable[LoadSettings]) -> tuple[Path, ...]:
+    """Models that no GPU could compute. Their libraries are here by now, and say it at once."""
+    found = []
+    for path in dict.fromkeys(path for load in loads for path in (load.model, load.draft) if path):
+        with suppress(EdgespecError):  # whoever has to know asks in a process of its own
+            runtime = runtimes.find(path)
+            if not isinstance(runtime, runtimes.OffersGpu) or runtime.gpu() is None:
+                found.append(path)
+    return tuple(found)
 
 
 def _read_disk(job: ReadDisk) -> ReadSpeed:

@@ -1,5 +1,5 @@
-"""Runs of settings, on a GPU where they say so: what room it has, and what its library takes of the
-process's memory, is in no plan, and only a run shows it.
+"""Runs of settings, on a GPU where they say so: what room it has is in no plan, and what its
+library takes of the process's memory was measured on a small product. Only a run shows both.
 
 Shares of the target are run to be proposed, since a GPU rounds otherwise; nothing is chosen here.
 """

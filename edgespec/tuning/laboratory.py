@@ -66,6 +66,8 @@ class Laboratory:
     """Hears the share of the time that is over."""
     clock: Callable[[], float] = time.monotonic
     _began: float = field(default_factory=time.monotonic)
+    _without_gpu: set[Path] = field(default_factory=set)
+    """Models of which a plan said so."""
 
     @property
     def left_s(self) -> float:
@@ -74,7 +76,9 @@ class Laboratory:
     def plans(
         self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
     ) -> Sequence[MemoryPlan | Refused]:
-        return self._measure(Survey(tuple(asked)), Surveyed).plans
+        surveyed = self._measure(Survey(tuple(asked)), Surveyed)
+        self._without_gpu.update(surveyed.without_gpu)
+        return surveyed.plans
 
     def read_speeds(self) -> Sequence[ReadSpeed]:
         path = largest_of(self.model)
@@ -85,6 +89,8 @@ class Laboratory:
         ]
 
     def gpus(self, models: Sequence[Path]) -> Sequence[ModelGpu]:
+        if self._without_gpu.issuperset(models):
+            return ()
         return self._measure(AskGpus(tuple(models), COPY_BYTES, COPY_S), GpusFound).gpus
 
     def write(

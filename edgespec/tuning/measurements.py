@@ -43,6 +43,8 @@ class Surveyed:
     """An answer for each, in that order."""
 
     plans: tuple[MemoryPlan | Refused, ...]
+    without_gpu: tuple[Path, ...] = ()
+    """Of the models that were asked about, those that no GPU could compute."""
 
 
 @dataclass(frozen=True, slots=True)

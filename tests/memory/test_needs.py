@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +87,28 @@ def test_what_loading_the_draft_takes_is_free_again_when_the_target_comes() -> N
 def test_a_draft_is_planned_to_stay_in_memory() -> None:
     rows = {row.what: row.nbytes for row in planned(300 * MIB).rows if row.owner == "draft"}
     assert rows == {"KV cache": 5 * MIB, "compute buffers": 10 * MIB, "weights": 20 * MIB}
+
+
+def test_what_both_models_share_is_there_once() -> None:
+    library = MemoryRow("process", "GPU library", 30 * MIB)
+    alone, both = (
+        plan_models(
+            300 * MIB,
+            PROCESS_BYTES,
+            replace(TARGET, shared=(library,)),
+            replace(DRAFT, shared=shared),
+        )
+        for shared in ((), (library,))
+    )
+    assert [row for row in both.rows if row.what == library.what] == [library]
+    assert alone == both
+
+
+def test_what_models_share_is_in_the_smallest_budget() -> None:
+    library = MemoryRow("process", "GPU library", 30 * MIB)
+    target = replace(TARGET, shared=(library,))
+    smallest = plan_models(300 * MIB, PROCESS_BYTES, target, DRAFT).smallest_bytes
+    least = plan_models(300 * MIB, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
+    assert smallest - least >= library.nbytes
+    with pytest.raises(BudgetError, match="GPU library 30"):
+        plan_models(least, PROCESS_BYTES, target, DRAFT)

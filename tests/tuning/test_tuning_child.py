@@ -34,7 +34,7 @@ def test_jobs_and_answers_survive_their_json():
         model="m", memory_budget="50%", threads_draft=2, draft="d", cache_type_k="q8_0"
     )
     survey = Survey(((load, EngineSettings(draft_max=7)),))
-    for value in (survey, Surveyed((plan, Refused("no", 3)))):
+    for value in (survey, Surveyed((plan, Refused("no", 3)), (Path("m"),))):
         assert MESSAGES.from_json(MESSAGES.to_json(value)) == value
 
 

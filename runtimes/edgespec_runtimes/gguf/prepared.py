@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.offloading import Offloading, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packed_weights import packs_when_paged
 from edgespec_runtimes.gguf.resident import resident_weights
@@ -71,8 +72,10 @@ class PreparedGguf:
         """What is said of packing concerns weights that stay in memory; of rounding, a target that
         is drafted for."""
         request, note = self._request, loading.packing().note
+        library = self._offloading.library
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
+        notes += [library.note] if library and library.note else []
         if plan is not None and request.owner == "target" and request.max_nodes > 1:
             notes += rounding_notes(
                 self._header,
@@ -105,15 +108,22 @@ class PreparedGguf:
 
     @cached_property
     def _needs(self) -> ModelNeeds:
-        owner, resident = self._request.owner, resident_weights(self._header)
+        owner, on_gpu = self._request.owner, self._offloading
+        resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self._contexts)
+        fixed = [MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", kv_bytes)]
+        if on_gpu.has_own_memory:
+            fixed = [] if on_gpu.has_cache else fixed
+        else:
+            fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
         needs = ModelNeeds(
-            fixed=(MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", kv_bytes),),
+            fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self._contexts),
             resident=(
                 MemoryRow(owner, "weights", resident.weights),
-                MemoryRow(owner, LOADING, resident.loading),
+                MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
+            shared=on_gpu.rows,
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)
@@ -155,6 +165,8 @@ class PreparedGguf:
         shape, _ = self._contexts[plan.batches.get(owner, 0) if plan else 0]
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
+        if self._offloading.names:
+            self._map_with_gpu()
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
@@ -250,12 +262,37 @@ class PreparedGguf:
         return list(array.strings())
 
     @cached_property
+    def _offloading(self) -> Offloading:
+        return offloading(self._header, self._n_gpu_layers)
+
+    @cached_property
     def _traced(self) -> list[segments.Weight]:
-        """The weights in order of use; maps the model, which stays mapped for `load`."""
+        """The weights that stay in the process's memory, in order of use; maps the model, which
+        stays mapped for `load`. GPUs are left alone until the plan has room for their library."""
         with self._phase("mapping"):
-            self._mapped, self._lazy = loading.load_mapped(self._header.path, self._n_gpu_layers)
-            traced = segments.trace_weights(self._mapped, self._header, self._stop)
-        return [weight for weight in traced if segments.in_host_memory(weight)]
+            return self._offloading.staying(self._trace())
+
+    def _trace(self, n_gpu_layers: int = 0) -> list[segments.Weight]:
+        self._mapped, self._lazy = loading.load_mapped(self._header.path, n_gpu_layers)
+        return segments.trace_weights(self._mapped, self._header, self._stop)
+
+    def _map_with_gpu(self) -> None:
+        """Map the model again, with layers on the GPU. Raises ModelError where other tensors went
+        there than were planned."""
+        planned = [weight.entry.name for weight in self._traced]
+        self.close()
+        for name in ("_traced", "_mixtures", "_cuts"):
+            self.__dict__.pop(name, None)
+        with self._phase("mapping"):
+            traced = self._trace(self._n_gpu_layers)
+        self._traced = self._offloading.staying(
+            [weight for weight in traced if segments.in_host_memory(weight)]
+        )
+        if unlike := {*planned} ^ {weight.entry.name for weight in self._traced}:
+            raise ModelError(
+                f"llama.cpp placed {len(unlike)} tensors of {self.info.name} on the GPU or beside "
+                f"it otherwise than planned ({min(unlike)} is one): choose another -ngl"
+            )
 
     @cached_property
     def _mixtures(self) -> list[Mixture]:
@@ -267,6 +304,8 @@ class PreparedGguf:
         swappable = segments.streamable(self._traced)
         streamable = [weight for weight in swappable if weight.address not in experts]
         layers = segments.cut(streamable)
+        if not layers:  # all of them are on a GPU
+            return []
         largest = max(group.segment.nbytes for group in layers)
         cuts = [layers]
         for parts in (2, 4, 1 << 30):

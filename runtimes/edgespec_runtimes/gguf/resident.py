@@ -5,6 +5,7 @@ Knows which tensors of a file multiply. How ggml packs one is `packed_sizes`' bu
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
@@ -24,18 +25,24 @@ class ResidentWeights:
     """Of the tensor that is read whole before it is packed; what is not packed is read in place."""
 
 
-def resident_weights(header: GgufFile) -> ResidentWeights:
-    """Tries packing first, if no process of this build of llama.cpp has done so here."""
+def resident_weights(
+    header: GgufFile, elsewhere: Collection[str] = (), head_elsewhere: bool = False
+) -> ResidentWeights:
+    """Without those that lie elsewhere, by name. Tries packing first, if no process of this build
+    of llama.cpp has done so here."""
+    here = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
+    total = sum(tensor.nbytes for tensor in here)
     if not loading.packing().allowed:
-        return ResidentWeights(header.weight_bytes, 0)
+        return ResidentWeights(total, 0)
     packed = [
         (tensor, nbytes)
-        for tensor in header.tensors
+        for tensor in here
         if tensor.name not in _LOOKED_UP and (nbytes := packed_size(tensor)) is not None
     ]
-    total = header.weight_bytes + sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
+    total += sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
     table = header.tensors_by_name.get(_EMBEDDINGS)
-    copied = None if table is None or _HEAD in header.tensors_by_name else packed_size(table)
+    is_head = _HEAD not in header.tensors_by_name and not head_elsewhere
+    copied = packed_size(table) if table is not None and is_head else None
     if table is not None and copied is not None:
         # a table that is also the head is looked up as it is, and multiplied with a packed copy
         packed.append((table, copied))

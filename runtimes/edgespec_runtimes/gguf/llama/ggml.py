@@ -1,4 +1,4 @@
-"""What of ggml's own interface is needed: devices, tensors, buffers, and a product on the CPU.
+"""What of ggml's own interface is needed: devices, tensors, buffers, and a product.
 
 Addresses are whole numbers. Which weights there are, and what becomes of them, is not known here.
 """
@@ -16,8 +16,8 @@ from edgespec_runtimes.gguf.llama import abi
 
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
-F32 = 0
-"""`GGML_TYPE_F32`."""
+F32, F16, Q8_0 = 0, 1, 8
+"""`GGML_TYPE_F32` and so on."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
@@ -113,6 +113,17 @@ def base_address(buffer: int) -> int:
     return _address("ggml_backend_buffer_get_base", buffer)
 
 
+def devices_of(kind: int) -> list[int]:
+    """All devices of a kind."""
+    n_devices = int(_call(ctypes.c_size_t, "ggml_backend_dev_count"))
+    found = [_address("ggml_backend_dev_get", ctypes.c_size_t(n)) for n in range(n_devices)]
+    return [device for device in found if kind_of(device) == kind]
+
+
+def kind_of(device: int) -> int:
+    return int(_call(ctypes.c_int, "ggml_backend_dev_type", device))
+
+
 def device_of(kind: int) -> int | None:
     """The first device of a kind."""
     return _address("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None
@@ -134,20 +145,45 @@ def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
     return out.raw
 
 
-def product(buffer_type: int, kind: int, weights: bytes, rows: Sequence[float], n_in: int) -> bytes:
-    """Rows float32 [n_rows, n_in] times weights [n_out, n_in] that lie in such a buffer, on the
-    CPU: float32 [n_rows, n_out]."""
+def new_backend(owned: ExitStack, device: int) -> int:
+    """What computes on a device. `owned` frees it. Raises EdgespecError where it cannot start."""
+    backend = _address("ggml_backend_dev_init", device, None)
+    if not backend:
+        raise EdgespecError(f"{device_name(device)} cannot be used")
+    owned.callback(_address, "ggml_backend_free", backend)
+    return backend
+
+
+def multiplies(device: int, kind: int, n_in: int, n_out: int) -> bool:
+    """Whether a device takes products with weights [n_out, n_in] of this type."""
+    with ExitStack() as owned:
+        context = new_context(owned)
+        weights, rows = new_tensor(context, kind, n_in, n_out), new_tensor(context, F32, n_in, 1)
+        product = _address("ggml_mul_mat", context, weights, rows)
+        return bool(_call(ctypes.c_bool, "ggml_backend_dev_supports_op", device, product))
+
+
+def product(
+    buffer_type: int,
+    kind: int,
+    weights: bytes,
+    rows: Sequence[float],
+    n_in: int,
+    device: int | None = None,
+) -> bytes:
+    """Rows float32 [n_rows, n_in] times weights [n_out, n_in] that lie in such a buffer, on a
+    device or the CPU: float32 [n_rows, n_out]."""
     n_rows, n_out = len(rows) // n_in, len(weights) // row_bytes(kind, n_in)
     floats, out = (ctypes.c_float * len(rows))(*rows), (ctypes.c_float * (n_rows * n_out))()
+    device = _device() if device is None else device
     with ExitStack() as owned:
-        backend = _address("ggml_backend_dev_init", _device(), None)
-        owned.callback(_address, "ggml_backend_free", backend)
+        backend = new_backend(owned, device)
         left_context, context = new_context(owned), new_context(owned)
         left = new_tensor(left_context, kind, n_in, n_out)
         right = new_tensor(context, F32, n_in, n_rows)
         node = _address("ggml_mul_mat", context, left, right)
         graph = _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
-        for tensors, kept_by in ((left_context, buffer_type), (context, plain_buffer_type())):
+        for tensors, kept_by in ((left_context, buffer_type), (context, buffer_type_of(device))):
             buffer = _address("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
             owned.callback(_address, "ggml_backend_buffer_free", buffer)
         set_tensor(left, weights, len(weights))

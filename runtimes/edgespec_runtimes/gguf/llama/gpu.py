@@ -1,4 +1,4 @@
-"""The GPU that llama.cpp would put layers on, and copies to it as it makes them of weights.
+"""The GPUs that llama.cpp would put layers on, and copies to one as it makes them of weights.
 
 Knows no models.
 """
@@ -6,6 +6,7 @@ Knows no models.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,11 +18,20 @@ KINDS = (ggml.GPU, ggml.INTEGRATED_GPU)
 
 
 def find() -> int | None:
-    """The device's address; None where there is none, and where the build supports none."""
+    """The first device's address; None where there is none, and where the build supports none."""
+    return next(iter(find_all()), None)
+
+
+def find_all() -> list[int]:
+    """All that share the layers: those of the first kind that there is."""
     if not loading.supports_gpu():
-        return None
-    found = (ggml.device_of(kind) for kind in KINDS)
-    return next((device for device in found if device), None)
+        return []
+    return next((found for kind in KINDS if (found := ggml.devices_of(kind))), [])
+
+
+def has_own_memory(device: int) -> bool:
+    """Whether what lies on it is not in the process's memory. Apple's devices share that."""
+    return sys.platform != "darwin" and ggml.kind_of(device) != ggml.INTEGRATED_GPU
 
 
 @contextmanager

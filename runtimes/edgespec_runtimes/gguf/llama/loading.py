@@ -26,6 +26,8 @@ SMALL_MODEL_BYTES = 64 << 20
 """Below this a second thread costs more in waking than it computes."""
 
 _LOAD_NONE, _LOAD_MMAP = 0, 1
+_NO_DEVICES = (ctypes.c_void_p * 1)()
+"""A list that ends at once; where there is none, llama.cpp takes all."""
 
 
 class Model:
@@ -69,7 +71,7 @@ def load_resident(
     """All weights in memory, packed for the CPU where that works. Stops early on `stop`."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_NONE, packing().allowed
-    params.n_gpu_layers = n_gpu_layers
+    _place(params, n_gpu_layers)
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -87,20 +89,30 @@ def load_resident(
 
 
 def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
-    """Weights mapped, none read; the second value says whether the platform kept that promise."""
+    """Weights mapped, none read but those that go to a GPU, one after the other; the second value
+    says whether the platform kept that promise."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
-    params.n_gpu_layers = n_gpu_layers
+    _place(params, n_gpu_layers)
     _start()
-    with lazy_mapping(abi.library_path()) as lazy:
-        return _load(path, params), lazy
+    with lazy_mapping(abi.library_path()) as mappings:
+
+        @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
+        def forget(share: float, _: Any) -> bool:
+            if share < 1:
+                mappings.drop_pages()
+            return True
+
+        if n_gpu_layers:
+            params.progress_callback = forget
+        return _load(path, params), mappings.is_lazy
 
 
 def load_sizes_only(path: Path) -> Model:
     """No weights at all: good for `context_sizes` and vocabulary."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
-    params.n_gpu_layers = 0
+    _place(params, 0)
     return _load(path, params)
 
 
@@ -135,6 +147,13 @@ def supports_gpu() -> bool:
     """Whether this build of llama.cpp can place layers on a GPU."""
     _start()
     return bool(lib.llama_supports_gpu_offload())
+
+
+def _place(params: Any, n_gpu_layers: int) -> None:
+    """Without layers for them, GPUs are left alone: llama.cpp would start the library of each."""
+    params.n_gpu_layers = n_gpu_layers
+    if not n_gpu_layers:
+        params.devices = ctypes.addressof(_NO_DEVICES)
 
 
 def _load(path: Path, params: Any) -> Model:

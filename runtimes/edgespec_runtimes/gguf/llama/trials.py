@@ -1,7 +1,7 @@
 """Whether llama.cpp's CPU code works on this machine: tried once, in a process of its own.
 
-Owns the question, and the memory of its answer in the cache folder. It loads no library of
-llama.cpp's: where one would end a process, this one goes on.
+Owns the question and what follows from the answer. It loads no library of llama.cpp's: where one
+would end a process, this one goes on.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -21,8 +20,7 @@ from pathlib import Path
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder
-from edgespec_runtimes.gguf.llama import product_trial
+from edgespec_runtimes.gguf.llama import kept_answers, product_trial
 
 TIMEOUT_S = 30.0
 """A trial takes a tenth of a second; a machine that is busy may take longer."""
@@ -57,8 +55,8 @@ class Library:
 
     def key(self) -> str:
         """Differs for another build, processor or kernel."""
-        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
-        known = [self.version, files, [*_processor()], platform.release()]
+        files = kept_answers.state_of(self.files)
+        known = [self.version, files, [*kept_answers.processor()], platform.release()]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
 
     @property
@@ -132,7 +130,7 @@ def trial_of(library: Library) -> Trial:
         key = library.key()
     except OSError as error:
         return Trial(Outcome.UNKNOWN, str(error))
-    place = _place(key)
+    place = kept_answers.place(key)
     remembered = _read(place) if place else None
     if remembered:
         return remembered
@@ -143,7 +141,7 @@ def trial_of(library: Library) -> Trial:
     command = [sys.executable, "-I", "-S", str(script), *map(str, library.files)]
     trial = attempt(command)
     if place and trial.outcome is not Outcome.UNKNOWN:
-        _write(place, trial)
+        kept_answers.write(place, {"outcome": trial.outcome.value, "why": trial.why})
     return trial
 
 
@@ -178,48 +176,15 @@ def attempt(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> Trial:
 
 
 def _obstacle(script: Path) -> str | None:
-    """Why no interpreter of ours can be started. An application's executable is none."""
-    executable = Path(sys.executable or "")
-    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
-        return "this application comes without a Python interpreter that could be started"
+    """Why it cannot be tried."""
+    if missing := kept_answers.missing_interpreter():
+        return missing
     return None if script.is_file() else f"{script} is no file"
-
-
-def _processor() -> Iterator[str]:
-    """What tells processors apart: a cache folder may be shared by several machines."""
-    yield platform.machine()
-    yield os.environ.get("PROCESSOR_IDENTIFIER", "")
-    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-        first = file.read(8192).split("\n\n")[0]
-        telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-        yield from (line for line in first.splitlines() if line.startswith(telling))
-
-
-def _place(key: str) -> Path | None:
-    """Where an answer is kept; None for a user without a home."""
-    try:
-        return cache_folder.folder() / "llama.cpp" / f"{key}.json"
-    except RuntimeError:
-        return None
 
 
 def _read(place: Path) -> Trial | None:
     """None for what is not there or damaged."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(place.read_bytes())
+    kept = kept_answers.read(place)
+    with suppress(ValueError, KeyError, TypeError):
         return Trial(Outcome(kept["outcome"]), str(kept["why"]))
     return None
-
-
-def _write(place: Path, trial: Trial) -> None:
-    """Whole or not at all; where the folder cannot be written, the next process tries again."""
-    content = json.dumps({"outcome": trial.outcome.value, "why": trial.why})
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=place.parent, prefix=".")
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.write(content)
-            Path(name).replace(place)
-        except OSError:
-            Path(name).unlink(missing_ok=True)

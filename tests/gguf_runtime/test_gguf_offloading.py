@@ -1,0 +1,209 @@
+"""Layers on a GPU, planned before any is there. The CPU's device stands in the GPU's place."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.config import LoadSettings
+from edgespec.errors import BudgetError, ModelError
+from edgespec.loading import plan
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan
+from edgespec.memory.process import process_rss_bytes
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.testing.port_contract import TEXT
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_library, loading
+from edgespec_runtimes.gguf.llama.gpu_library import Taken
+from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
+from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+from gpu_stand_in import use_stand_in
+
+PAIR = embedded_pair()
+TARGET = read_header(PAIR.target)
+LIBRARY = Taken(40 * MIB)
+ROW = "GPU library"
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_in(monkeypatch)
+    monkeypatch.setattr(gpu_library, "taken", lambda: LIBRARY)
+
+
+def prepared(n_gpu_layers: int, owner: str = "target") -> PreparedGguf:
+    options = GgufOptions(
+        flash_attn="on", n_gpu_layers=n_gpu_layers, n_gpu_layers_draft=n_gpu_layers
+    )
+    path = PAIR.draft if owner == "draft" else PAIR.target
+    return runtime.prepare(ModelRequest(path, owner, 256, 17, 17, 2, options=options))
+
+
+def planned(**options: object) -> MemoryPlan:
+    given = {"draft": PAIR.draft, "memory_budget": "1GiB", "ctx_size": 256} | options
+    return plan(LoadSettings.model_validate({"model": PAIR.target, **given}))
+
+
+def library_bytes(found: MemoryPlan) -> list[int]:
+    return [row.nbytes for row in found.rows if row.what == ROW]
+
+
+def test_the_head_goes_first_and_the_last_layers_next():
+    assert offloading(TARGET, 1).names == {
+        tensor.name for tensor in TARGET.tensors if tensor.name.startswith("output")
+    }
+    layers = {name.split(".")[1] for name in offloading(TARGET, 3).names if name[:3] == "blk"}
+    assert layers == {str(TARGET.n_layers - 1), str(TARGET.n_layers - 2)}
+
+
+def test_the_input_stays_whatever_goes():
+    left = {tensor.name for tensor in TARGET.tensors} - offloading(TARGET, 99).names
+    assert left == {"token_embd.weight"}
+
+
+def test_without_layers_nothing_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_library, "taken", None)
+    assert not offloading(TARGET, 0).names
+
+
+def test_what_a_gpu_does_not_multiply_stays(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ggml, "multiplies", lambda _device, kind, *_: kind != ggml.Q8_0)
+    kinds = {TARGET.tensors_by_name[name].type.code for name in offloading(TARGET, 99).names}
+    assert kinds == {ggml.F32}
+
+
+def test_the_plan_has_a_row_for_its_library():
+    assert library_bytes(planned(n_gpu_layers=2)) == [LIBRARY.nbytes]
+
+
+def test_also_where_only_the_draft_goes_there():
+    assert library_bytes(planned(n_gpu_layers_draft=99)) == [LIBRARY.nbytes]
+
+
+def test_both_models_share_it():
+    assert library_bytes(planned(n_gpu_layers=2, n_gpu_layers_draft=99)) == [LIBRARY.nbytes]
+
+
+def test_without_layers_on_a_gpu_there_is_no_such_row():
+    assert not library_bytes(planned())
+
+
+def test_a_budget_without_room_for_it_is_refused_with_its_size():
+    least = planned().smallest_bytes
+    budget = f"{(least + 20 * MIB) >> 20}MiB"
+    planned(memory_budget=budget)
+    with pytest.raises(BudgetError, match=f"process {ROW} 40"):
+        planned(memory_budget=budget, n_gpu_layers=1)
+
+
+def test_what_could_not_be_measured_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_library, "taken", lambda: Taken(None, "it ended with SIGSEGV"))
+    found = planned(n_gpu_layers_draft=99)
+    assert not library_bytes(found)
+    assert any("could not be measured (it ended with SIGSEGV)" in note for note in found.notes)
+
+
+def test_a_draft_on_a_gpu_keeps_no_weights_and_no_cache_in_memory():
+    draft = prepared(99, "draft")
+    needs = draft.needs()
+    draft.close()
+    rows = {row.what: row.nbytes for row in needs.resident or ()}
+    table = read_header(PAIR.draft).tensors_by_name["token_embd.weight"]
+    assert rows["weights"] == table.nbytes
+    assert rows[LOADING] == STAGING_BYTES
+    assert not any("KV cache" in row.what for row in needs.fixed)
+
+
+def test_some_layers_leave_room_for_the_whole_cache():
+    some, none = prepared(2), prepared(0)
+    assert some.needs().fixed == none.needs().fixed
+    some.close()
+    none.close()
+
+
+def test_what_shares_the_machines_memory_takes_it_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu.sys, "platform", "darwin")
+    target = prepared(99)
+    rows = {row.what: row.nbytes for row in target.needs().fixed}
+    target.close()
+    assert rows["weights of layers on the GPU"] == offloading(TARGET, 99).nbytes
+    assert rows["KV cache (256 tokens)"] > 0
+
+
+def test_planning_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch):
+    """Its library is not in memory before the plan has room for it."""
+    asked: list[int] = []
+    place = loading._place
+    monkeypatch.setattr(loading, "_place", lambda params, n: (asked.append(n), place(params, n)))
+    assert planned(n_gpu_layers=2, n_gpu_layers_draft=99).smallest_bytes
+    assert set(asked) == {0}
+
+
+def test_models_without_layers_there_start_no_gpus_library():
+    params = loading.lib.llama_model_default_params()
+    loading._place(params, 0)
+    assert ctypes.c_void_p.from_address(params.devices).value is None
+
+
+@pytest.mark.parametrize("n_gpu_layers", [1, 3])
+def test_what_stays_is_paged_and_computes_the_same(n_gpu_layers: int):
+    logits, segments = [], []
+    for n in (0, n_gpu_layers):
+        model = load_paged(prepared(n))
+        tokens = model.vocabulary.encode(TEXT)[:12]
+        logits.append(one_by_one(model, tokens))
+        segments.append(model.paging().bytes_read)
+        model.close()
+    assert np.array_equal(*logits)
+    assert 0 < segments[1] < segments[0]
+
+
+def test_all_layers_on_a_gpu_leave_nothing_to_page():
+    target = prepared(99)
+    assert target.needs().cuts == ()
+    model = target.load(None)
+    assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
+    model.close()
+    target.close()
+
+
+def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    """As a library would place them that follows another rule."""
+    target = prepared(3)
+    target.needs()
+    monkeypatch.setattr(
+        "edgespec_runtimes.gguf.segments.in_host_memory",
+        lambda weight: "ffn_up" not in weight.entry.name,
+    )
+    with pytest.raises(ModelError, match="otherwise than planned"):
+        target._map_with_gpu()
+    target.close()
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> Iterator[mmap.mmap]:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes([7]) * (16 * MIB))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as content:
+        yield content
+
+
+def test_pages_that_were_copied_to_a_gpu_are_given_back(mapped: mmap.mmap):
+    mappings = Mappings(is_lazy=True)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    mappings.add(address, len(mapped))
+    assert sum(mapped[::4096]) == 7 * len(mapped) // 4096
+    before = process_rss_bytes()
+    mappings.drop_pages()
+    assert before - process_rss_bytes() > 12 * MIB
+    assert mapped[-1] == 7, "what is read again is the file's"
