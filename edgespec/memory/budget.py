@@ -40,6 +40,13 @@ class SegmentSize:
     name: str
     nbytes: int
     slot_bytes: int
+    coded_bytes: int = 0
+    """Of the coded copy that fills the slot; 0 where the weights are read as they are."""
+
+    @property
+    def read_bytes(self) -> int:
+        """What storage delivers for it."""
+        return self.coded_bytes or self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,8 @@ class MemoryPlan:
 
     @property
     def bytes_per_pass(self) -> int:
-        """What a pass over one token reads: streamed weights widened to whole blocks, and of a
-        mixture the experts that are probably missing."""
+        """What a pass over one token reads: streamed weights widened to whole blocks, or as they
+        are coded, and of a mixture the experts that are probably missing."""
         return self.expected_bytes(1)
 
     @property
@@ -117,16 +124,17 @@ class MemoryPlan:
         if not self.paged:
             return 0
         if self.experts is None:
-            return self.streamed_slot_bytes
+            return self.streamed_read_bytes
         expected = self.experts.expected_bytes(self.expert_bytes, n_nodes)
-        return self.streamed_slot_bytes + int(expected)
+        return self.streamed_read_bytes + int(expected)
 
     @property
-    def streamed_slot_bytes(self) -> int:
-        """Streamed weights widened to whole blocks: what the ring reads in a pass."""
+    def streamed_read_bytes(self) -> int:
+        """Streamed weights widened to whole blocks, or as they are coded: what the ring reads in a
+        pass."""
         if not self.paged:
             return 0
-        return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
+        return sum(s.read_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
 
     def predict(
         self, disk_bytes_per_s: float, compute_s: float = 0.0, tokens_per_pass: float = 1.0

@@ -52,6 +52,8 @@ class Run:
     needed: int
     """Bytes that must arrive; the rest of the last block may lie past the end of the file."""
     slot_offset: int
+    parts: tuple[Extent, ...] = ()
+    """The extents in it: the rest is what lies between and around them."""
 
 
 class Segment:
@@ -74,17 +76,21 @@ class Segment:
 
 
 def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
-    spans: list[list[int]] = []
+    spans: list[tuple[int, int, list[Extent]]] = []
+    reached = 0
     for extent in extents:
         start, end = block_floor(extent.offset), extent.offset + extent.nbytes
-        if spans and spans[-1][0] == extent.file_index and start <= block_ceil(spans[-1][2]):
-            spans[-1][2] = max(spans[-1][2], end)
+        if spans and spans[-1][0] == extent.file_index and start <= block_ceil(reached):
+            spans[-1][2].append(extent)
+            reached = max(reached, end)
         else:
-            spans.append([extent.file_index, start, end])
+            spans.append((extent.file_index, start, [extent]))
+            reached = end
     runs, slot_offset = [], 0
-    for file_index, start, end in spans:
+    for file_index, start, parts in spans:
+        end = max(part.offset + part.nbytes for part in parts)
         nbytes = block_ceil(end) - start
-        runs.append(Run(file_index, start, nbytes, end - start, slot_offset))
+        runs.append(Run(file_index, start, nbytes, end - start, slot_offset, tuple(parts)))
         slot_offset += nbytes
     return tuple(runs)
 

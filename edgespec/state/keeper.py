@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.errors import StateError, UsageError
+from edgespec.files.fingerprint import fingerprint
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
-from edgespec.state.fingerprint import fingerprint
 from edgespec.state.processor import instruction_sets
 
 USUAL_BYTES = 2 << 20

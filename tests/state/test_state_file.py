@@ -13,10 +13,10 @@ import pytest
 
 from edgespec.engine.loop import Engine
 from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.files.fingerprint import fingerprint
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
-from edgespec.state.fingerprint import fingerprint
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.processor import instruction_sets
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache

@@ -14,14 +14,17 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgespec.errors import Cancelled, ModelError, UsageError
+from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.paging.coded_reader import CodedReader
+from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import row_tables, segments, weights
+from edgespec_runtimes.gguf import coded, row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
@@ -85,6 +88,8 @@ class PreparedGguf:
                 is_packed=self._is_packed(plan),
                 rows_can_be_evened=sys.platform == "linux",
             )
+        if plan is not None and plan.paged and self.enforced and self._coded.note:
+            notes.append(self._coded.note)
         return notes
 
     def _is_packed(self, plan: MemoryPlan) -> bool:
@@ -134,16 +139,16 @@ class PreparedGguf:
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self._unpaged_bytes),
                 *self._packing_rows,
+                *self._decoding_rows,
             ),
-            cuts=tuple(
-                tuple(
-                    SegmentSize(g.segment.name, g.segment.nbytes, g.segment.slot_bytes)
-                    for g in groups
-                )
-                for groups in self._cuts
-            ),
+            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self._cuts),
             experts=expert_sizes(self._mixtures),
         )
+
+    def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
+        segment, index = group.segment, self._coded.index
+        coded_bytes = index.read_bytes(segment.runs) if index else 0
+        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, coded_bytes)
 
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
@@ -320,6 +325,27 @@ class PreparedGguf:
             return ()
         return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
 
+    @cached_property
+    def _coded(self) -> coded.Choice:
+        """What the weights of a target are read from when they are paged."""
+        request = self._request
+        if request.owner != "target" or not self.enforced:
+            return coded.Choice()
+        weight_bytes = self._header.weight_bytes
+        least_bytes = process.taken_bytes() + min(
+            weight_bytes + sizes.kv_bytes + sizes.compute_bytes for _, sizes in self._contexts
+        )
+        missing_bytes = max(0, least_bytes - (request.budget_bytes or least_bytes))
+        streamed_share = min(1.0, missing_bytes / weight_bytes)
+        return coded.choose(self._header, self._options.weights_coded, streamed_share)
+
+    @property
+    def _decoding_rows(self) -> tuple[MemoryRow, ...]:
+        if self._coded.index is None:
+            return ()
+        nbytes = self._coded.index.buffer_bytes
+        return (MemoryRow(self._request.owner, "buffers for decoding weights", nbytes),)
+
     @property
     def _unpaged_bytes(self) -> int:
         unpaged = (w for w in self._traced if not w.swappable and not w.looked_up)
@@ -353,8 +379,13 @@ class PreparedGguf:
         groups = self._cuts[plan.cut]
         model, self._mapped = self._mapped, None
         assert model is not None
+        index = self._coded.index
+        reader = (
+            CodedReader(self._header.paths, index) if index else DirectReader(self._header.paths)
+        )
         paged = weights.PagedWeights(
             self._header,
+            reader,
             traced,
             groups,
             plan.pinned,

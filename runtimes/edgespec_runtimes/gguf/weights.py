@@ -18,7 +18,7 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import DirectReader, Segment
+from edgespec.paging.reader import DirectReader, Reader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
@@ -40,12 +40,14 @@ POINTER_BYTES = 8
 class PagedWeights:
     """All weights of a mapped model: pinned, streamed, or looked up row by row.
 
-    Made before the context, whose `cb_eval` is `callback`; `fill` reads what is pinned.
+    Made before the context, whose `cb_eval` is `callback`; `fill` reads what is pinned. `reader` is
+    its own from now on; experts are read from the model's files.
     """
 
     def __init__(
         self,
         header: GgufFile,
+        reader: Reader,
         weights: Sequence[Weight],
         groups: Sequence[WeightGroup],
         pinned: frozenset[int],
@@ -63,7 +65,7 @@ class PagedWeights:
         self._stop = stop
         self._packer = Packer()
         self._packed = marks(self._packer, header, groups)
-        self._reader = DirectReader(header.paths)
+        self._reader = reader
         self._pinned = PinnedSegments(trace)
         self._trace = trace
         self._computing: Span = NO_SPAN
