@@ -77,7 +77,7 @@ class SyntheticLab:
     written: list[Choice] = field(default_factory=list)
 
     def plans(
-        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+        self, asked: Sequence[tuple[LoadSettings, EngineSettings]], most_s: float | None = None
     ) -> list[MemoryPlan | Refused]:
         return [self._plan(load, engine) for load, engine in asked]
 

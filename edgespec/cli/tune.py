@@ -31,6 +31,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.settings import spell
 from edgespec.tuning import curve, curve_page, kept_speeds, measured_report, presets, report
+from edgespec.tuning.drawing import draw
 from edgespec.tuning.laboratory import Laboratory
 from edgespec.tuning.measuring import Wanted
 from edgespec.tuning.presets import TUNED
@@ -86,7 +87,7 @@ def _draw(given: argparse.Namespace, console: Console) -> None:
     wanted, prompts = wanted_from(given, console)
     laboratory = _laboratory(given, wanted, prompts, console)
     say = _silent if "json" in given else console.note
-    drawn = curve.draw(laboratory, wanted, budgets, say)
+    drawn = draw(laboratory, wanted, budgets, say)
     kept_speeds.keep(drawn.measured)
     console.end_of_progress()
     if html is not None:

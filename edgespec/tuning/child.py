@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from edgespec import runtimes
 from edgespec.bench.messages import answer_one
@@ -45,10 +46,12 @@ from edgespec.tuning.measurements import (
     Written,
 )
 from edgespec.tuning.replays import GREEDY, LOOKUP_SIZES, replay_lookups, replay_trees, trust_in
-from edgespec.values import GenerationResult, RoundCost
+from edgespec.values import GenerationResult
 
 WRITING_SHARE = 0.7
 """Of the time of a job that also times passes."""
+LEAST_ROUNDS = 2
+"""Of a text. The first alone says little of the others: rules begin without knowing the text."""
 UNTIMED_S = 0.1
 """At the beginning of reads: what a device or a limit lets through faster than it lasts."""
 
@@ -61,8 +64,7 @@ def main() -> int:
 def _answer(job: object) -> Surveyed | ReadSpeed | GpusFound | Written | Replayed:
     match job:
         case Survey():
-            plans = tuple(_planned(load, engine) for load, engine in job.asked)
-            return Surveyed(plans, without_gpu(load for load, _ in job.asked))
+            return surveyed(job)
         case ReadDisk():
             return _read_disk(job)
         case AskGpus():
@@ -72,6 +74,16 @@ def _answer(job: object) -> Surveyed | ReadSpeed | GpusFound | Written | Replaye
         case Replay():
             return _replay(job)
     raise UsageError(f"{type(job).__name__} is no job")
+
+
+def surveyed(job: Survey) -> Surveyed:
+    begun = time.monotonic()
+    plans: list[MemoryPlan | Refused] = []
+    for load, engine in job.asked:
+        is_late = job.seconds is not None and time.monotonic() - begun > job.seconds
+        late = Refused("there was no time to plan it", 0)
+        plans.append(late if plans and is_late else _planned(load, engine))
+    return Surveyed(tuple(plans), without_gpu(load for load, _ in job.asked))
 
 
 def _planned(load: LoadSettings, engine: EngineSettings) -> MemoryPlan | Refused:
@@ -147,27 +159,17 @@ def _write(job: Write) -> Written:
     with open_models(job.load, job.engine) as models:
         begun = time.monotonic()
         share = WRITING_SHARE if job.pass_sizes else 1.0
-        texts: list[Text] = []
-        rounds: list[RoundCost] = []
-        notes = list(models.plan.notes)
         drafters = corpus_drafters(models)
         with Engine(models.target, models.draft, job.engine, drafters=drafters) as engine:
-            for turn, prompt in enumerate(job.prompts, 1):
-                # each text has its part of the time: they differ in how well they are guessed
-                deadline = begun + share * job.seconds * turn / len(job.prompts)
-                if texts and time.monotonic() > deadline:
-                    continue
-                tokens = models.target.vocabulary.encode(prompt)
-                result = write_until(engine, tokens, job.n_tokens, deadline)
-                decode_s = result.timings.decode_s
-                texts.append(Text(result.prompt_tokens, result.tokens, decode_s))
-                rounds += result.speculation.round_costs
-                notes += result.notes
+            prompts = [models.target.vocabulary.encode(prompt) for prompt in job.prompts]
+            results = write_texts(engine, prompts, job.n_tokens, begun + share * job.seconds)
+        texts = [_text(result) for result in results]
         passes = time_passes(models.target, job.pass_sizes, begun + job.seconds)
         lookups = replay_lookups(models.target, texts, LOOKUP_SIZES) if job.pass_sizes else []
+        notes = (*models.plan.notes, *(note for result in results for note in result.notes))
         return Written(
             texts=tuple(texts),
-            rounds=tuple(rounds),
+            rounds=tuple(cost for found in results for cost in found.speculation.round_costs),
             load_s=models.load_report["total"],
             peak_bytes=process.peak_rss_bytes(),
             bytes_per_pass=models.plan.bytes_per_pass,
@@ -177,14 +179,52 @@ def _write(job: Write) -> Written:
         )
 
 
+def _text(result: GenerationResult) -> Text:
+    n_decoded = sum(cost.n_tokens for cost in result.speculation.round_costs)
+    n_with_prompt = len(result.tokens) - n_decoded
+    return Text(result.prompt_tokens, result.tokens, result.timings.decode_s, n_with_prompt)
+
+
+def write_texts(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    n_tokens: int,
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[GenerationResult]:
+    """Greedy texts, each in its part of the time: they differ in how well they are guessed. Fewer
+    prompts are continued where each of them would have no time for LEAST_ROUNDS."""
+    results: list[GenerationResult] = []
+    for turn, prompt in enumerate(prompts):
+        n_texts = len(prompts) - turn
+        if results:
+            n_texts = min(n_texts, int((deadline - clock()) / _shortest_s(results)))
+        if n_texts < 1:
+            break
+        until = clock() + (deadline - clock()) / n_texts
+        results.append(write_until(engine, prompt, n_tokens, until, clock))
+    return results
+
+
+def _shortest_s(results: Sequence[GenerationResult]) -> float:
+    """Of a text that says anything, by those that were written."""
+    prompt_s = median(result.timings.prompt_s for result in results)
+    rounds_s = [cost.wall_s for found in results for cost in found.speculation.round_costs]
+    return max(prompt_s + LEAST_ROUNDS * median(rounds_s or [0.0]), 1e-9)
+
+
 def write_until(
-    engine: Engine, prompt: Sequence[int], n_tokens: int, deadline: float
+    engine: Engine,
+    prompt: Sequence[int],
+    n_tokens: int,
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> GenerationResult:
-    """The greedy text, or what there is of it when the time is over."""
+    """The greedy text, or what there is of it when the time is over, and a round is done."""
     request = engine.request(prompt, GREEDY, n_tokens)
     with closing(engine.run(request)) as events:
         for _ in events:
-            if time.monotonic() > deadline:
+            if clock() > deadline and request.tally.outcomes:
                 break
     return request.result()
 

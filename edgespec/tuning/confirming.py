@@ -29,6 +29,7 @@ LEAST_TEXTS = 3
 LEAST_TOKENS, FAIR_TOKENS, MOST_TOKENS = 8, 24, 96
 """Of each text of a confirming run. Short ones favour small trees: guesses get better as a text
 goes on. Where there is no time for so many as are fair, fewer texts are continued."""
+LEAST_ROUNDS = 2
 LEAST_RUN_S = 1.0
 PATIENCE = 4
 """Times its share of the time, after which a run is cut short."""
@@ -59,7 +60,7 @@ def affordable_trials(lab: Lab, measured: Measured) -> int:
     n_texts = min(LEAST_TEXTS, measured.n_texts)
     n_fair, n_short = (
         int(seconds / (LEAST_TURNS * measured.run_s(n_texts, n_tokens)))
-        for n_tokens in (FAIR_TOKENS, LEAST_TOKENS)
+        for n_tokens in (FAIR_TOKENS, _least_tokens(measured))
     )
     return max(n_fair, min(2, n_short))
 
@@ -71,7 +72,14 @@ def length_of(measured: Measured, share_s: float) -> RunLength:
         n_texts -= 1
     token_s = measured.run_s(n_texts, 1) - measured.run_s(n_texts, 0)
     n_tokens = int((share_s - measured.run_s(n_texts, 0)) / token_s)
-    return RunLength(n_texts, min(max(n_tokens, LEAST_TOKENS), MOST_TOKENS), PATIENCE * share_s)
+    n_tokens = min(max(n_tokens, _least_tokens(measured)), MOST_TOKENS)
+    return RunLength(n_texts, n_tokens, PATIENCE * share_s)
+
+
+def _least_tokens(measured: Measured) -> int:
+    """Those of a few rounds, of which the last is cut where the text ends."""
+    of_rounds = int(LEAST_ROUNDS * measured.first.tokens_per_pass)
+    return min(max(LEAST_TOKENS, of_rounds), FAIR_TOKENS)
 
 
 def confirm(

@@ -7,10 +7,12 @@ from html import escape
 
 from edgespec.bench import charts, markup
 from edgespec.tuning.curve import GIB, Curve, Point, typical_error
+from edgespec.tuning.report import choice_line
 from edgespec.units import format_size
 
 HEAD = (
     "budget", "a pass reads", "tokens/s predicted", "measured", "alone", "per GiB more", "peak",
+    "settings",
 )  # fmt: skip
 
 
@@ -45,9 +47,18 @@ def facts(curve: Curve) -> list[str]:
             else f"From {format_size(until)} on the target alone is predicted to be as fast: the "
             "draft's memory serves the target better (--no-draft)."
         )
+    for better, worse in curve.falls:
+        said.append(
+            f"{format_size(worse.budget_bytes)} is slower than {format_size(better.budget_bytes)} "
+            "by more than runs of the same settings differ: more memory brings nothing there."
+        )
     error = typical_error(curve)
     if error is not None:
-        said.append(f"Predictions were {error:.0%} from what was measured, the median of budgets.")
+        fitted = ", ".join(format_size(p.budget_bytes) for p in curve.points if p.is_fitted)
+        said.append(
+            f"Predictions rest on runs at {fitted}, and were {error:.0%} from what was measured at "
+            "others, the median."
+        )
     unknown = [point for point in curve.points if point.works and point.predicted is None]
     if unknown:
         said.append("Resident weights compute otherwise; there was no time to measure how.")
@@ -110,7 +121,7 @@ def _over(points: Sequence[Point], rates: Sequence[float | None]) -> list[tuple[
 
 def _cells(curve: Curve, point: Point) -> tuple[str, ...]:
     if not point.works:
-        return (format_size(point.budget_bytes), "too small", *["-"] * 5)
+        return (format_size(point.budget_bytes), "too small", *["-"] * 6)
     return (
         format_size(point.budget_bytes),
         "nothing" if point.resident else format_size(point.bytes_per_pass),
@@ -119,6 +130,7 @@ def _cells(curve: Curve, point: Point) -> tuple[str, ...]:
         _figure(point.predicted_alone),
         _figure(curve.gain_per_gib(point)),
         format_size(point.peak_bytes) if point.peak_bytes else "-",
+        choice_line(point.choice, curve.measured.wanted.usual) if point.choice else "-",
     )
 
 

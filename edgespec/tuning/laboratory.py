@@ -44,11 +44,11 @@ READS = ((READ_BYTES, 1), (1 << 20, 1), (256 << 10, 1), (READ_BYTES, 2), (READ_B
 READ_S = 0.5
 COPY_BYTES, COPY_S = 16 << 20, 0.5
 """Of copies to a GPU: about a layer of a small model at a time."""
-MOST_RUN_S = 20.0
-"""Of one measurement, loading not counted."""
+FIRST_SHARE, MOST_FIRST_S = 2 / 5, 30.0
+"""Of what is left of the time, for the run that all predictions rest on; loading not counted."""
+RUN_SHARE, MOST_RUN_S = 1 / 6, 20.0
+"""For each other measurement."""
 LEAST_RUN_S = 2.0
-FIRST_SHARE, RUN_SHARE = 1 / 4, 1 / 6
-"""Of what is left of the time: for the run that all predictions rest on, and for each other."""
 
 T = TypeVar("T")
 
@@ -74,9 +74,11 @@ class Laboratory:
         return self.seconds - (self.clock() - self._began)
 
     def plans(
-        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+        self,
+        asked: Sequence[tuple[LoadSettings, EngineSettings]],
+        most_s: float | None = None,
     ) -> Sequence[MemoryPlan | Refused]:
-        surveyed = self._measure(Survey(tuple(asked)), Surveyed)
+        surveyed = self._measure(Survey(tuple(asked), most_s), Surveyed)
         self._without_gpu.update(surveyed.without_gpu)
         return surveyed.plans
 
@@ -102,17 +104,18 @@ class Laboratory:
         most_s: float | None = None,
         n_texts: int | None = None,
     ) -> Written:
-        share = FIRST_SHARE if pass_sizes else RUN_SHARE
-        seconds = self._run_s(share) if most_s is None else most_s
-        job = Write(load, engine, self.prompts[:n_texts], n_tokens, pass_sizes, seconds)
+        if most_s is None:
+            is_first = pass_sizes and n_texts is None
+            most_s = self._run_s(FIRST_SHARE, MOST_FIRST_S) if is_first else self._run_s()
+        job = Write(load, engine, self.prompts[:n_texts], n_tokens, pass_sizes, most_s)
         launched = self._launch(job)
         return replace(_answer(launched, Written), others=launched.others)
 
     def replay(self, load: LoadSettings, texts: tuple[Text, ...]) -> Replayed:
-        return self._measure(Replay(load, texts, TREE_SIZES, self._run_s(RUN_SHARE) / 2), Replayed)
+        return self._measure(Replay(load, texts, TREE_SIZES, self._run_s() / 2), Replayed)
 
-    def _run_s(self, share: float) -> float:
-        return min(max(share * self.left_s, LEAST_RUN_S), MOST_RUN_S)
+    def _run_s(self, share: float = RUN_SHARE, most_s: float = MOST_RUN_S) -> float:
+        return min(max(share * self.left_s, LEAST_RUN_S), most_s)
 
     def _measure(self, job: object, kind: type[T]) -> T:
         return _answer(self._launch(job), kind)

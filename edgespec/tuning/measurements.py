@@ -28,6 +28,8 @@ class Survey:
     """Plan the memory of each of these; no weights are read."""
 
     asked: tuple[tuple[Load, EngineSettings], ...]
+    seconds: float | None = None
+    """After which no other is begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,13 @@ class Text:
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     decode_s: float = 0.0
+    n_with_prompt: int = 0
+    """Of the tokens, those that came when the prompt was read, for which no time was spent."""
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of decoding for each token; 0 where there was none."""
+        return self.decode_s / max(1, len(self.tokens) - self.n_with_prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +184,13 @@ class Written:
     @property
     def tokens_per_s(self) -> float:
         """As if all texts were equally long: one that went fast does not count for more."""
-        paces = [text.decode_s / len(text.tokens) for text in self.texts if text.tokens]
+        paces = [text.token_s for text in self.texts if text.decode_s > 0]
         return len(paces) / sum(paces) if sum(paces) > 0 else 0.0
 
     @property
     def tokens_per_pass(self) -> float:
-        return self.n_tokens / max(1, sum(cost.passes for cost in self.rounds))
+        n_tokens = sum(cost.n_tokens for cost in self.rounds)
+        return n_tokens / max(1, sum(cost.passes for cost in self.rounds))
 
 
 @dataclass(frozen=True, slots=True)

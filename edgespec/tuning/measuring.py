@@ -46,9 +46,12 @@ class Lab(Protocol):
     """Who measures. Each call that loads models keeps their budget."""
 
     def plans(
-        self, asked: Sequence[tuple[LoadSettings, EngineSettings]]
+        self,
+        asked: Sequence[tuple[LoadSettings, EngineSettings]],
+        most_s: float | None = None,
     ) -> Sequence[MemoryPlan | Refused]:
-        """Who would get which bytes with each of these, in processes like those that measure."""
+        """Who would get which bytes with each of these, in processes like those that measure. After
+        `most_s` no other is planned: it is refused."""
 
     def read_speeds(self) -> Sequence[ReadSpeed]:
         """Of the disk with the target: the engine's own kind of reads first."""
@@ -276,6 +279,6 @@ def _with_other_threads(
         say(f"passes with {threads} threads")
         load = replace(alone, threads=threads).load(wanted.load)
         engine = replace(alone.engine, lookup=True)
-        timed = lab.write(load, engine, 1, PASS_SIZES)
+        timed = lab.write(load, engine, 1, PASS_SIZES, n_texts=1)
         compute[threads] = compute_places(timed.passes)
     return replace(speeds, compute=compute)

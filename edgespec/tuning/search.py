@@ -34,6 +34,8 @@ DRAFT_MAXIMA = (4, 8, 16, 32, 48, 64, 96)
 WORTH_A_RUN = 1.01
 """Times the default's prediction: what is predicted to bring less is not tried."""
 N_FINALISTS = 3
+PLANNING_SHARE, LEAST_PLANNING_S = 0.1, 2.0
+"""Of what is left of the time: an ONNX model takes a second for each plan."""
 ALIKE = 1.5
 """Times as many tokens, up to which texts are as long."""
 
@@ -106,7 +108,7 @@ def tune(lab: Lab, wanted: Wanted, say: Say = lambda _: None) -> Tuned:
     measured = measure(lab, wanted, say)
     usual, usual_plan, speeds = wanted.usual, measured.plan, measured.speeds
     notes: list[str] = []
-    choices = list(dict.fromkeys([usual, *candidates(wanted, speeds)]))
+    choices = _promising_first(usual, candidates(wanted, speeds), usual_plan, speeds)
     plans = _plans(lab, wanted, choices)
     ranked = sorted(
         _predictions(choices, plans, speeds, usual_plan, notes),
@@ -182,6 +184,14 @@ def candidates(wanted: Wanted, speeds: Speeds) -> Iterable[Choice]:
                 yield from (replace(alone, draft_max=n, lookup=True) for n in maxima)
 
 
+def _promising_first(
+    usual: Choice, others: Iterable[Choice], plan: MemoryPlan, speeds: Speeds
+) -> list[Choice]:
+    """The usual choice, then the others, as if all of them had its memory."""
+    found = (choice for choice in dict.fromkeys(others) if choice != usual)
+    return [usual, *sorted(found, key=lambda one: -predict(one, plan, speeds).tokens_per_s)]
+
+
 _Memory = tuple[Path | None, int | None, Offload | None, bool]
 
 
@@ -191,9 +201,12 @@ def _memory_of(choice: Choice) -> _Memory:
 
 
 def _plans(lab: Lab, wanted: Wanted, choices: Sequence[Choice]) -> dict[_Memory, MemoryPlan]:
-    """Those that the budget allows."""
-    asked = {_memory_of(choice): choice for choice in choices}
-    found = lab.plans([(one.load(wanted.load), one.engine) for one in asked.values()])
+    """Those that the budget allows. Where a plan takes long, only of the first choices."""
+    asked: dict[_Memory, Choice] = {}
+    for choice in choices:
+        asked.setdefault(_memory_of(choice), choice)
+    settings = [(one.load(wanted.load), one.engine) for one in asked.values()]
+    found = lab.plans(settings, max(PLANNING_SHARE * lab.left_s, LEAST_PLANNING_S))
     return {
         memory: plan
         for memory, plan in zip(asked, found, strict=True)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError
 from edgespec.tuning import curve, curve_page
+from edgespec.tuning.drawing import draw
+from edgespec.tuning.measurements import Written
 from tuning_lab import DRAFT, MIB, SyntheticLab, wanted
 
 BUDGETS = [n * MIB for n in (80, 100, 140, 180)]
 
 
 def drawn(*budgets: int, **lab: object) -> curve.Curve:
-    return curve.draw(SyntheticLab(**lab), wanted(DRAFT), budgets or BUDGETS)
+    return draw(SyntheticLab(**lab), wanted(DRAFT), budgets or BUDGETS)
 
 
 def test_more_memory_is_never_slower():
@@ -72,3 +77,73 @@ def test_the_table_and_the_page_say_the_same():
     page = curve_page.html(found, "")
     cells = {cell for line in curve_page.table(found)[1:5] for cell in re.split(r" {2,}", line)}
     assert cells and all(cell.strip() in page for cell in cells)
+
+
+def test_each_budget_has_the_settings_that_are_predicted_to_be_best_there():
+    """Where more is read, guesses save more: drafting pays at the small budgets only."""
+    points = drawn(80 * MIB, 180 * MIB).points
+    drafts = [point.choice.draft if point.choice else None for point in points]
+    assert drafts == [DRAFT, None]
+
+
+def test_what_a_budget_has_is_no_less_than_what_the_defaults_have_there():
+    for point in drawn(node_s=0.05, contention=0.1).points:
+        assert point.predicted and point.predicted_usual
+        assert point.predicted >= point.predicted_usual
+
+
+def test_the_chosen_settings_are_run():
+    lab = SyntheticLab()
+    found = draw(lab, wanted(DRAFT), [80 * MIB, 180 * MIB])
+    assert all(point.measured == pytest.approx(point.predicted, rel=0.1) for point in found.points)
+
+
+def test_what_does_not_gain_in_a_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch):
+    lab = SyntheticLab()
+    write = lab.write
+
+    def slow_alone(load: LoadSettings, *rest: Any, **more: Any) -> Written:
+        run = write(load, *rest, **more)
+        if load.draft is not None:
+            return run
+        texts = tuple(replace(text, decode_s=10 * text.decode_s) for text in run.texts)
+        return replace(run, texts=texts)
+
+    monkeypatch.setattr(lab, "write", slow_alone)
+    last = draw(lab, wanted(DRAFT), [80 * MIB, 180 * MIB]).points[-1]
+    assert last.choice == wanted(DRAFT).usual and last.predicted == last.predicted_usual
+
+
+def test_a_budget_where_other_settings_are_best_is_run_first():
+    lab = SyntheticLab()
+    said: list[str] = []
+    draw(lab, wanted(DRAFT), [80 * MIB, 100 * MIB, 180 * MIB], said.append)
+    first = next(line for line in said if line.startswith("a run at"))
+    assert first.startswith("a run at 0.18 GiB")
+
+
+def test_budgets_with_which_more_memory_is_slower_are_named():
+    found = drawn()
+    first, *rest = found.points
+    fallen = replace(found, points=(first, replace(rest[0], measured=first.measured / 2)))
+    assert fallen.falls == (fallen.points,)
+    assert any("is slower than" in line for line in curve_page.facts(fallen))
+    assert not found.falls
+
+
+def test_programs_are_told_the_settings_of_each_budget():
+    drafted, alone = curve.as_dict(drawn(80 * MIB, 180 * MIB))["points"]
+    assert drafted["settings"] == "defaults" and alone["settings"].startswith("--no-draft")
+
+
+def test_the_run_that_predictions_rest_on_confirms_none():
+    found = drawn(80 * MIB, 100 * MIB, 120 * MIB)
+    assert [point.is_fitted for point in found.points] == [False, True, False]
+    alone = replace(found, points=found.points[1:2])
+    assert curve.typical_error(alone) is None
+
+
+def test_a_budget_is_run_only_where_all_texts_have_some_rounds():
+    """Passes of 70 MiB at 10 MiB/s take seven seconds."""
+    found = drawn(80 * MIB, 100 * MIB, 120 * MIB, disk_bytes_per_s=10 * MIB, left_s=15.0)
+    assert [point.measured is None for point in found.points] == [True, False, True]

@@ -25,6 +25,7 @@ from edgespec.tuning.confirming import (
 )
 from edgespec.tuning.cost_model import Choice, Prediction
 from edgespec.tuning.gpu_runs import RunLength
+from edgespec.tuning.measurements import Refused
 from edgespec.tuning.search import tune
 from tuning_lab import BETTER, DRAFT, MIB, SyntheticLab, wanted
 
@@ -51,6 +52,24 @@ def test_buffers_that_cost_more_than_they_bring_make_smaller_trees():
     lab = SyntheticLab()
     tuned = tune(lab, wanted(DRAFT))
     assert tuned.chosen.draft_max in range(1, 48) and tuned.gain > 0.1
+
+
+def test_where_plans_take_long_the_promising_settings_are_planned_first(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of each draft's settings those that are predicted best with the usual memory."""
+    lab = SyntheticLab()
+    plans, asked = lab.plans, []
+
+    def two_at_most(settings: Sequence[tuple[LoadSettings, EngineSettings]], *_: float):
+        asked.append([load.draft for load, _ in settings])
+        late = [Refused("no time", 0)] * max(0, len(settings) - 2)
+        return [*plans(settings[:2]), *late]
+
+    monkeypatch.setattr(lab, "plans", two_at_most)
+    tuned = tune(lab, wanted(DRAFT, BETTER))
+    assert asked[-1][:2] == [DRAFT, BETTER]
+    assert tuned.chosen.draft == BETTER
 
 
 def test_the_better_of_two_drafts_is_chosen():
@@ -164,6 +183,14 @@ def test_a_run_short_of_time_continues_fewer_texts_and_not_fewer_tokens():
     assert length_of(six, 100.0).n_tokens > FAIR_TOKENS
     hasty = length_of(six, 0.1)
     assert (hasty.n_texts, hasty.n_tokens) == (LEAST_TEXTS, LEAST_TOKENS)
+
+
+def test_a_run_short_of_time_has_some_rounds_of_each_text():
+    """Where a pass brings ten tokens, texts of eight would say nothing."""
+    measured = tune(SyntheticLab(), wanted(DRAFT)).measured
+    long_rounds = tuple(replace(cost, n_tokens=10) for cost in measured.first.rounds)
+    guessed = replace(measured, first=replace(measured.first, rounds=long_rounds))
+    assert length_of(guessed, 0.1).n_tokens == 20
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.models.embedded import embedded_pair
 from edgespec.tuning import child
 from edgespec.tuning.measurements import (
     MESSAGES,
@@ -20,6 +23,7 @@ from edgespec.tuning.measurements import (
     Survey,
     Surveyed,
     Text,
+    Written,
 )
 from edgespec.tuning.replays import replay_lookups, replay_trees, trust_in
 from engine_cases import PROMPT, counting
@@ -86,7 +90,46 @@ def test_slow_passes_are_timed_at_the_ends_alone():
     assert [timing.n_nodes for timing in timings] == [1, 4]
 
 
-def test_a_text_ends_when_its_time_is_over():
+def test_a_text_ends_with_its_first_round_when_its_time_is_over():
     with Engine(counting(n_ctx=64)) as engine:
         result = child.write_until(engine, PROMPT, 20, time.monotonic() - 1)
-    assert len(result.tokens) == 1
+    assert result.speculation.rounds == 1
+
+
+def test_no_other_text_is_begun_when_the_time_is_over():
+    with Engine(counting(n_ctx=64)) as engine:
+        (result,) = child.write_texts(engine, [PROMPT] * 3, 20, time.monotonic() - 1)
+    assert result.speculation.rounds == 1
+
+
+def test_texts_for_which_there_is_time_are_whole():
+    with Engine(counting(n_ctx=64)) as engine:
+        results = child.write_texts(engine, [PROMPT] * 3, 12, time.monotonic() + LATER)
+    assert [len(result.tokens) for result in results] == [12, 12, 12]
+
+
+@pytest.mark.parametrize(("seconds", "n_texts"), [(2.5, 1), (3.5, 2), (5.5, 4), (60.0, 5)])
+def test_fewer_texts_are_begun_where_each_would_have_little_time(
+    seconds: float, n_texts: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Each takes a second here, and two of them are the least that says anything."""
+    monkeypatch.setattr(child, "_shortest_s", lambda _: 2.0)
+    begun: list[object] = []
+    monkeypatch.setattr(child, "write_until", lambda _, prompt, *__: begun.append(prompt))
+    with Engine(counting(n_ctx=64)) as engine:
+        child.write_texts(engine, [PROMPT] * 5, 9, seconds, lambda: float(len(begun)))
+    assert len(begun) == n_texts
+
+
+def test_a_token_that_came_with_the_prompt_took_no_time():
+    text = Text(tuple(PROMPT), (1, 2, 3), decode_s=1.0, n_with_prompt=1)
+    assert text.token_s == 0.5
+    assert Written((text,), (), 0.0, 0, 0).tokens_per_s == 2.0
+
+
+def test_plans_for_which_there_is_no_time_are_refused():
+    load = LoadSettings(model=embedded_pair().draft, memory_budget="1GiB")
+    rules = EngineSettings()
+    first, second = child.surveyed(Survey(((load, rules), (load, rules)), seconds=0.0)).plans
+    assert isinstance(first, MemoryPlan)
+    assert second == Refused("there was no time to plan it", 0)
