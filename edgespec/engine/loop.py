@@ -345,7 +345,7 @@ class Engine(Owner):
         self._fallback = self._fallback.observe(outcome)
         if round_.grower or self._strategy is Strategy.NONE:
             self._controller = self._controller.observe(
-                outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome)
+                outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome), outcome.read_s
             )
 
     def _check_idle(self) -> None:

@@ -82,7 +82,9 @@ class Controller:
     cost, the longer its strategy waits for the next: each costs `probe_share` of the time, whatever
     the models; a failed one also keeps the others waiting, so that all first probes together cost
     little. Only one that is cheaper by `margin`, and by more than its rounds differ among each
-    other, becomes the preferred one: a probe that cannot say goes on for a while.
+    other, becomes the preferred one, and only one that is dearer by more than that is given up at
+    once: rounds that bring one to six tokens say little, so a probe that cannot say goes on, for as
+    long as it costs little.
     """
 
     probe_share: ClassVar[float] = 0.01
@@ -90,6 +92,11 @@ class Controller:
     doubt: ClassVar[float] = 1.5
     """Standard errors that a gain has to exceed."""
     longest_probe: ClassVar[int] = 16
+    """Of one that is not cheaper."""
+    longest_doubt: ClassVar[int] = 32
+    """Of one that is cheaper, but not by more than its rounds differ."""
+    patience: ClassVar[float] = 6.0
+    """Rounds of the preferred strategy that a probe may cost while it cannot say."""
     cheap_draft: ClassVar[float] = 0.25
     """Of the target's size: a larger draft hardly pays for a target that is resident, for a step of
     it costs as large a part of a pass."""
@@ -159,10 +166,14 @@ class Controller:
         """How the next round guesses."""
         return self.probing or self.preferred
 
-    def observe(self, seconds: float, tokens: int, is_free: bool = False) -> Controller:
+    def observe(
+        self, seconds: float, tokens: int, is_free: bool = False, least_pass_s: float = 0.0
+    ) -> Controller:
         """The rule after a round of the strategy that it asked for.
 
         `is_free` says that guessing cost the round nothing: to probe could only lose.
+        `least_pass_s` is what its pass took at least, whatever it verified: a token without guesses
+        costs no less, which need not be tried.
         """
         if is_free and self.probing is None and self.preferred is not Strategy.NONE:
             return self
@@ -171,7 +182,7 @@ class Controller:
             rate = self._trial(self.strategy).rate.with_round(seconds, tokens)
             after = after._with(replace(self._trial(self.strategy), rate=rate))
         if self.probing is None:
-            return after._wait()
+            return after._wait(least_pass_s)
         after = replace(
             after,
             rounds_left=self.rounds_left - 1,
@@ -194,10 +205,16 @@ class Controller:
         trials = (changed if trial.strategy is changed.strategy else trial for trial in self.trials)
         return replace(self, trials=tuple(trials))
 
-    def _wait(self) -> Controller:
+    def _wait(self, least_pass_s: float) -> Controller:
         """Come a round nearer to the other strategies' probes, and begin one that is due."""
         preferred, *others = self.trials
-        waiting = [replace(trial, wait=trial.wait - 1) for trial in others]
+        is_beaten = 0 < preferred.rate.seconds_per_token < least_pass_s
+        waiting = [
+            replace(trial, wait=self.shortest_wait)
+            if trial.wait <= 1 and trial.strategy is Strategy.NONE and is_beaten
+            else replace(trial, wait=trial.wait - 1)
+            for trial in others
+        ]
         after = replace(self, trials=(preferred, *waiting))
         due = [trial for trial in waiting if trial.wait <= 0]
         if not due:
@@ -220,15 +237,19 @@ class Controller:
         trial, preferred = self._trial(probed), self.trials[0]
         usual = preferred.rate.seconds_per_token
         after = replace(self, probing=None, is_first_round=True)
-        if trial.rate.seconds_per_token < (1 - self.margin) * usual:
-            gain = usual - trial.rate.seconds_per_token
-            if gain > self.doubt * math.hypot(trial.rate.error, preferred.rate.error):
-                return after._preferring(trial)
-            if self.probe_length < self.longest_probe:
-                return replace(self, rounds_left=self.probe_rounds[probed])
+        gain = usual - trial.rate.seconds_per_token
         excess_s = self.probe_s - self.probe_tokens * usual
         round_s = preferred.rate.seconds / max(preferred.rate.rounds, 1e-9)
         excess_rounds = max(0.0, excess_s / max(round_s, 1e-9))
+        if gain > self.margin * usual:
+            is_sure = gain > self.doubt * math.hypot(trial.rate.error, preferred.rate.error)
+            if is_sure or self.probe_length >= self.longest_doubt:
+                return after._preferring(trial)
+            return replace(self, rounds_left=1)
+        is_unsure = -gain < self.doubt * trial.rate.error
+        is_cheap = excess_rounds < self.patience and self.probe_length < self.longest_probe
+        if is_unsure and is_cheap:
+            return replace(self, rounds_left=1)
         waiting = (
             replace(other, wait=self._longer(other.wait, excess_rounds / self.share_of_all))
             for other in self.trials[1:]
