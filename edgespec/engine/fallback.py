@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from edgespec import theory
 from edgespec.config import FallbackName
+from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pass_cost import PassCost
+from edgespec.engine.pacer import EVERYTHING, Worth
+from edgespec.engine.pass_cost import LONGEST_S, PassCost, within
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport
 
@@ -48,8 +50,20 @@ class Fallback(ABC):
         """How many of the tree's nodes, the most probable first, the pass should verify."""
         return len(so_far.tree)
 
+    def worth_growing(self) -> Worth:
+        """Which nodes this round should grow, if guessing them costs nothing."""
+        return EVERYTHING
+
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
+        return self
+
+    def numbers(self) -> Numbers:
+        """What was learnt of costs here: what `recalled` understands."""
+        return {}
+
+    def recalled(self, numbers: Numbers) -> Self:
+        """This rule, gone on from where another run left off. What makes no sense is left out."""
         return self
 
     def observe_prompt(self, report: PassReport) -> Self:
@@ -137,12 +151,21 @@ class MarginalRate(Fallback):
     """
 
     name: ClassVar[str] = FallbackName.MARGINAL
+    fade: ClassVar[float] = 0.95
+    surely_worthless: ClassVar[float] = 0.5
+    """Of the confidence that makes a node worth its computing: one that is less probable still is
+    not grown for nothing. Other sources may yet think better of it, and rounds go better."""
+    most_recalled: ClassVar[float] = 6.0
+    """Tries, of what another run learnt: another text is soon more telling."""
 
     step_s: float = 0.0
     cost: PassCost = field(default_factory=PassCost)
     hits: float = 2.0
     tries: float = 3.0
     """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
+    tokens: float = 0.0
+    wall_s: float = 0.0
+    """Of rounds of late."""
 
     def fires(self, so_far: RoundSoFar) -> bool:
         open_nodes = list(so_far.open_nodes)
@@ -163,6 +186,13 @@ class MarginalRate(Fallback):
             return len(so_far.tree)
         return _best_pass(so_far, self.cost.seconds(np.arange(1, len(so_far.tree) + 1)))[0]
 
+    def worth_growing(self) -> Worth:
+        """To guess without a model takes time, too: of hundreds of nodes few are worth a pass."""
+        if not self.wall_s or not self.cost.is_known:
+            return EVERYTHING
+        least = self.surely_worthless * self.cost.per_node_s * self.tokens / self.wall_s
+        return Worth(self.cost.n_hidden, least)
+
     def for_target(self, info: ModelInfo) -> Self:
         return replace(self, cost=replace(self.cost, used_share=info.used_share))
 
@@ -170,7 +200,7 @@ class MarginalRate(Fallback):
         return replace(self, cost=self.cost.with_prompt(report))
 
     def observe(self, outcome: RoundOutcome) -> Self:
-        fade = 0.95
+        fade = self.fade
         step_s = outcome.draft_s / outcome.draft_steps if outcome.draft_steps else self.step_s
         return replace(
             self,
@@ -184,7 +214,22 @@ class MarginalRate(Fallback):
             ),
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,
+            tokens=fade * self.tokens + outcome.n_tokens,
+            wall_s=fade * self.wall_s + outcome.wall_s,
         )
+
+    def numbers(self) -> Numbers:
+        learnt = {"step_s": self.step_s, "hit_rate": self.hits / self.tries, "tries": self.tries}
+        return {**learnt, **self.cost.numbers()}
+
+    def recalled(self, numbers: Numbers) -> Self:
+        tries = within(numbers.get("tries", 0.0), 0.0, self.most_recalled)
+        hit_rate = within(numbers.get("hit_rate", 0.0), 0.05, 1.0)
+        known = replace(self, cost=self.cost.recalled(numbers))
+        if tries < self.tries:
+            return known
+        step_s = within(numbers.get("step_s", 0.0), 0.0, LONGEST_S)
+        return replace(known, step_s=step_s, hits=hit_rate * tries, tries=tries)
 
 
 def _best_pass(so_far: RoundSoFar, pass_s: NDArray[np.float64]) -> tuple[int, float, float]:

@@ -19,7 +19,7 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.remembering import Learnt, Memory
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.pacer import Limits, LinearPacer, Pacer
+from edgespec.engine.pacer import EVERYTHING, Limits, LinearPacer, Pacer
 from edgespec.engine.pair import Pair
 from edgespec.engine.prompt import read_prompt, read_tail
 from edgespec.engine.request import Keeper, Request
@@ -252,6 +252,7 @@ class Engine(Owner):
             max_nodes=min(self._max_nodes, n_free),
             max_branches=info.max_branches,
             max_depth=min(depth, deepest),
+            worth=self._fallback.worth_growing() if grower else EVERYTHING,
         )
         # A path ends with a token of the target's own: twice the depth and one is in reach beside.
         beside = Limits(
@@ -290,31 +291,35 @@ class Engine(Owner):
         if self._grower is not None and self._memory is not None:
             self._learnt = self._memory.recall()
             self._grower.recall(self._learnt)
-            self._recall_strategy()
+            self._recall_costs()
 
-    def _recall_strategy(self) -> None:
+    def _recall_costs(self) -> None:
         """What costs are like here is not known before storage has shown its speed."""
         if self._circumstances.are_known and self._is_new:
-            self._controller = self._controller.recalled(self._learnt.get(self._place, {}))
+            strategies, passes = self._places
+            self._controller = self._controller.recalled(self._learnt.get(strategies, {}))
+            self._fallback = self._fallback.recalled(self._learnt.get(passes, {}))
 
     def _see_reads(self, report: PassReport) -> None:
         """Of a prompt's pass or of several."""
         seen = self._circumstances.with_reads(report.bytes_read, report.read_s)
         self._circumstances = seen
-        self._recall_strategy()
+        self._recall_costs()
 
     def _keep(self) -> None:
         """Leave what was learnt to the next run."""
         if self._grower is not None and self._memory is not None:
             learnt = self._grower.learnt()
             if self._circumstances.are_known:
-                learnt = {**learnt, self._place: self._controller.numbers()}
+                learnt_here = (self._controller.numbers(), self._fallback.numbers())
+                learnt = {**learnt, **dict(zip(self._places, learnt_here, strict=True))}
             self._memory.keep(learnt)
 
     @property
-    def _place(self) -> str:
-        """What was learnt of strategies holds under the same circumstances only."""
-        return f"strategy@{self._circumstances.name}"
+    def _places(self) -> tuple[str, str]:
+        """What was learnt of strategies, and of passes, holds under the same circumstances only."""
+        here = self._circumstances.name
+        return f"strategy@{here}", f"passes@{here}"
 
     def _choose_grower(self, tree: TokenTree, tally: Tally) -> TreeGrower | None:
         """Whatever guesses; None if nothing can follow the text or it costs more than it brings."""

@@ -20,12 +20,26 @@ from edgespec.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
+class Worth:
+    """Which nodes are worth growing, though guessing them costs nothing."""
+
+    n_hidden: int = 0
+    """So many are: a pass computes them while it reads."""
+    least_confidence: float = 0.0
+    """Of the others, those that are as probable."""
+
+
+EVERYTHING = Worth()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one pass may verify; the root counts as a node of depth 0."""
 
     max_nodes: int
     max_branches: int
     max_depth: int
+    worth: Worth = EVERYTHING
 
 
 class Pacer(ABC):
@@ -85,7 +99,7 @@ class LLMCadPacer(Pacer):
         return [*guesses[:1], *others]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        ends = _above(tree, open_nodes, limits.max_depth)
+        ends = _growing(tree, open_nodes, limits)
         if not ends.size or len(tree) >= limits.max_nodes:
             return []
         C = tree.cumulative[ends]
@@ -115,7 +129,7 @@ class BestFirstPacer(Pacer):
         return [guess for guess in guesses if C * guess.confidence >= self.floor]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        ends = _above(tree, open_nodes, limits.max_depth)
+        ends = _growing(tree, open_nodes, limits)
         C = tree.cumulative[ends]
         if len(tree) >= limits.max_nodes:
             worst_kept = np.sort(tree.cumulative[: len(tree)])[-limits.max_nodes]
@@ -139,7 +153,7 @@ class LinearPacer(Pacer):
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
         if len(tree) >= limits.max_nodes:
             return []
-        ends: list[int] = _above(tree, open_nodes, limits.max_depth).tolist()
+        ends: list[int] = _growing(tree, open_nodes, limits).tolist()
         return ends[-1:]
 
 
@@ -148,7 +162,11 @@ PACERS: dict[str, type[Pacer]] = {
 }
 
 
-def _above(tree: TokenTree, nodes: Sequence[int], depth: int) -> NDArray[np.int64]:
-    """Those of `nodes` whose children are no deeper than `depth`."""
+def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[np.int64]:
+    """Those of `nodes` that may have children, and are worth any."""
     found = np.asarray(nodes, np.int64)
-    return found[tree.depth[found] < depth]
+    found = found[tree.depth[found] < limits.max_depth]
+    worth = limits.worth
+    if worth.least_confidence and len(tree) > worth.n_hidden:
+        found = found[tree.cumulative[found] >= worth.least_confidence]
+    return found

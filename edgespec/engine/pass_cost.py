@@ -5,13 +5,18 @@ A value: it reads no clock, and calls no model.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.engine.drafting.remembering import Numbers
 from edgespec.values import PassReport
+
+LONGEST_S, MOST_NODES = 1e4, 1e4
+"""What is remembered as more makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,9 @@ class PassCost:
 
     horizons: ClassVar[tuple[int, ...]] = (1, 4, 16)
 
+    passes_recalled: ClassVar[float] = 3.0
+    """So many count what another run saw."""
+
     used_share: float = 1.0
     """Of a mixture's experts, what one node uses."""
     all_experts_s: float = 0.0
@@ -61,6 +69,41 @@ class PassCost:
     nodes_squared: float = 0.0
     nodes_compute_s: float = 0.0
     """Fading sums over passes of several nodes."""
+
+    def numbers(self) -> Numbers:
+        """The line, and how far it is to be trusted: what `recalled` understands."""
+        if not self.weight:
+            return {"single_s": self.single_s}
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        return {
+            "single_s": self.single_s,
+            "all_experts_s": self.all_experts_s,
+            "nodes": mean_nodes,
+            "spread": math.sqrt(max(0.0, self.nodes_squared / self.weight - mean_nodes**2)),
+            "several_s": mean_s,
+            "per_node_s": self.per_node_s,
+        }
+
+    def recalled(self, numbers: Numbers) -> PassCost:
+        """With the line of another run, to count for a few passes. What makes no sense is not."""
+        single_s = within(numbers.get("single_s", 0.0), 0.0, LONGEST_S)
+        known = replace(self, single_s=self.single_s or single_s)
+        nodes = numbers.get("nodes", 0.0)
+        mean_s = numbers.get("several_s", 0.0)
+        if self.weight or not 1 <= nodes <= MOST_NODES or not 0 < mean_s <= LONGEST_S:
+            return known
+        variance = within(numbers.get("spread", 0.0), 0.0, nodes) ** 2
+        slope_s = within(numbers.get("per_node_s", 0.0), 0.0, mean_s / nodes)
+        weight = self.passes_recalled
+        return replace(
+            known,
+            all_experts_s=within(numbers.get("all_experts_s", 0.0), 0.0, LONGEST_S),
+            weight=weight,
+            nodes=weight * nodes,
+            compute_s=weight * mean_s,
+            nodes_squared=weight * (variance + nodes**2),
+            nodes_compute_s=weight * (slope_s * variance + nodes * mean_s),
+        )
 
     @property
     def is_known(self) -> bool:
@@ -127,6 +170,14 @@ class PassCost:
         return float(((seconds[1:] - seconds[0]) / further).min())
 
     @property
+    def n_hidden(self) -> int:
+        """Nodes that a pass computes while it reads."""
+        if not self.weight or not self.read_s:
+            return 0
+        mean_nodes, mean_s = self.nodes / self.weight, self.compute_s / self.weight
+        return int(mean_nodes + (self.read_s - mean_s) / max(self.per_node_s, 1e-9))
+
+    @property
     def _single_compute_s(self) -> float:
         return max(0.0, self.single_s - self.all_experts_s * float(self._chosen(np.ones(1))[0]))
 
@@ -174,3 +225,8 @@ class PassCost:
         covariance = self.nodes_compute_s / self.weight - mean_nodes * mean_s
         slope = (covariance + self.ridge * guess_s) / (variance + self.ridge)
         return min(max(slope, 0.0), self._share_s)
+
+
+def within(value: float, least: float, most: float) -> float:
+    """What was remembered, if it can be."""
+    return min(max(value, least), most)
