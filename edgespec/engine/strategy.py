@@ -27,6 +27,8 @@ class Strategy(Enum):
 class RoundRate:
     """What rounds of one strategy cost and brought of late: old ones fade with every new one."""
 
+    fade: ClassVar[float] = 0.95
+
     seconds: float = 0.0
     tokens: float = 0.0
     rounds: float = 0.0
@@ -35,13 +37,14 @@ class RoundRate:
     tokens_squared: float = 0.0
 
     def with_round(self, seconds: float, tokens: int) -> RoundRate:
+        kept = self.fade
         return RoundRate(
-            0.9 * self.seconds + seconds,
-            0.9 * self.tokens + tokens,
-            0.9 * self.rounds + 1,
-            0.9 * self.seconds_squared + seconds * seconds,
-            0.9 * self.seconds_tokens + seconds * tokens,
-            0.9 * self.tokens_squared + tokens * tokens,
+            kept * self.seconds + seconds,
+            kept * self.tokens + tokens,
+            kept * self.rounds + 1,
+            kept * self.seconds_squared + seconds * seconds,
+            kept * self.seconds_tokens + seconds * tokens,
+            kept * self.tokens_squared + tokens * tokens,
         )
 
     def faded(self, kept: float) -> RoundRate:
@@ -182,7 +185,7 @@ class Controller:
             rate = self._trial(self.strategy).rate.with_round(seconds, tokens)
             after = after._with(replace(self._trial(self.strategy), rate=rate))
         if self.probing is None:
-            return after._wait(least_pass_s)
+            return after._left() or after._wait(least_pass_s)
         after = replace(
             after,
             rounds_left=self.rounds_left - 1,
@@ -204,6 +207,18 @@ class Controller:
     def _with(self, changed: Trial) -> Controller:
         trials = (changed if trial.strategy is changed.strategy else trial for trial in self.trials)
         return replace(self, trials=tuple(trials))
+
+    def _left(self) -> Controller | None:
+        """With no guesses any more, where their rounds have shown by now that a token without, as
+        it was measured, is cheaper."""
+        preferred, *others = self.trials
+        for trial in others:
+            if trial.strategy is Strategy.NONE and trial.rate.rounds > 1:
+                gain = preferred.rate.seconds_per_token - trial.rate.seconds_per_token
+                least = self.doubt * math.hypot(trial.rate.error, preferred.rate.error)
+                if gain > max(least, self.margin * preferred.rate.seconds_per_token):
+                    return replace(self, is_first_round=True)._preferring(trial)
+        return None
 
     def _wait(self, least_pass_s: float) -> Controller:
         """Come a round nearer to the other strategies' probes, and begin one that is due."""
@@ -241,10 +256,13 @@ class Controller:
         excess_s = self.probe_s - self.probe_tokens * usual
         round_s = preferred.rate.seconds / max(preferred.rate.rounds, 1e-9)
         excess_rounds = max(0.0, excess_s / max(round_s, 1e-9))
+        errors = trial.rate.error, preferred.rate.error
         if gain > self.margin * usual:
-            is_sure = gain > self.doubt * math.hypot(trial.rate.error, preferred.rate.error)
-            if is_sure or self.probe_length >= self.longest_doubt:
+            if gain > self.doubt * math.hypot(*errors) or self.probe_length >= self.longest_doubt:
                 return after._preferring(trial)
+            # Where the preferred one's rounds are what differs, those to come will tell.
+            if errors[0] < errors[1]:
+                return after._with(replace(trial, wait=self.shortest_wait))
             return replace(self, rounds_left=1)
         is_unsure = -gain < self.doubt * trial.rate.error
         is_cheap = excess_rounds < self.patience and self.probe_length < self.longest_probe
