@@ -164,8 +164,8 @@ class MarginalRate(Fallback):
     tries: float = 3.0
     """Nodes that stood and had guesses after them; hits are those with a right one. Both fade."""
     tokens: float = 0.0
-    wall_s: float = 0.0
-    """Of rounds of late."""
+    spent_s: float = 0.0
+    """Of rounds of late, drafting and passes."""
 
     def fires(self, so_far: RoundSoFar) -> bool:
         open_nodes = list(so_far.open_nodes)
@@ -188,9 +188,9 @@ class MarginalRate(Fallback):
 
     def worth_growing(self) -> Worth:
         """To guess without a model takes time, too: of hundreds of nodes few are worth a pass."""
-        if not self.wall_s or not self.cost.is_known:
+        if not self.spent_s or not self.cost.is_known:
             return EVERYTHING
-        least = self.surely_worthless * self.cost.per_node_s * self.tokens / self.wall_s
+        least = self.surely_worthless * self.cost.per_node_s * self.tokens / self.spent_s
         return Worth(self.cost.n_hidden, least)
 
     def for_target(self, info: ModelInfo) -> Self:
@@ -215,7 +215,7 @@ class MarginalRate(Fallback):
             hits=fade * self.hits + outcome.accepted,
             tries=fade * self.tries + outcome.accepted + outcome.missed,
             tokens=fade * self.tokens + outcome.n_tokens,
-            wall_s=fade * self.wall_s + outcome.wall_s,
+            spent_s=fade * self.spent_s + outcome.draft_s + outcome.pass_s,
         )
 
     def numbers(self) -> Numbers:

@@ -94,6 +94,8 @@ class Controller:
     share_of_all: ClassVar[float] = 0.05
     doubt: ClassVar[float] = 1.5
     """Standard errors that a gain has to exceed."""
+    fair_probe: ClassVar[int] = 8
+    """Rounds with guesses that may be told from luck."""
     longest_probe: ClassVar[int] = 16
     """Of one that is not cheaper."""
     longest_doubt: ClassVar[int] = 32
@@ -264,7 +266,8 @@ class Controller:
             if errors[0] < errors[1]:
                 return after._with(replace(trial, wait=self.shortest_wait))
             return replace(self, rounds_left=1)
-        is_unsure = -gain < self.doubt * trial.rate.error
+        is_short = probed is not Strategy.NONE and self.probe_length < self.fair_probe
+        is_unsure = is_short or -gain < self.doubt * trial.rate.error
         is_cheap = excess_rounds < self.patience and self.probe_length < self.longest_probe
         if is_unsure and is_cheap:
             return replace(self, rounds_left=1)

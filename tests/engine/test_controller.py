@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,45 @@ def test_luck_makes_no_strategy_the_preferred_one(seed: int) -> None:
         tokens = 1 if rule.strategy is Strategy.NONE else int(random.integers(1, 7))
         rule = rule.observe(1.2 if rule.strategy is Strategy.LINE else 1.0, tokens)
     assert ways.count(Strategy.TREE) > 0.8 * 400
+
+
+def test_a_few_unlucky_rounds_do_not_end_a_probe() -> None:
+    """Four tokens a round on average, and none but the target's own in the first ones."""
+    rule, tokens = STARTS[1], iter([1, 1, 2, 1, 1] + [8, 2] * 100)
+    for _ in range(60):
+        drafts = rule.strategy is not Strategy.NONE
+        rule = rule.observe(*((2.0, next(tokens)) if drafts else PLAIN))
+    assert rule.preferred is not Strategy.NONE
+
+
+def test_a_probe_that_cannot_say_costs_a_few_rounds() -> None:
+    random = np.random.default_rng(3)
+    rule, excess = STARTS[1], 0.0
+    for _ in range(300):
+        drafts = rule.strategy is not Strategy.NONE
+        cost = (4.0, int(random.integers(1, 5))) if drafts else PLAIN
+        excess += cost[0] - cost[1]
+        rule = rule.observe(*cost)
+    assert rule.preferred is Strategy.NONE
+    assert 0 < excess < 0.1 * 300
+
+
+def test_what_goes_slower_than_without_guesses_is_left_when_its_rounds_have_shown_it() -> None:
+    """Not at the next probe alone: what a token without guesses costs is known by then."""
+    rule, _ = rounds(STARTS[1], 60, (1.0, 2), (4.0, 1))
+    assert rule.preferred is Strategy.TREE
+    waiting = (replace(trial, wait=4096) for trial in rule.trials[1:])
+    rule = replace(rule, trials=(rule.trials[0], *waiting))
+    _, ways = rounds(rule, 200, (1.3, 1), (4.0, 1))
+    assert ways[-100:].count(Strategy.NONE) > 80
+
+
+def test_no_token_without_guesses_is_tried_where_reading_alone_takes_longer() -> None:
+    rule, ways = STARTS[0], []
+    for _ in range(400):
+        ways.append(rule.strategy)
+        rule = rule.observe(1.1, 4, least_pass_s=1.0)
+    assert Strategy.NONE not in ways and Strategy.LINE in ways
 
 
 def test_another_run_begins_where_one_left_off() -> None:

@@ -16,6 +16,7 @@ from edgespec.engine.fallback import (
     RoundSoFar,
 )
 from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pacer import Worth
 from edgespec.engine.pass_cost import PassCost
 from edgespec.tree import ROOT, TokenTree
 
@@ -150,6 +151,68 @@ def test_the_marginal_rule_drafts_as_long_as_the_draft_is_right() -> None:
         right = right.observe(replace(MARGINAL, accepted=2, pass_s=0.2))
     assert wrong.fires(growing(0.9))
     assert not right.fires(growing(0.9))
+
+
+def test_nodes_are_worth_growing_by_what_computing_them_costs() -> None:
+    """30 ms a node, and rounds that bring about three tokens a second."""
+    rule = marginal(stall_s=0.0)
+    worth = rule.worth_growing()
+    assert worth.least_confidence == pytest.approx(
+        0.5 * 0.03 * rule.tokens / rule.spent_s, rel=0.01
+    )
+    assert rule.tokens / rule.spent_s == pytest.approx(3.4, rel=0.1)
+    assert worth.n_hidden == 0
+
+
+def test_nodes_that_reads_hide_are_all_worth_growing() -> None:
+    rule = marginal(stall_s=0.0)
+    for verified in (3, 7, 11, 5):
+        compute_s = 0.07 + 0.03 * (1 + verified)
+        rule = rule.observe(replace(MARGINAL, verified=verified, pass_s=compute_s, read_s=0.385))
+    assert rule.worth_growing().n_hidden == 10
+
+
+def test_all_nodes_are_worth_growing_before_a_round_was_seen() -> None:
+    assert MarginalRate().worth_growing() == Worth()
+
+
+def test_another_run_knows_what_passes_cost_here() -> None:
+    taught = marginal(stall_s=0.0)
+    begun = MarginalRate().recalled(taught.numbers())
+    assert begun.cost.per_node_s == pytest.approx(0.03, rel=0.05)
+    assert seconds(begun.cost, 9) == pytest.approx(0.34, rel=0.01)
+    assert begun.fires(growing(0.3, 0.3, 0.2)) and not begun.fires(growing(0.9, 0.05))
+
+
+def test_what_another_run_saw_counts_for_a_few_passes() -> None:
+    begun = MarginalRate().recalled(marginal(stall_s=0.0).numbers())
+    for verified in (3, 7, 11, 5) * 3:
+        pass_s = 0.14 + 0.06 * (1 + verified)
+        begun = begun.observe(replace(MARGINAL, verified=verified, pass_s=pass_s))
+    assert begun.cost.per_node_s == pytest.approx(0.06, rel=0.1)
+
+
+NAMES = tuple(marginal(stall_s=0.0).numbers())
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(NAMES), st.floats(allow_nan=False, allow_infinity=False), max_size=9
+    )
+)
+def test_no_numbers_make_a_rule_that_cannot_decide(numbers: dict[str, float]) -> None:
+    rule = MarginalRate().recalled(numbers).observe(MARGINAL)
+    cost = rule.cost.seconds(np.arange(1, 50))
+    assert np.isfinite(cost).all() and (cost >= 0).all()
+    assert 1 <= rule.n_worth_verifying(growing(0.9, 0.05)) <= 3
+    assert 0 < rule.hits / rule.tries <= 1
+    assert np.isfinite(rule.worth_growing().least_confidence)
+
+
+@pytest.mark.parametrize("name", sorted(FALLBACKS))
+def test_every_rule_takes_what_it_told(name: str) -> None:
+    rule = FALLBACKS[name]()
+    assert rule.recalled(rule.numbers()) == rule
 
 
 def passes(*measured: tuple[int, float, float]) -> PassCost:

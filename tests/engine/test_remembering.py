@@ -195,6 +195,16 @@ def test_what_paid_is_not_believed_of_another_disk_or_other_threads(
     assert run_of(tmp_path, Streamed(mb_per_s, n_threads))[0] is Strategy.TREE
 
 
+def test_what_passes_cost_is_kept_apart_for_each_disk_and_number_of_threads(tmp_path: Path) -> None:
+    for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
+        run_of(tmp_path, target)
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())
+    costs = {name: told for name, told in content.items() if name.startswith("passes@")}
+    assert len(costs) == 3
+    assert all(told["several_s"] == pytest.approx(1.0) for told in costs.values())
+
+
 def test_what_is_learnt_of_guesses_is_shared_by_all_disks_and_threads(tmp_path: Path) -> None:
     for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
         run_of(tmp_path, target)
