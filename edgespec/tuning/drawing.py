@@ -12,10 +12,9 @@ from edgespec import theory
 from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.tuning.confirming import LEAST_GAIN
 from edgespec.tuning.cost_model import Choice, Prediction, Speeds, calibrated, compute_places
 from edgespec.tuning.curve import GIB, Curve, Point
-from edgespec.tuning.curve_settings import Ranked, alone_of, ranked
+from edgespec.tuning.curve_settings import LEAST_GAIN, Ranked, alone_of, ranked
 from edgespec.tuning.measurements import Refused, Written
 from edgespec.tuning.measuring import (
     PASS_SIZES,
@@ -32,6 +31,8 @@ from edgespec.tuning.report import choice_line
 ANY_BYTES = 1 << 50
 LEAST_ROUNDS = 3
 """Of each text, for which there has to be time."""
+READS_ENOUGH = 1 / 8
+"""Of what the smallest budget's passes read."""
 PATIENCE = 1.5
 """Times that, after which a run is cut short."""
 LEARNING_SHARE = 0.3
@@ -66,8 +67,7 @@ def draw(lab: Lab, wanted: Wanted, budgets: Sequence[int], say: Say = lambda _: 
         raise BudgetError(
             f"no budget of --budgets works: {refused.message}", refused.smallest_bytes
         )
-    paged = [nbytes for nbytes, budget in working.items() if budget.plan.paged]
-    base = (paged or [*working])[len(paged or working) // 2]
+    base = _base(working)
     say(f"the pair at {base / GIB:.2f} GiB")
     measured = measure(lab, replace(wanted, load=working[base].load), say)
     by_kind, runs = {measured.plan.paged: measured.speeds}, {base: measured.first}
@@ -105,6 +105,20 @@ def draw(lab: Lab, wanted: Wanted, budgets: Sequence[int], say: Say = lambda _: 
         tuple(all_points[nbytes] for nbytes in budgets),
         resident_bytes if resident else None,
     )
+
+
+def _base(working: Mapping[int, _Budget]) -> int:
+    """The budget that tells most of the others in the time there is: of those that page the largest
+    whose passes still wait for storage as others' do. Shorter passes write more of the texts, which
+    are guessed better as they go on."""
+    reads = {
+        nbytes: budget.plan.bytes_per_pass
+        for nbytes, budget in working.items()
+        if budget.plan.paged
+    }
+    if not reads:
+        return [*working][len(working) // 2]
+    return max(nbytes for nbytes, n in reads.items() if n >= READS_ENOUGH * max(reads.values()))
 
 
 def _learn(

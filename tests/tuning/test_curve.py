@@ -138,12 +138,19 @@ def test_programs_are_told_the_settings_of_each_budget():
 
 def test_the_run_that_predictions_rest_on_confirms_none():
     found = drawn(80 * MIB, 100 * MIB, 120 * MIB)
-    assert [point.is_fitted for point in found.points] == [False, True, False]
-    alone = replace(found, points=found.points[1:2])
+    assert [point.is_fitted for point in found.points] == [False, False, True]
+    alone = replace(found, points=found.points[2:])
     assert curve.typical_error(alone) is None
 
 
 def test_a_budget_is_run_only_where_all_texts_have_some_rounds():
     """Passes of 70 MiB at 10 MiB/s take seven seconds."""
     found = drawn(80 * MIB, 100 * MIB, 120 * MIB, disk_bytes_per_s=10 * MIB, left_s=15.0)
-    assert [point.measured is None for point in found.points] == [True, False, True]
+    assert [point.measured is None for point in found.points] == [True, True, False]
+
+
+def test_the_pair_is_measured_where_passes_are_short_and_still_wait():
+    found = drawn(80 * MIB, 100 * MIB, 140 * MIB, node_bytes=0, draft_bytes=0)
+    assert [point.is_fitted for point in found.points] == [False, False, True]
+    almost_all = drawn(80 * MIB, 100 * MIB, 145 * MIB, node_bytes=0, draft_bytes=0)
+    assert [point.is_fitted for point in almost_all.points] == [False, True, False]
