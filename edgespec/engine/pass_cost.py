@@ -23,9 +23,10 @@ LONGEST_S, MOST_NODES = 1e4, 1e4
 class PassCost:
     """Seconds of a pass by its number of nodes: what its reads take, or its computing if longer.
 
-    What reads take is what the store measured. Where nobody does, a pass that waited for a good
-    part of its time was as long as its reads, and none takes less: a pass that computed all the
-    time waits a little, too, and would make its own nodes seem free.
+    What reads take is what the store measured, at most: beside computing on the same cores they
+    take longer, so only a pass that waited for them shows that they do now. Where nobody measures,
+    a pass that waited for a good part of its time was as long as its reads, and none takes less: a
+    pass that computed all the time waits a little, too, and would make its own nodes seem free.
 
     Computing several nodes is a line over their number: least squares, old passes fading. A single
     node lies far below that line where kernels for one row are faster than those for several. What
@@ -38,6 +39,9 @@ class PassCost:
 
     stalled_share: ClassVar[float] = 0.25
     """A pass that waited for storage for less of its time tells only what reads take at most."""
+    idle_share: ClassVar[float] = 0.05
+    """In a pass that waited for less of its time, reads took their time beside computing: measured
+    ones are shorter in a pass of fewer nodes, and these would seem to be free."""
     guessed_slope: ClassVar[float] = 0.25
     """Of a pass: what a node is taken to cost at most until passes of different size were seen."""
     ridge: ClassVar[float] = 0.05
@@ -211,7 +215,8 @@ class PassCost:
     def _read_s(self, wall_s: float, idle_s: float, measured_s: float) -> float:
         if measured_s > 0:
             before_s = self.read_s or measured_s
-            return self.fade_of_reads * before_s + (1 - self.fade_of_reads) * measured_s
+            after_s = self.fade_of_reads * before_s + (1 - self.fade_of_reads) * measured_s
+            return after_s if idle_s > self.idle_share * wall_s else min(before_s, after_s)
         waited = idle_s > self.stalled_share * wall_s
         return wall_s if waited else min(self.read_s, wall_s)
 

@@ -83,17 +83,19 @@ class Controller:
 
     Now and then a short probe tries another one, and the two are compared. The more a probe has
     cost, the longer its strategy waits for the next: each costs `probe_share` of the time, whatever
-    the models; a failed one also keeps the others waiting, so that all first probes together cost
-    little. Only one that is cheaper by `margin`, and by more than its rounds differ among each
-    other, becomes the preferred one, and only one that is dearer by more than that is given up at
-    once: rounds that bring one to six tokens say little, so a probe that cannot say goes on, for as
-    long as it costs little.
+    the models, or `share_of_all` if it could not say; a failed one also keeps the others waiting,
+    so that all first probes together cost little. Only one that is cheaper by `margin`, and by more
+    than its rounds differ among each other, becomes the preferred one, and only one that is dearer
+    by more than that is given up at once: rounds that bring one to six tokens say little, so a
+    probe that cannot say goes on, for as long as it costs little.
     """
 
     probe_share: ClassVar[float] = 0.01
     share_of_all: ClassVar[float] = 0.05
     doubt: ClassVar[float] = 1.5
     """Standard errors that a gain has to exceed."""
+    doubt_of_guesses: ClassVar[float] = 0.75
+    """To go without any, which is never slower, and from where they are soon tried again."""
     fair_probe: ClassVar[int] = 8
     """Rounds with guesses that may be told from luck."""
     longest_probe: ClassVar[int] = 16
@@ -217,7 +219,8 @@ class Controller:
         for trial in others:
             if trial.strategy is Strategy.NONE and trial.rate.rounds > 1:
                 gain = preferred.rate.seconds_per_token - trial.rate.seconds_per_token
-                least = self.doubt * math.hypot(trial.rate.error, preferred.rate.error)
+                errors = math.hypot(trial.rate.error, preferred.rate.error)
+                least = self.doubt_of_guesses * errors
                 if gain > max(least, self.margin * preferred.rate.seconds_per_token):
                     return replace(self, is_first_round=True)._preferring(trial)
         return None
@@ -267,15 +270,16 @@ class Controller:
                 return after._with(replace(trial, wait=self.shortest_wait))
             return replace(self, rounds_left=1)
         is_short = probed is not Strategy.NONE and self.probe_length < self.fair_probe
-        is_unsure = is_short or -gain < self.doubt * trial.rate.error
+        is_unsure = -gain < self.doubt * trial.rate.error
         is_cheap = excess_rounds < self.patience and self.probe_length < self.longest_probe
-        if is_unsure and is_cheap:
+        if (is_short or is_unsure) and is_cheap:
             return replace(self, rounds_left=1)
         waiting = (
             replace(other, wait=self._longer(other.wait, excess_rounds / self.share_of_all))
             for other in self.trials[1:]
         )
-        wait = self._longer(self.shortest_wait, excess_rounds / self.probe_share)
+        share = self.share_of_all if is_unsure else self.probe_share
+        wait = self._longer(self.shortest_wait, excess_rounds / share)
         return replace(after, trials=(preferred, *waiting))._with(replace(trial, wait=wait))
 
     def _preferring(self, best: Trial) -> Controller:

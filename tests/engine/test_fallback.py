@@ -300,6 +300,15 @@ def test_a_pass_that_hardly_waited_shows_what_reads_take_at_most() -> None:
     assert cost.read_s == 0.6
 
 
+def test_reads_beside_computing_take_longer_and_hide_no_more_nodes() -> None:
+    """Of 40 ms alone, and of twice that beside a pass of many nodes, which never waits."""
+    cost = PassCost().with_pass(1, 0.04, 0.025, 0.0, 0.04)
+    for n_nodes in (8, 16, 24, 32):
+        cost = cost.with_pass(n_nodes, 0.01 + 0.005 * n_nodes, 0.0, 0.0, 0.08)
+    assert cost.read_s == pytest.approx(0.04)
+    assert cost.with_pass(8, 0.08, 0.03, 0.0, 0.08).read_s > 0.05
+
+
 def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
     tree = TokenTree(0)
     tip = tree.add(ROOT, 1, 0.9, source="draft")
