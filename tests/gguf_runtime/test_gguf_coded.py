@@ -398,3 +398,15 @@ def test_a_sample_tells_what_a_copy_would_bring(model: Path) -> None:
 def test_of_a_quantised_model_there_is_no_prospect(tmp_path: Path) -> None:
     path = tiny_llama(kind="Q8_0").write(tmp_path / "q8.gguf")
     assert coding.prospect(path) is None
+
+
+@pytest.mark.parametrize(("first", "then"), [(4e8, 3e8), (2e9, None)])
+def test_a_glance_is_enough_for_fast_storage(
+    first: float, then: float | None, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a limit lets through in a first moment is no measure."""
+    written, answers = coding.code(model), iter([first, then])
+    monkeypatch.setattr(coded.disk_speed, "bytes_per_second", lambda *_: next(answers))
+    rate = then or first
+    assert coded._storage(model, written.path) == (rate, rate)
+    assert list(answers) == ([] if then else [None])

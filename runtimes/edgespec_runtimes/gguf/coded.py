@@ -22,6 +22,8 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 
 HALF_PRECISION = frozenset({"F16", "BF16"})
 WARMING_S, SAMPLE_S = 0.1, 0.25
+FAST_BYTES_PER_S = 1.5e9
+"""No core decodes so fast that there is a choice: a glance is enough."""
 HOW = "`edgespec models code` writes one"
 
 
@@ -140,5 +142,6 @@ def _storage(model: Path, copy: Path) -> tuple[float, float] | None:
 
 def _steady_bytes_per_s(path: Path) -> float | None:
     """After what storage gives in a first moment: limits let more through that were not used."""
-    disk_speed.bytes_per_second(path, WARMING_S)
-    return disk_speed.bytes_per_second(path, SAMPLE_S)
+    first = disk_speed.bytes_per_second(path, WARMING_S)
+    is_clear = first is None or first > FAST_BYTES_PER_S
+    return first if is_clear else disk_speed.bytes_per_second(path, SAMPLE_S)
