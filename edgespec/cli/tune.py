@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from edgespec import runtimes
@@ -70,7 +71,7 @@ def run(given: argparse.Namespace) -> None:
     else:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
     presets.save(text, out)
-    kept_speeds.keep(tuned.measured, tuned.confirmed)
+    kept_speeds.keep(tuned.measured, tuned.confirmed, _bound(given))
     console.note(f"preset: {out}")
 
 
@@ -88,7 +89,7 @@ def _draw(given: argparse.Namespace, console: Console) -> None:
     laboratory = _laboratory(given, wanted, prompts, console)
     say = _silent if "json" in given else console.note
     drawn = draw(laboratory, wanted, budgets, say)
-    kept_speeds.keep(drawn.measured)
+    kept_speeds.keep(drawn.measured, bound_bytes_per_s=_bound(given))
     console.end_of_progress()
     if html is not None:
         presets.save(curve_page.html(drawn, command), html, "--html")
@@ -153,6 +154,11 @@ def _laboratory(
         limiter,
         partial(console.progress_with_rest, "tuning"),
     )
+
+
+def _bound(given: argparse.Namespace) -> float:
+    """Bytes a second that the disk may read."""
+    return parse_rate(given.disk_bandwidth) if "disk_bandwidth" in given else inf
 
 
 def seconds_from(given: argparse.Namespace) -> float:

@@ -32,6 +32,8 @@ from edgespec.tuning.measuring import Measured, Wanted
 _MOST_BYTES = 1 << 20
 _MOST_FITS = 8
 _LEAST_READ_S = 1e-3
+BOUND_REACHED = 0.9
+"""Of what reads are bound to, where the bound decides: 0.95 of 300 MB/s were read."""
 _ALIKE, _NEAR = math.log(1.5), math.log(2)
 _NEAR_ROOM = 1.25
 STORAGE_DECIDES = 2.0
@@ -79,11 +81,15 @@ class KeptSpeeds:
     lookups: tuple[TreeYield, ...] = ()
 
 
-def keep(measured: Measured, confirmed: float = 1.0) -> None:
+def keep(measured: Measured, confirmed: float = 1.0, bound_bytes_per_s: float = inf) -> None:
     """For the target with the measured draft, and alone. `confirmed` is what later runs of the
-    usual settings had of the predicted tokens a second. What cannot be written is not kept."""
+    usual settings had of the predicted tokens a second. Reads that were bound to
+    `bound_bytes_per_s` are predicted from the same name for them. What cannot be written is not
+    kept."""
     speeds, draft, plan = measured.speeds, measured.wanted.usual.draft, measured.plan
     raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else inf
+    if measured.reads and raw_bytes_per_s >= BOUND_REACHED * bound_bytes_per_s:
+        raw_bytes_per_s = bound_bytes_per_s
     is_known = isfinite(raw_bytes_per_s) and isfinite(speeds.disk_bytes_per_s)
     share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0
     fit = Fit(plan.bytes_per_pass / raw_bytes_per_s, share, expert_bytes=plan.expert_bytes)

@@ -49,6 +49,22 @@ def test_the_same_budget_is_predicted_as_when_it_was_measured(measured: Measured
     assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
 
 
+def test_a_disk_that_was_bound_is_predicted_by_the_same_bound(measured: Measured):
+    """Reads came to 100 of 105 MiB/s, and would again."""
+    bound = 1.05 * DISK
+    kept_speeds.keep(measured, bound_bytes_per_s=bound)
+    found = kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, bound)
+    assert found is not None
+    assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
+
+
+def test_a_bound_that_was_not_reached_decides_nothing(measured: Measured):
+    kept_speeds.keep(measured, bound_bytes_per_s=2 * DISK)
+    found = kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, DISK)
+    assert found is not None
+    assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
+
+
 @pytest.mark.parametrize("disk", [30.0 * MIB, 100.0 * MIB, 300.0 * MIB])
 @pytest.mark.parametrize("budget", [70 * MIB, 100 * MIB, 130 * MIB])
 def test_another_budget_and_disk_are_within_15_percent(
