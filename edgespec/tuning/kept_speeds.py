@@ -87,8 +87,11 @@ def keep(measured: Measured, confirmed: float = 1.0, bound_bytes_per_s: float = 
     `bound_bytes_per_s` are predicted from the same name for them. What cannot be written is not
     kept."""
     speeds, draft, plan = measured.speeds, measured.wanted.usual.draft, measured.plan
-    raw_bytes_per_s = measured.reads[0].bytes_per_s if measured.reads else inf
-    if measured.reads and raw_bytes_per_s >= BOUND_REACHED * bound_bytes_per_s:
+    raw_bytes_per_s = inf
+    if measured.reads:
+        # half a second of plain reads can fall short of what passes reached
+        raw_bytes_per_s = max(measured.reads[0].bytes_per_s, speeds.disk_bytes_per_s)
+    if isfinite(raw_bytes_per_s) and raw_bytes_per_s >= BOUND_REACHED * bound_bytes_per_s:
         raw_bytes_per_s = bound_bytes_per_s
     is_known = isfinite(raw_bytes_per_s) and isfinite(speeds.disk_bytes_per_s)
     share = speeds.disk_bytes_per_s / raw_bytes_per_s if is_known else 1.0

@@ -58,6 +58,14 @@ def test_a_disk_that_was_bound_is_predicted_by_the_same_bound(measured: Measured
     assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
 
 
+def test_plain_reads_that_fell_short_of_passes_make_no_disk_faster(measured: Measured):
+    slow = replace(measured, reads=(ReadSpeed(4 * MIB, 1, 0.8 * DISK),))
+    kept_speeds.keep(slow)
+    found = kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, DISK)
+    assert found is not None
+    assert found.tokens_per_s == pytest.approx(measured.expected.tokens_per_s)
+
+
 def test_a_bound_that_was_not_reached_decides_nothing(measured: Measured):
     kept_speeds.keep(measured, bound_bytes_per_s=2 * DISK)
     found = kept_speeds.predicted(measured.wanted.load, RULES, measured.plan, DISK)
