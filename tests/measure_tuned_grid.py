@@ -7,7 +7,8 @@ needed anyway: that makes the budget) and a disk's speed. For each it tunes once
 the settings that leave the text as it is, and then the fastest of them, the preset and the defaults
 in turn; every run is a process of its own within the budget, and all write the same tokens. What is
 measured is appended to LINES (JSON), so that it may be cut after `--seconds` and goes on the next
-time; when nothing is left to do, the cell's figures are printed.
+time; when nothing is left to do, the cell's figures are printed. After `taskset -c 0` it measures
+on one core.
 
 The fastest of 60 noisy runs was lucky, too: the sample only says which settings run again. Of these
 turns every other one chooses the best setting, and the rest say how it compares with the preset;
@@ -35,6 +36,7 @@ from edgespec.bench.other_work import TOO_MUCH
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.config import LoadSettings, read_config
+from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
 from edgespec.tuning.cost_model import Choice
@@ -42,6 +44,7 @@ from edgespec.tuning.laboratory import CHILD
 from edgespec.tuning.measurements import Refused, Survey, Surveyed, Write, Written
 from edgespec.units import parse_rate
 
+MOST_THREADS = 2
 MAXIMA = (4, 8, 16, 24, 32, 48, 64, 96)
 N_FINALISTS = 3
 N_TURNS = 4
@@ -98,9 +101,10 @@ class Cell:
         if args.rate != "unlimited":
             limiter, reasons = find(Limits(read_bytes_per_s=parse_rate(args.rate)), args.target)
             assert limiter is not UNLIMITED, reasons
-        usual = Choice(args.draft.resolve(), 2)
+        cores = min(process.usable_cores(), MOST_THREADS)
+        usual = Choice(args.draft.resolve(), cores)
         load = LoadSettings(
-            model=args.target.resolve(), draft=usual.draft, memory_budget=1 << 40, threads=2
+            model=args.target.resolve(), draft=usual.draft, memory_budget=1 << 40, threads=cores
         )
         return cls(
             load=load.model_copy(update={"memory_budget": budget_of(load, args.share)}),
@@ -168,12 +172,13 @@ def planned(load: LoadSettings) -> MemoryPlan | Refused:
 
 def sampled(usual: Choice, n_settings: int) -> list[Choice]:
     """The same ones in every cell."""
-    grid = itertools.product((1, 2), (1, 2), MAXIMA, (True, False), (None, False))
+    threads_tried = range(1, usual.threads + 1)
+    grid = itertools.product(threads_tried, threads_tried, MAXIMA, (True, False), (None, False))
     drafted = [
         Choice(usual.draft, threads, own if own != threads else None, n, overlap, lookup)
         for threads, own, n, overlap, lookup in grid
     ]
-    alone = [Choice(None, threads) for threads in (1, 2)]
+    alone = [Choice(None, threads) for threads in threads_tried]
     choices = [choice for choice in (*drafted, *alone) if choice != usual]
     return random.Random(14).sample(choices, min(n_settings, len(choices)))
 
