@@ -4,6 +4,7 @@ the copy only where it is the model's own and faster."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,16 @@ def test_logits_are_the_same_bit_for_bit_and_fewer_bytes_are_read(
     found, coded_bytes = logits(path, "on")
     assert np.array_equal(found, plain)
     assert coded_bytes < 0.95 * plain_bytes
+
+
+def test_a_model_that_was_written_since_is_not_read_from_the_copy(model: Path) -> None:
+    """Only samples of it are compared: weights between them may have changed."""
+    path = coding.code(model).path
+    later = path.stat().st_mtime_ns + 1
+    os.utime(model, ns=(later, later))
+    assert "written after" in choice(model).note
+    with pytest.raises(ModelError, match=r"written after .*models code --force"):
+        choice(model, "on")
 
 
 def test_other_weights_of_a_segment_are_read_as_they_are(tmp_path: Path) -> None:

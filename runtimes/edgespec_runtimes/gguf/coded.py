@@ -110,6 +110,13 @@ def _opened(path: Path, header: GgufFile) -> CodedFile:
             f"{path} is no copy of {header.path}, or of what that was before: `edgespec models "
             "code` writes one of what it is now"
         )
+    coded_ns = path.stat().st_mtime_ns
+    if any(source.stat().st_mtime_ns > coded_ns for source in header.paths):
+        # a fingerprint is of samples: between them weights may have changed
+        raise ModelError(
+            f"{header.path} was written after its coded copy {path}, which may hold other weights: "
+            "`edgespec models code --force` writes it anew"
+        )
     return coded
 
 
