@@ -104,6 +104,8 @@ class Controller:
     """Of one that is cheaper, but not by more than its rounds differ."""
     patience: ClassVar[float] = 6.0
     """Rounds of the preferred strategy that a probe may cost while it cannot say."""
+    patience_with_others: ClassVar[float] = 1.0
+    """Where the preferred one guesses, too: there is less to gain."""
     cheap_draft: ClassVar[float] = 0.25
     """Of the target's size: a larger draft hardly pays for a target that is resident, for a step of
     it costs as large a part of a pass."""
@@ -269,9 +271,11 @@ class Controller:
             if errors[0] < errors[1]:
                 return after._with(replace(trial, wait=self.shortest_wait))
             return replace(self, rounds_left=1)
-        is_short = probed is not Strategy.NONE and self.probe_length < self.fair_probe
+        guesses = preferred.strategy is not Strategy.NONE
+        patience = self.patience_with_others if guesses else self.patience
+        is_short = not guesses and self.probe_length < self.fair_probe
         is_unsure = -gain < self.doubt * trial.rate.error
-        is_cheap = excess_rounds < self.patience and self.probe_length < self.longest_probe
+        is_cheap = excess_rounds < patience and self.probe_length < self.longest_probe
         if (is_short or is_unsure) and is_cheap:
             return replace(self, rounds_left=1)
         waiting = (
