@@ -186,7 +186,7 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
         lambda weight: "ffn_up" not in weight.entry.name,
     )
     with pytest.raises(ModelError, match="otherwise than planned"):
-        target._map_with_gpu()
+        target._mapped.place_on_gpu(target._n_gpu_layers)
     target.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory.process import STEP_BYTES
-from edgespec_runtimes.gguf.llama import gpu, gpu_library, gpu_library_trial, kept_answers
+from edgespec_runtimes.gguf.llama import gpu, gpu_library, gpu_library_trial, own_process
 from edgespec_runtimes.gguf.llama.gpu_library import Taken
 from gpu_stand_in import TRIAL, use_stand_in
 
@@ -93,5 +93,5 @@ def test_a_damaged_answer_is_asked_for_again(trials: list[Taken], own_cache_fold
 def test_an_application_without_an_interpreter_is_not_started(
     trials: list[Taken], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kept_answers.sys, "executable", "/opt/app/blender")
+    monkeypatch.setattr(own_process.sys, "executable", "/opt/app/blender")
     assert gpu_library.taken().nbytes is None

@@ -65,21 +65,21 @@ def choose(header: GgufFile, wanted: str, streamed_share: float) -> Choice:
     if wanted == "off" or (wanted == "auto" and streamed_share <= 0):
         return Choice()
     if wanted != "auto":
-        path = _copy_of(header) if wanted == "on" else Path(wanted)
-        if path is None:
+        found = _copy_of(header) if wanted == "on" else (Path(wanted), fingerprint(header.paths))
+        if found is None:
             raise UsageError(
                 f"--weights-coded on: there is no coded copy of {header.path.name}, as it is now, "
                 f"in {cache_folder.coded()}: {HOW}"
             )
         coding.check_installed()
-        coded = _opened(path, header)
+        coded = _opened(*found, header)
         return Choice(CodedIndex(coded), _what(coded))
     try:
-        path = _copy_of(header)
-        if path is None:
+        found = _copy_of(header)
+        if found is None:
             return Choice()
         coding.check_installed()
-        coded = _opened(path, header)
+        coded = _opened(*found, header)
         index = CodedIndex(coded)
         is_faster, why = _weigh(header.path, index, streamed_share)
     except (EdgespecError, OSError) as error:
@@ -93,25 +93,29 @@ def _what(coded: CodedFile) -> str:
     return f"half-precision weights are read coded, {coded.share:.2f} of their bytes"
 
 
-def _copy_of(header: GgufFile) -> Path | None:
-    """In the cache folder. The model is looked at more closely only where a copy may be its own."""
+def _copy_of(header: GgufFile) -> tuple[Path, str] | None:
+    """In the cache folder, and the model's fingerprint. The model is looked at more closely only
+    where a copy may be its own."""
     there = cache_folder.coded_copies(header.size_bytes)
     if not there:
         return None
-    name = cache_folder.coded_copy(header.path, header.size_bytes, fingerprint(header.paths)).name
+    source = fingerprint(header.paths)
+    name = cache_folder.coded_copy(header.path, header.size_bytes, source).name
     ending = name.rsplit("-", 1)[1]
-    return next((path for path in there if path.name.endswith(f"-{ending}")), None)
+    path = next((path for path in there if path.name.endswith(f"-{ending}")), None)
+    return None if path is None else (path, source)
 
 
-def _opened(path: Path, header: GgufFile) -> CodedFile:
+def _opened(path: Path, source: str, header: GgufFile) -> CodedFile:
+    """`source` is the model's fingerprint."""
     coded = open_coded(path)
-    if coded.source != fingerprint(header.paths) or not set(coded.extents) <= set(matrices(header)):
+    if coded.source != source or not set(coded.extents) <= set(matrices(header)):
         raise ModelError(
             f"{path} is no copy of {header.path}, or of what that was before: `edgespec models "
             "code` writes one of what it is now"
         )
     coded_ns = path.stat().st_mtime_ns
-    if any(source.stat().st_mtime_ns > coded_ns for source in header.paths):
+    if any(file.stat().st_mtime_ns > coded_ns for file in header.paths):
         # a fingerprint is of samples: between them weights may have changed
         raise ModelError(
             f"{header.path} was written after its coded copy {path}, which may hold other weights: "

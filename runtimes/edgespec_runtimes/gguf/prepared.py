@@ -25,7 +25,7 @@ from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import coded, row_tables, segments, weights
-from edgespec_runtimes.gguf.experts import Mixture, expert_sizes, mixtures
+from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -34,6 +34,7 @@ from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
+from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.offloading import Offloading, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -64,12 +65,13 @@ class PreparedGguf:
             self._contexts = self._measure_contexts(sizes_only)
         finally:
             sizes_only.close()
-        self._mapped: loading.Model | None = None
-        self._lazy = True
+        self._mapped = MappedWeights(
+            header, lambda: self._offloading, self._stop, lambda: self._phase("mapping")
+        )
 
     @property
     def enforced(self) -> bool:
-        return self._lazy and sys.platform != "win32"
+        return self._mapped.is_lazy and sys.platform != "win32"
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """What is said of packing concerns weights that stay in memory; of rounding, a target that
@@ -137,12 +139,12 @@ class PreparedGguf:
         return replace(
             needs,
             paged=(
-                MemoryRow(owner, "norms and other small tensors", self._unpaged_bytes),
+                MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
                 *self._packing_rows,
                 *self._decoding_rows,
             ),
-            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self._cuts),
-            experts=expert_sizes(self._mixtures),
+            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self._mapped.cuts),
+            experts=expert_sizes(self._mapped.mixtures),
         )
 
     def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
@@ -171,7 +173,7 @@ class PreparedGguf:
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
         if self._offloading.names:
-            self._map_with_gpu()
+            self._mapped.place_on_gpu(self._n_gpu_layers)
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
@@ -180,9 +182,7 @@ class PreparedGguf:
         self._stop.set()
 
     def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped.close()
-            self._mapped = None
+        self._mapped.close()
 
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
@@ -270,55 +270,6 @@ class PreparedGguf:
     def _offloading(self) -> Offloading:
         return offloading(self._header, self._n_gpu_layers)
 
-    @cached_property
-    def _traced(self) -> list[segments.Weight]:
-        """The weights that stay in the process's memory, in order of use; maps the model, which
-        stays mapped for `load`. GPUs are left alone until the plan has room for their library."""
-        with self._phase("mapping"):
-            return self._offloading.staying(self._trace())
-
-    def _trace(self, n_gpu_layers: int = 0) -> list[segments.Weight]:
-        self._mapped, self._lazy = loading.load_mapped(self._header.path, n_gpu_layers)
-        return segments.trace_weights(self._mapped, self._header, self._stop)
-
-    def _map_with_gpu(self) -> None:
-        """Map the model again, with layers on the GPU. Raises ModelError where other tensors went
-        there than were planned."""
-        planned = [weight.entry.name for weight in self._traced]
-        self.close()
-        for name in ("_traced", "_mixtures", "_cuts"):
-            self.__dict__.pop(name, None)
-        with self._phase("mapping"):
-            traced = self._trace(self._n_gpu_layers)
-        self._traced = self._offloading.staying(
-            [weight for weight in traced if segments.in_host_memory(weight)]
-        )
-        if unlike := {*planned} ^ {weight.entry.name for weight in self._traced}:
-            raise ModelError(
-                f"llama.cpp placed {len(unlike)} tensors of {self.info.name} on the GPU or beside "
-                f"it otherwise than planned ({min(unlike)} is one): choose another -ngl"
-            )
-
-    @cached_property
-    def _mixtures(self) -> list[Mixture]:
-        return mixtures(self._traced)
-
-    @cached_property
-    def _cuts(self) -> list[list[segments.WeightGroup]]:
-        experts = {weight.address for mixture in self._mixtures for weight in mixture.weights}
-        swappable = segments.streamable(self._traced)
-        streamable = [weight for weight in swappable if weight.address not in experts]
-        layers = segments.cut(streamable)
-        if not layers:  # all of them are on a GPU
-            return []
-        largest = max(group.segment.nbytes for group in layers)
-        cuts = [layers]
-        for parts in (2, 4, 1 << 30):
-            finer = segments.cut(streamable, largest // parts)
-            if len(finer) > len(cuts[-1]):
-                cuts.append(finer)
-        return cuts
-
     @property
     def _packing_rows(self) -> tuple[MemoryRow, ...]:
         if not packs_when_paged(self._header):
@@ -346,13 +297,8 @@ class PreparedGguf:
         nbytes = self._coded.index.buffer_bytes
         return (MemoryRow(self._request.owner, "buffers for decoding weights", nbytes),)
 
-    @property
-    def _unpaged_bytes(self) -> int:
-        unpaged = (w for w in self._traced if not w.swappable and not w.looked_up)
-        return sum(weight.entry.nbytes for weight in unpaged)
-
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
-        tables = [weight for weight in self._traced if weight.looked_up]
+        tables = [weight for weight in self._mapped.traced if weight.looked_up]
         n_batch = shape.largest_batch
         return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
 
@@ -368,17 +314,14 @@ class PreparedGguf:
 
     def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
         """Where the budget cannot be held: llama.cpp's own mapping."""
-        model, self._mapped = self._mapped, None
-        assert model is not None
-        return self._open(model, shape, None)
+        return self._open(self._mapped.taken(), shape, None)
 
     def _load_paged(
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
     ) -> LanguageModel:
-        traced = self._traced
-        groups = self._cuts[plan.cut]
-        model, self._mapped = self._mapped, None
-        assert model is not None
+        traced, mixtures = self._mapped.traced, self._mapped.mixtures
+        groups = self._mapped.cuts[plan.cut]
+        model = self._mapped.taken()
         index = self._coded.index
         reader = (
             CodedReader(self._header.paths, index) if index else DirectReader(self._header.paths)
@@ -393,7 +336,7 @@ class PreparedGguf:
             shape.largest_batch,
             self._stop,
             self._request.trace,
-            self._mixtures,
+            mixtures,
             plan.expert_bytes,
             shape.n_threads,
         )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.memory.process import in_steps
-from edgespec_runtimes.gguf.llama import abi, ggml, gpu, kept_answers, loading
+from edgespec_runtimes.gguf.llama import abi, ggml, gpu, kept_answers, loading, own_process
 
 TIMEOUT_S = 60.0
 """A driver may take seconds to start, and a library that compiles its kernels longer."""
@@ -54,7 +52,7 @@ def taken() -> Taken:
     kept = kept_answers.read(place) if place else None
     if isinstance(kept, int) and kept >= 0:
         return Taken(kept)
-    if missing := kept_answers.missing_interpreter():
+    if missing := own_process.missing_interpreter():
         return Taken(None, missing)
     measured = measure([sys.executable, "-m", _TRIAL])
     if place and measured.nbytes is not None:
@@ -65,20 +63,9 @@ def taken() -> Taken:
 def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> Taken:
     """Run `gpu_library_trial`, or what stands for it. Whatever happens, it is gone afterwards."""
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            start_new_session=os.name == "posix",
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
-    except subprocess.TimeoutExpired:
-        return Taken(None, f"it had not ended after {timeout_s:.0f} s")
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return Taken(None, f"no process could be started: {error}")
+        done = own_process.run(command, timeout_s)
+    except own_process.NoAnswer as error:
+        return Taken(None, str(error))
     if not done.stdout.isdigit():
         ended = crash_name(done.returncode) or f"exit code {done.returncode}"
         return Taken(None, f"it ended with {ended}")

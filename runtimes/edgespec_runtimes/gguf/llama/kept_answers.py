@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -60,11 +59,3 @@ def processor() -> Iterator[str]:
         first = file.read(8192).split("\n\n")[0]
         telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
         yield from (line for line in first.splitlines() if line.startswith(telling))
-
-
-def missing_interpreter() -> str | None:
-    """Why no interpreter of ours can be asked. An application's executable is none."""
-    executable = Path(sys.executable or "")
-    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
-        return "this application comes without a Python interpreter that could be started"
-    return None

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError
-from edgespec_runtimes.gguf.llama import kept_answers, product_trial
+from edgespec_runtimes.gguf.llama import kept_answers, own_process, product_trial
 
 TIMEOUT_S = 30.0
 """A trial takes a tenth of a second; a machine that is busy may take longer."""
@@ -148,20 +146,9 @@ def trial_of(library: Library) -> Trial:
 def attempt(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> Trial:
     """Run `product_trial`, or what stands for it. Whatever happens, it is gone afterwards."""
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            start_new_session=os.name == "posix",
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
-    except subprocess.TimeoutExpired:
-        return Trial(Outcome.UNKNOWN, f"it had not ended after {timeout_s:.0f} s")
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return Trial(Outcome.UNKNOWN, f"no process could be started: {error}")
+        done = own_process.run(command, timeout_s)
+    except own_process.NoAnswer as error:
+        return Trial(Outcome.UNKNOWN, str(error))
     # What was said counts, not the exit code alone: an application that ignores SIGCHLD gets 0.
     said, crash = done.stdout, crash_name(done.returncode)
     if said == product_trial.PLAIN + product_trial.PACKED:
@@ -177,7 +164,7 @@ def attempt(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> Trial:
 
 def _obstacle(script: Path) -> str | None:
     """Why it cannot be tried."""
-    if missing := kept_answers.missing_interpreter():
+    if missing := own_process.missing_interpreter():
         return missing
     return None if script.is_file() else f"{script} is no file"
 

@@ -1,0 +1,104 @@
+"""The weights of a mapped model, none of them read: in order of use, and cut into segments.
+
+Owns the mapping until somebody loads from it. Knows no plan and no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf import segments
+from edgespec_runtimes.gguf.experts import Mixture, mixtures
+from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.offloading import Offloading
+
+
+class MappedWeights:
+    """Maps the model when first asked. GPUs are left alone until `place_on_gpu`."""
+
+    def __init__(
+        self,
+        header: GgufFile,
+        offloading: Callable[[], Offloading],
+        stop: Stop,
+        mapping: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`mapping` is around whatever maps, which takes its time."""
+        self.is_lazy = True
+        """Whether the platform maps without reading."""
+        self._header = header
+        self._offloading = offloading
+        self._stop = stop
+        self._mapping = mapping
+        self._model: loading.Model | None = None
+
+    @cached_property
+    def traced(self) -> list[segments.Weight]:
+        """Those that stay in the process's memory, in order of use."""
+        with self._mapping():
+            return self._offloading().staying(self._trace())
+
+    @cached_property
+    def mixtures(self) -> list[Mixture]:
+        return mixtures(self.traced)
+
+    @cached_property
+    def cuts(self) -> list[list[segments.WeightGroup]]:
+        """Ways to cut what can be streamed, the coarsest first."""
+        experts = {weight.address for mixture in self.mixtures for weight in mixture.weights}
+        swappable = segments.streamable(self.traced)
+        streamable = [weight for weight in swappable if weight.address not in experts]
+        layers = segments.cut(streamable)
+        if not layers:  # all of them are on a GPU
+            return []
+        largest = max(group.segment.nbytes for group in layers)
+        cuts = [layers]
+        for parts in (2, 4, 1 << 30):
+            finer = segments.cut(streamable, largest // parts)
+            if len(finer) > len(cuts[-1]):
+                cuts.append(finer)
+        return cuts
+
+    @property
+    def unpaged_bytes(self) -> int:
+        """Of what is neither streamed nor looked up."""
+        unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
+        return sum(weight.entry.nbytes for weight in unpaged)
+
+    def place_on_gpu(self, n_gpu_layers: int) -> None:
+        """Map the model again, with layers on the GPU. Raises ModelError where other tensors went
+        there than were planned."""
+        planned = [weight.entry.name for weight in self.traced]
+        self.close()
+        for name in ("traced", "mixtures", "cuts"):
+            self.__dict__.pop(name, None)
+        with self._mapping():
+            traced = self._trace(n_gpu_layers)
+        self.traced = self._offloading().staying(
+            [weight for weight in traced if segments.in_host_memory(weight)]
+        )
+        if unlike := {*planned} ^ {weight.entry.name for weight in self.traced}:
+            raise ModelError(
+                f"llama.cpp placed {len(unlike)} tensors of {self._header.path.name} on the GPU or "
+                f"beside it otherwise than planned ({min(unlike)} is one): choose another -ngl"
+            )
+
+    def taken(self) -> loading.Model:
+        """The mapped model, which is the caller's to close from now on."""
+        model, self._model = self._model, None
+        assert model is not None
+        return model
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+
+    def _trace(self, n_gpu_layers: int = 0) -> list[segments.Weight]:
+        self._model, self.is_lazy = loading.load_mapped(self._header.path, n_gpu_layers)
+        return segments.trace_weights(self._model, self._header, self._stop)
