@@ -1,5 +1,6 @@
-"""What decides which strategy pays, besides the models: where weights are, who computes, and how
-fast storage is. What was learnt of costs is remembered under its name, and for nothing else.
+"""What decides which strategy pays, besides the models: where weights are, who computes, how fast
+storage is, and by which rules trees grow. What was learnt of costs is remembered under its name,
+and for nothing else.
 
 A value that is shown what passes read. It reads no clock and no file.
 """
@@ -22,14 +23,16 @@ class Circumstances:
     """Of the weights, that every pass reads."""
     threads: tuple[int, ...]
     """Of the target and the draft, as far as models tell."""
+    rules: str = ""
+    """Those that are not the usual ones."""
     read_bytes_per_s: float = 0.0
     """Of storage; 0 before a pass has shown it."""
 
     @classmethod
-    def of(cls, paging: PagingStats, threads: tuple[int, ...]) -> Circumstances:
+    def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> Circumstances:
         total_bytes = paging.pinned_bytes + paging.streamed_bytes
         tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
-        return cls(tenths, tuple(n for n in threads if n))
+        return cls(tenths, tuple(n for n in threads if n), rules)
 
     def with_reads(self, nbytes: int, seconds: float) -> Circumstances:
         """After a pass that read so much in so long."""
@@ -51,4 +54,4 @@ class Circumstances:
         if self.streamed_tenths:
             speed = max(self.read_bytes_per_s / MB, 1.0)
             name += f", {1 << round(math.log2(speed))} MB/s"
-        return name
+        return f"{name}, {self.rules}" if self.rules else name

@@ -17,7 +17,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lineup import line_up
-from edgespec.engine.drafting.remembering import Learnt, Memory
+from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import EVERYTHING, Limits, LinearPacer, Pacer
 from edgespec.engine.pair import Pair
@@ -71,7 +71,7 @@ class Engine(Owner):
         self._draft_bytes = draft.info.size_bytes if draft is not None else 0
         self._controller = self._new_controller()
         threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
-        self._circumstances = Circumstances.of(target.paging(), threads)
+        self._circumstances = Circumstances.of(target.paging(), threads, self.settings.unusual)
         self._memory = memory
         self._learnt: Learnt = {}
         """By an earlier run."""
@@ -312,7 +312,7 @@ class Engine(Owner):
             learnt = self._grower.learnt()
             if self._circumstances.are_known:
                 learnt_here = (self._controller.numbers(), self._fallback.numbers())
-                learnt = {**learnt, **dict(zip(self._places, learnt_here, strict=True))}
+                learnt = renewed(learnt, dict(zip(self._places, learnt_here, strict=True)))
             self._memory.keep(learnt)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from edgespec import arguments
 from edgespec.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
@@ -64,6 +64,17 @@ class EngineSettings:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
         if self.draft_max != USUAL_DRAFT_MAX:
             object.__setattr__(self, "pins_draft_max", True)
+
+    @property
+    def unusual(self) -> str:
+        """The settings that are not the usual ones, by name; "" if all are. Rounds cost what they
+        cost under these."""
+        changed = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "remember" and getattr(self, field.name) != field.default
+        }
+        return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     def max_nodes(self, info: ModelInfo) -> int:
         """Most nodes of one pass of this target: the root, and what is drafted below it."""

@@ -14,7 +14,12 @@ from edgespec.config import LoadSettings
 from edgespec.engine.drafting.calibration import Calibration
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.drafting.pooling import Weights
-from edgespec.engine.drafting.remembering import MOST_FILES, CalibrationFile, pair_digest
+from edgespec.engine.drafting.remembering import (
+    MOST_FILES,
+    MOST_PLACES,
+    CalibrationFile,
+    pair_digest,
+)
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.strategy import Strategy
@@ -31,12 +36,14 @@ def pair() -> tuple[FakeModel, FakeModel]:
     return FakeModel(LANGUAGE, N_VOCAB), FakeModel(draft, N_VOCAB)
 
 
-def learnt_in(folder: Path, *samplings: SamplingParams) -> dict[str, dict[str, float]]:
+def learnt_in(
+    folder: Path, *samplings: SamplingParams, n_tokens: int = 60
+) -> dict[str, dict[str, float]]:
     target, draft = pair()
     memory = CalibrationFile(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(step_aside=False), memory=memory) as engine:
         for sampling in samplings:
-            finish(engine.generate(PROMPT, sampling, 60))
+            finish(engine.generate(PROMPT, sampling, n_tokens))
     (file,) = folder.iterdir()
     content: dict[str, dict[str, float]] = json.loads(file.read_text())
     return content
@@ -66,6 +73,7 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
         b'{"draft@0": 1}',
         b'{"draft@0": {"sharpness": "x"}}',
         b'{"draft@0": {"sharpness": NaN}}',
+        b'{"draft@0": {"sharpness": 1' + 399 * b"0" + b"}}",
         b'{"draft@0": {"sharpness": 1e300, "offset": -1e300, "sharpness_precision": -5}}',
         b'{"pool@0": {"a:places": 3, "b:1:places": -1, "b:1:share": 7}}',
         b"[" * 100_000,
@@ -160,11 +168,11 @@ class Streamed(FakeModel):
         return PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5)
 
 
-def run_of(folder: Path, target: FakeModel) -> tuple[Strategy, Strategy]:
+def run_of(folder: Path, target: FakeModel, **rules: object) -> tuple[Strategy, Strategy]:
     """Which strategy is preferred when the prompt is read, and at the end."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
-    with Engine(target, draft, memory=memory) as engine:
+    with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
         begun = engine.preferred
@@ -172,9 +180,9 @@ def run_of(folder: Path, target: FakeModel) -> tuple[Strategy, Strategy]:
         return begun, engine.preferred
 
 
-def taught_to_go_alone(folder: Path, target: FakeModel) -> None:
+def taught_to_go_alone(folder: Path, target: FakeModel, **rules: object) -> None:
     """The folder holds what a run left that was faster without guesses."""
-    run_of(folder, target)
+    run_of(folder, target, **rules)
     (file,) = folder.iterdir()
     content = json.loads(file.read_text())
     (place,) = (name for name in content if name.startswith("strategy@"))
@@ -193,6 +201,25 @@ def test_what_paid_is_not_believed_of_another_disk_or_other_threads(
 ) -> None:
     taught_to_go_alone(tmp_path, Streamed())
     assert run_of(tmp_path, Streamed(mb_per_s, n_threads))[0] is Strategy.TREE
+
+
+@pytest.mark.parametrize(
+    "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"overlap": False}]
+)
+def test_what_paid_under_other_rules_is_not_believed(
+    tmp_path: Path, rules: dict[str, object]
+) -> None:
+    taught_to_go_alone(tmp_path, Streamed(), **rules)
+    assert run_of(tmp_path, Streamed())[0] is Strategy.TREE
+    assert run_of(tmp_path, Streamed(), **rules)[0] is Strategy.NONE
+
+
+def test_a_memory_keeps_the_circumstances_that_were_met_last(tmp_path: Path) -> None:
+    warm = [SamplingParams(temperature=n / 100) for n in range(1, 40)]
+    kept = learnt_in(tmp_path, GREEDY, *warm, GREEDY, n_tokens=3)
+    assert len(kept) == MOST_PLACES
+    assert {"draft@0", "draft@0.39"} < set(kept)
+    assert "draft@0.01" not in kept
 
 
 def test_what_passes_cost_is_kept_apart_for_each_disk_and_number_of_threads(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.pooling import Pool
-from edgespec.engine.drafting.remembering import Learnt
+from edgespec.engine.drafting.remembering import Learnt, renewed
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.tree import TokenTree
 
@@ -61,7 +61,8 @@ class TreeGrower:
     def learnt(self) -> Learnt:
         """What this run and those before it learnt, for another one."""
         self._keep_beliefs()
-        return {**self._learnt, **{name: kept.numbers() for name, kept in self._beliefs.items()}}
+        beliefs = {name: belief.numbers() for name, belief in self._beliefs.items()}
+        return renewed(self._learnt, beliefs)
 
     def sample_at(self, temperature: float) -> None:
         """The target samples at `temperature` from now on: what was learnt at others waits."""
@@ -165,7 +166,8 @@ class TreeGrower:
             yield f"{learner.source}@{self._temperature:g}", learner
 
     def _keep_beliefs(self) -> None:
-        self._beliefs |= {name: learner.belief for name, learner in self._learners()}
+        now = {name: learner.belief for name, learner in self._learners()}
+        self._beliefs = renewed(self._beliefs, now)
 
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]

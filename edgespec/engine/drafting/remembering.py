@@ -14,18 +14,29 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from edgespec.files.regular import read_regular
 from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
 Learnt = Mapping[str, Numbers]
-"""By learner and circumstance (`draft@0.7` where the target samples so), what it learnt."""
+"""By learner and circumstance (`draft@0.7` where the target samples so), what it learnt; what was
+used last is last."""
+
+T = TypeVar("T")
 
 _MOST_BYTES = 1 << 20
+MOST_PLACES = 64
+"""Of a pair, by learner and circumstance: a file is read and written with every text."""
 MOST_FILES = 128
 """In the folder: a new one sends the one away that was not written for the longest time."""
+
+
+def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
+    """`before` with what is known `now`; what was not used for the longest time may fall out."""
+    others = {name: learnt for name, learnt in before.items() if name not in now}
+    return dict([*others.items(), *now.items()][-MOST_PLACES:])
 
 
 class Memory(Protocol):
@@ -49,7 +60,7 @@ class CalibrationFile:
         try:
             content = json.loads(read_regular(self._path, _MOST_BYTES))
             return {source: _numbers(learnt) for source, learnt in content.items()}
-        except (OSError, ValueError, AttributeError, RecursionError):
+        except (OSError, ValueError, AttributeError, OverflowError, RecursionError):
             return {}
 
     def keep(self, learnt: Learnt) -> None:
