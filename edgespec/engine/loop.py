@@ -227,6 +227,7 @@ class Engine(Owner):
             events = transcript.extend(stood, len(tally.outcomes), sampler.logprobs)
             self._pair.commit(tree, accepted.path)
             round_.witness(tree, nodes, logits)
+            del logits  # the plan has no room for them beside those of the next pass
             rerooted = round_.reroot(tree, accepted, transcript.is_finished)
             if self._grower and not self.settings.keep_growth:
                 self._grower.rest()
