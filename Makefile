@@ -65,5 +65,5 @@ $(READY): pyproject.toml
 
 # The ONNX runtime is a download of 250 MB, which the demo does without.
 $(TESTABLE): $(READY)
-	$(PIP_INSTALL) -e ".[gguf,onnx,chat,coded,completion,grammar,hub,serve,dev]"
+	$(PIP_INSTALL) -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
 	@touch $@

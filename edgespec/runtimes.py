@@ -21,7 +21,6 @@ from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.options import ENTRY_POINTS, RuntimeOptions
-from edgespec.paging.reader import Extent
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.findings import Finding
 from edgespec.tracing.spans import OFF, Trace
@@ -164,24 +163,6 @@ class OffersGpu(Protocol):
     def copying(self, nbytes: int) -> AbstractContextManager[Callable[[], object]]:
         """Where there is one: a call copies so many bytes of the process's memory to it, as the
         library does with weights, and returns when they are there."""
-
-
-@dataclass(frozen=True, slots=True)
-class HalfPrecision:
-    """Where a model's matrices in half precision lie that passes may read."""
-
-    files: tuple[Path, ...]
-    extents: tuple[Extent, ...]
-    other_bytes: int
-    """Of all its other weights."""
-
-
-@runtime_checkable
-class LocatesWeights(Protocol):
-    """What a runtime may offer besides: it reads weights from a coded copy of them."""
-
-    def half_precision(self, path: Path) -> HalfPrecision:
-        """No weights are read. Raises ModelError."""
 
 
 @contextmanager

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float64]
 
-COMPUTED_OVER_DECODED = 1.4
-"""Weights of BF16 that two cores compute a second for 48 nodes, over those that one decodes."""
-
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens that one pass yields on a line of `gamma` guesses, each right with chance `alpha`.
@@ -41,23 +38,6 @@ def pass_seconds(bytes_per_pass: float, disk_bytes_per_s: float, compute_s: floa
     The paging bound: a ring lets the two overlap, and nothing lets either be left out.
     """
     return max(bytes_per_pass / disk_bytes_per_s, compute_s)
-
-
-def coded_seconds(share: float, disk_bytes_per_s: float, decoded_bytes_per_s: float) -> float:
-    """That a byte of weights takes where `share` bytes are read for it and decoded, one after the
-    other: they overlap, but decoding holds up what computes by more than its own time."""
-    return share / disk_bytes_per_s + 1 / decoded_bytes_per_s
-
-
-def decoding_pays_below(
-    share: float, decoded_bytes_per_s: float, streamed_share: float = 1.0
-) -> float:
-    """Bytes a second of storage up to which that is less than reading the byte takes.
-
-    Where only a small share of the weights is streamed, a pass over many nodes has their reading
-    hidden by computing, and decoding could only hold it up.
-    """
-    return decoded_bytes_per_s * min(1 - share, COMPUTED_OVER_DECODED * streamed_share)
 
 
 def seconds_per_token(pass_s: float, tokens_per_pass: float, draft_s: float = 0.0) -> float:

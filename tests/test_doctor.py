@@ -14,7 +14,6 @@ from edgespec.config import LoadSettings
 from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
-from edgespec.models.coding import Prospect
 from edgespec.models.embedded import embedded_pair
 from edgespec.tuning.measuring import measure
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -173,29 +172,3 @@ def test_an_outdated_model_in_the_cache_is_named(own_cache_folder: Path) -> None
     (own_cache_folder / "embedded-00000000-64MiB.gguf").write_bytes(b"")
     cache = [finding for finding in machine.examine() if finding.topic == "cache"]
     assert any("embedded-00000000-64MiB.gguf" in finding.says for finding in cache)
-
-
-@pytest.fixture
-def coded_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would make 0.7 of the bytes, and pay below 400 MB/s."""
-    monkeypatch.setattr("edgespec.models.coding.prospect", lambda model: Prospect(0.7, 4e8))
-
-
-CODED = "its weights coded on storage (edgespec models code)"
-
-
-@pytest.mark.usefixtures("coded_copy")
-@pytest.mark.parametrize(("disk_bytes_per_s", "pays"), [(3e8, True), (5e8, False)])
-def test_a_coded_copy_is_proposed_where_it_pays(disk_bytes_per_s: float, pays: bool) -> None:
-    found = levers.outlook(settings(), fake_plan, disk_bytes_per_s, 1.0)
-    brought = [lever.tokens_per_s for lever in found.levers if lever.change == CODED]
-    assert brought == ([pytest.approx((found.tokens_per_s or 0) / 0.7)] if pays else [])
-
-
-@pytest.mark.usefixtures("coded_copy")
-def test_what_is_coded_already_is_not_proposed() -> None:
-    layers = tuple(replace(layer, coded_bytes=GIB // 2) for layer in LAYERS)
-    found = levers.outlook(
-        settings(), lambda load: replace(fake_plan(load), segments=layers), 1e8, 1.0
-    )
-    assert CODED not in {lever.change for lever in found.levers}

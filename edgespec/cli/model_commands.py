@@ -200,21 +200,6 @@ def run_index(given: argparse.Namespace) -> None:
     console.write(model_report.indexed_line(out, written))
 
 
-def run_code(given: argparse.Namespace) -> None:
-    """`edgespec models code`."""
-    from edgespec.models import coding
-
-    console = Console(quiet="quiet" in given)
-    model = catalogue.find(given.model)
-    out = Path(given.out) if "out" in given else None
-    written = coding.code(model, out, console.progress_with_rest, "force" in given)
-    console.end_of_progress()
-    if "json" in given:
-        console.json(asdict(written) | {"path": str(written.path)})
-        return
-    console.write("\n".join(model_report.coded_lines(written, model)))
-
-
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
     for kind in types:
@@ -244,7 +229,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "enlarge": run_enlarge,
     "draft": run_draft,
     "index": run_index,
-    "code": run_code,
 }
 
 

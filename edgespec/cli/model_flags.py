@@ -87,25 +87,6 @@ examples:
   edgespec generate -m big.gguf -md small.gguf -lcs project.idx -f prompt.txt"""
 
 
-_CODE = """\
-Write a copy of MODEL's weights in half precision (F16, BF16), coded: about 0.7 of the bytes of BF16
-and 0.85 of those of F16, which decode to the same bits. Where storage is slow, passes read the copy
-and decode it in less time than they would read the weights; MODEL is needed all the same.
-
-It goes to the cache folder, where every command finds it when it pages MODEL, and uses it if
-MODEL's storage is slow enough (--weights-coded). It belongs to MODEL as it is now: what is changed
-needs another one. Delete it at will.
-
-Memory stays small, whatever the size. It needs zstandard: pip install "edgespec[coded]"."""
-
-_CODE_EXAMPLES = """\
-examples:
-  edgespec models code big-bf16.gguf
-  edgespec generate -m big-bf16.gguf --memory-budget 4GiB -p Hi
-  edgespec models code big-bf16.gguf --out /mnt/card/big.coded
-  edgespec generate -m big-bf16.gguf --weights-coded /mnt/card/big.coded -p Hi"""
-
-
 DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
 
 _DRAFT = """\
@@ -128,7 +109,7 @@ examples:
 
 def add_to(parser: P) -> dict[str, P]:
     """The commands of `edgespec models`, by name."""
-    parser.description = "List, describe, fetch, compare, enlarge and code models; index a corpus."
+    parser.description = "List, describe, fetch, compare and enlarge models; index a corpus."
     parser.epilog = _EXAMPLES
     adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
     grammars: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -140,7 +121,6 @@ def add_to(parser: P) -> dict[str, P]:
         "enlarge": (_enlarge, "blow a model up without changing its text"),
         "draft": (_draft, "make a draft from the target itself"),
         "index": (_index, "index a corpus to look guesses up in"),
-        "code": (_code, "write a smaller copy of half-precision weights, for slow storage"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -243,17 +223,6 @@ def _index(parser: argparse.ArgumentParser) -> None:
         help="whose tokens: a name or a path (default: the embedded target)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
-    _output_flags(parser)
-
-
-def _code(parser: argparse.ArgumentParser) -> None:
-    parser.description = _CODE
-    parser.epilog = _CODE_EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file or a name")
-    parser.add_argument(
-        "--out", metavar="FILE", help="where to write it (default: in the cache folder)"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the copy that is there")
     _output_flags(parser)
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.reports import memory_line, memory_report
-from edgespec.units import format_rate, format_size
+from edgespec.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.corpus.building import Written
     from edgespec.memory.budget import MemoryPlan
     from edgespec.models.catalogue import FileState
-    from edgespec.models.coding import CodedCopy
     from edgespec.models.compare import Comparison
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
@@ -223,23 +222,6 @@ def indexed_line(out: Path, written: Written) -> str:
         f"{out}: {written.n_tokens:,} tokens of {written.n_texts:,} files in "
         f"{format_size(written.size_bytes)}"
     )
-
-
-def coded_lines(written: CodedCopy, model: Path) -> list[str]:
-    limit, disk = written.pays_below_bytes_per_s, written.disk_bytes_per_s
-    held = f"{format_size(written.weight_bytes)} of weights in half precision"
-    if written.other_bytes:
-        held += f"; {format_size(written.other_bytes)} of others are read as they are"
-    lines = [
-        f"{written.path}: {format_size(written.size_bytes)} for {held}",
-        f"one core decodes {format_rate(written.decoded_bytes_per_s)}: reading the copy pays "
-        f"where storage gives less than about {format_rate(limit)}, unless nearly all weights "
-        "stay in memory",
-    ]
-    if disk is not None:
-        verdict = "so it is used when weights are paged" if disk < limit else "so it is not used"
-        lines.append(f"that of {model.name} gives {format_rate(disk)} now, {verdict}")
-    return lines
 
 
 def comparison_line(comparison: Comparison) -> str:

@@ -10,15 +10,12 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from edgespec import options, theory
 from edgespec.config import LoadSettings
-from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.models import coding
-from edgespec.models.coding import Prospect
 
 GIB = 1 << 30
 LEAST_CONTEXT, LEAST_BATCH = 512, 32
@@ -101,10 +98,6 @@ def outlook(
         Lever("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
         Lever("computing ten times as fast, as a GPU may be", rate(plan, compute_factor=10)),
     ]
-    copy = _coded_copy(settings.model, plan, disk_bytes_per_s)
-    if copy is not None:
-        change = "its weights coded on storage (edgespec models code)"
-        levers.append(Lever(change, rate(plan, disk_factor=1 / copy.share)))
     for change, changed in _changes(settings, plan):
         with suppress(BudgetError, UsageError):  # does not fit, or is for other models
             levers.append(Lever(change, rate(planner(changed))))
@@ -113,18 +106,6 @@ def outlook(
     better.sort(key=lambda lever: -_gain(lever, now or 1.0))
     limit = limit or _limit(plan)
     return Outlook(plan, disk_bytes_per_s, tokens_per_pass, limit, now, tuple(better))
-
-
-def _coded_copy(model: Path, plan: MemoryPlan, disk_bytes_per_s: float | None) -> Prospect | None:
-    """What it would bring where there is none yet and it pays."""
-    if disk_bytes_per_s is None or any(segment.coded_bytes for segment in plan.segments):
-        return None
-    try:
-        found = coding.prospect(model)
-    except (EdgespecError, OSError):
-        return None
-    pays = found is not None and disk_bytes_per_s < found.pays_below_bytes_per_s
-    return found if pays else None
 
 
 def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:

@@ -57,22 +57,6 @@ def tuned() -> Path:
     return folder() / "tuned"
 
 
-def coded() -> Path:
-    """Coded copies of weights; each can be made again."""
-    return folder() / "coded"
-
-
-def coded_copy(model: Path, size_bytes: int, fingerprint: str) -> Path:
-    """The place of the copy of a model's weights; files that were changed have another one."""
-    return coded() / f"{model.stem[:100]}-{size_bytes}-{fingerprint[:16]}.coded"
-
-
-def coded_copies(size_bytes: int) -> list[Path]:
-    """Of models of this size; what is hidden is unfinished."""
-    paths = coded().glob(f"*-{size_bytes}-*.coded") if coded().is_dir() else ()
-    return sorted(path for path in paths if not path.name.startswith("."))
-
-
 def models() -> list[Path]:
     """GGUF files and folders with ONNX files, by name; what is hidden is unfinished."""
     if not folder().is_dir():

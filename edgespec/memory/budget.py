@@ -40,13 +40,6 @@ class SegmentSize:
     name: str
     nbytes: int
     slot_bytes: int
-    coded_bytes: int = 0
-    """Of the coded copy that fills the slot; 0 where the weights are read as they are."""
-
-    @property
-    def read_bytes(self) -> int:
-        """What storage delivers for it."""
-        return self.coded_bytes or self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +103,8 @@ class MemoryPlan:
 
     @property
     def bytes_per_pass(self) -> int:
-        """What a pass over one token reads: streamed weights widened to whole blocks, or as they
-        are coded, and of a mixture the experts that are probably missing."""
+        """What a pass over one token reads: streamed weights widened to whole blocks, and
+        of a mixture the experts that are probably missing."""
         return self.expected_bytes(1)
 
     @property
@@ -130,11 +123,10 @@ class MemoryPlan:
 
     @property
     def streamed_read_bytes(self) -> int:
-        """Streamed weights widened to whole blocks, or as they are coded: what the ring reads in a
-        pass."""
+        """Streamed weights widened to whole blocks: what the ring reads in a pass."""
         if not self.paged:
             return 0
-        return sum(s.read_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
+        return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
 
     def predict(
         self, disk_bytes_per_s: float, compute_s: float = 0.0, tokens_per_pass: float = 1.0

@@ -14,11 +14,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
-from edgespec.runtimes import HalfPrecision, ModelRequest
+from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf import baselines, diagnosis
-from edgespec_runtimes.gguf.coded import matrices
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.validation import validate
@@ -81,13 +80,6 @@ class GgufRuntime:
         header = read_header(path)
         validate(header)
         return details_of(header)
-
-    def half_precision(self, path: Path) -> HalfPrecision:
-        header = read_header(path)
-        validate(header)
-        extents = matrices(header)
-        other_bytes = header.weight_bytes - sum(extent.nbytes for extent in extents)
-        return HalfPrecision(header.paths, extents, other_bytes)
 
 
 runtime = GgufRuntime()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
-
 from edgespec.config import Count
 from edgespec.errors import UsageError
 from edgespec.options import Flag, Role, RuntimeOptions
@@ -44,17 +42,6 @@ class GgufOptions(RuntimeOptions):
     n_gpu_layers_draft: Annotated[
         Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld", "draft")
     ] = 0
-
-    weights_coded: Annotated[
-        str,
-        Field(min_length=1),
-        Flag(
-            "read half-precision weights from the coded copy that `edgespec models code` wrote: "
-            "auto, on, off, or the copy's file (default: auto, where it is faster)",
-            "auto|on|off|FILE",
-            role="target",
-        ),
-    ] = "auto"
 
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.draft is None and self.n_gpu_layers_draft:

@@ -14,17 +14,15 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgespec.errors import Cancelled, ModelError, UsageError
-from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.paging.coded_reader import CodedReader
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import coded, row_tables, segments, weights
+from edgespec_runtimes.gguf import row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
@@ -90,8 +88,6 @@ class PreparedGguf:
                 is_packed=self._is_packed(plan),
                 rows_can_be_evened=sys.platform == "linux",
             )
-        if plan is not None and plan.paged and self.enforced and self._coded.note:
-            notes.append(self._coded.note)
         return notes
 
     def _is_packed(self, plan: MemoryPlan) -> bool:
@@ -141,16 +137,14 @@ class PreparedGguf:
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
                 *self._packing_rows,
-                *self._decoding_rows,
             ),
             cuts=tuple(tuple(map(self._size_of, groups)) for groups in self._mapped.cuts),
             experts=expert_sizes(self._mapped.mixtures),
         )
 
     def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
-        segment, index = group.segment, self._coded.index
-        coded_bytes = index.read_bytes(segment.runs) if index else 0
-        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, coded_bytes)
+        segment = group.segment
+        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes)
 
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
@@ -276,27 +270,6 @@ class PreparedGguf:
             return ()
         return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
 
-    @cached_property
-    def _coded(self) -> coded.Choice:
-        """What the weights of a target are read from when they are paged."""
-        request = self._request
-        if request.owner != "target" or not self.enforced:
-            return coded.Choice()
-        weight_bytes = self._header.weight_bytes
-        least_bytes = process.taken_bytes() + min(
-            weight_bytes + sizes.kv_bytes + sizes.compute_bytes for _, sizes in self._contexts
-        )
-        missing_bytes = max(0, least_bytes - (request.budget_bytes or least_bytes))
-        streamed_share = min(1.0, missing_bytes / weight_bytes)
-        return coded.choose(self._header, self._options.weights_coded, streamed_share)
-
-    @property
-    def _decoding_rows(self) -> tuple[MemoryRow, ...]:
-        if self._coded.index is None:
-            return ()
-        nbytes = self._coded.index.buffer_bytes
-        return (MemoryRow(self._request.owner, "buffers for decoding weights", nbytes),)
-
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
         tables = [weight for weight in self._mapped.traced if weight.looked_up]
         n_batch = shape.largest_batch
@@ -322,13 +295,9 @@ class PreparedGguf:
         traced, mixtures = self._mapped.traced, self._mapped.mixtures
         groups = self._mapped.cuts[plan.cut]
         model = self._mapped.taken()
-        index = self._coded.index
-        reader = (
-            CodedReader(self._header.paths, index) if index else DirectReader(self._header.paths)
-        )
         paged = weights.PagedWeights(
             self._header,
-            reader,
+            DirectReader(self._header.paths),
             traced,
             groups,
             plan.pinned,
