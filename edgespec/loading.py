@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgespec import arguments, runtimes
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.corpus import index as corpus_index
@@ -88,11 +88,8 @@ class LoadedModels(Owner):
 
     def close(self) -> None:
         """Free everything. Idempotent."""
-        self.target.close()
-        if self.corpus:
-            self.corpus.close()
-        if self.draft:
-            self.draft.close()
+        owned = (self.target, self.corpus, self.draft)
+        close_all(*(part.close for part in owned if part is not None))
 
 
 def corpus_drafters(models: LoadedModels) -> list[Drafter]:
@@ -126,9 +123,8 @@ class _Opening(Owner):
         self._worker = self._cleanup.enter_context(Worker())
 
     def close(self) -> None:
-        if self._corpus:
-            self._corpus.close()
-        self._cleanup.close()
+        corpus = self._corpus
+        close_all(*((corpus.close,) if corpus else ()), self._cleanup.close)
 
     def plan(self) -> MemoryPlan:
         return self._run("planning", self._plan)

@@ -40,6 +40,22 @@ class Owner(ABC):
         self.close()
 
 
+def close_all(*closes: Callable[[], None]) -> None:
+    """Call every one of them in this order, whatever one raises; then raise the first error, which
+    has the later ones as notes."""
+    failure: BaseException | None = None
+    for close in closes:
+        try:
+            close()
+        except BaseException as error:  # noqa: BLE001 - what comes after it is closed all the same
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"closing also failed with {type(error).__name__}: {error}")
+    if failure is not None:
+        raise failure
+
+
 class Users:
     """Who is at work inside something that can be closed.
 

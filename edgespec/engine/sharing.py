@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
-from edgespec.concurrency.owning import POLL_S, Owner, Users
+from edgespec.concurrency.owning import POLL_S, Owner, Users, close_all
 from edgespec.engine.loop import Engine
 from edgespec.engine.request import Keeper, Request
 from edgespec.engine.sampling import Constraint, SamplingParams
@@ -158,11 +158,8 @@ class SharedEngine(Owner):
         self._users.close(self.cancel, self._release)
 
     def _release(self) -> None:
-        for turn in self._line:
-            if turn.events is not None:
-                turn.events.close()
-        self._engine.close()
-        self._release_models()
+        waiting = (turn.events.close for turn in self._line if turn.events is not None)
+        close_all(*waiting, self._engine.close, self._release_models)
 
     def _wait_for(self, turn: Turn) -> None:
         """Come back when `turn` is the first in line."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edgespec.concurrency.owning import close_all
 from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, DirectReader, Memory, Run, block_floor
 
 SAMPLE_S = 0.3
@@ -35,8 +36,7 @@ def bytes_per_second(
                 break
         return done / max(clock() - began, 1e-6)
     finally:
-        reader.close()
-        memory.close()
+        close_all(reader.close, memory.close)
 
 
 def _spread(size_bytes: int) -> list[int]:

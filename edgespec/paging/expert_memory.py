@@ -7,9 +7,8 @@ expert was read. Knows nothing of who is there: callers say what is given back, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.reader import BLOCK_BYTES, Memory, Run, block_floor
 
@@ -36,7 +35,7 @@ class ExpertMemory(Owner):
         extent = self._layers[layer].matrices[matrix].extent
         return self._ranges[layer][matrix].address + extent.offset % BLOCK_BYTES
 
-    def view(self, layer: int, matrix: int, run: Run) -> AbstractContextManager[memoryview]:
+    def view(self, layer: int, matrix: int, run: Run) -> memoryview:
         """The place of a run of the matrix, to be read into."""
         return self._ranges[layer][matrix].view(run.slot_offset, run.nbytes)
 
@@ -55,6 +54,4 @@ class ExpertMemory(Owner):
             self._ranges[layer][matrix].forget(begin, end - begin)
 
     def close(self) -> None:
-        for ranges in self._ranges:
-            for memory in ranges:
-                memory.close()
+        close_all(*(memory.close for ranges in self._ranges for memory in ranges))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import Eviction, LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
@@ -213,8 +213,7 @@ class ExpertCache(Owner):
             self._arrival.notify_all()
         for thread in self._threads:
             thread.join()
-        self._reader.close()
-        self._memory.close()
+        close_all(self._reader.close, self._memory.close)
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._present[layer]
@@ -425,8 +424,8 @@ class ExpertCache(Owner):
         n, failure = 0, None
         run = self.layers[task.layer].matrices[task.matrix].run(task.expert)
         try:
-            with self._memory.view(task.layer, task.matrix, run) as view:
-                n = self._reader.read(run, view, lambda: self._closing)
+            view = self._memory.view(task.layer, task.matrix, run)
+            n = self._reader.read(run, view, lambda: self._closing)
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
             failure = exc
         with self._lock:

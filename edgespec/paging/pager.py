@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.errors import EdgespecError
 from edgespec.paging.reader import Memory, Reader, Segment, read_segment
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -141,9 +141,8 @@ class WeightPager(Owner):
             self._closing = True
             self._change.notify_all()
         self._thread.join()
-        self._reader.close()
         self._slots.clear()
-        self._ring.close()
+        close_all(self._reader.close, self._ring.close)
 
     def _count_stall(self, index: int, begin: float, end: float) -> None:
         self.stall_s += end - begin
@@ -282,5 +281,5 @@ class PinnedSegments(Owner):
         return memory.address
 
     def close(self) -> None:
-        while self._memory:
-            self._memory.pop().close()
+        memory, self._memory = self._memory, []
+        close_all(*(part.close for part in memory))

@@ -125,8 +125,12 @@ class Memory(Owner):
             self._map.madvise(mmap.MADV_DONTNEED, start, self.nbytes if nbytes is None else nbytes)
 
     def close(self) -> None:
-        if not self._map.closed:
+        """Give everything back. A view that is still there, say in the traceback of a failed read,
+        keeps the address range as long as it lives, and may not be looked at."""
+        try:
             self._map.close()
+        except BufferError:
+            self.forget()
 
 
 class Reader(Protocol):
@@ -230,6 +234,5 @@ def read_segment(
     """Fill the slot at `start` of `memory` with a segment; returns the bytes read."""
     n = 0
     for run in segment.runs:
-        with memory.view(start + run.slot_offset, run.nbytes) as view:
-            n += reader.read(run, view, stopped)
+        n += reader.read(run, memory.view(start + run.slot_offset, run.nbytes), stopped)
     return n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,10 +93,11 @@ def test_a_table_that_was_cut_short_is_named(tmp_path: Path, path: Path) -> None
     table = entry(path)
     short = tmp_path / "short.gguf"
     short.write_bytes(path.read_bytes()[: table.offset + 100])
-    rows = RowTable(table, short, n_rows_at_once=4)
-    with pytest.raises(WeightReadError, match=f"{PER_LAYER} ends before its row 7"):
+    with (
+        pytest.raises(WeightReadError, match=f"{PER_LAYER} ends before its row 7"),
+        closing(RowTable(table, short, n_rows_at_once=4)) as rows,
+    ):
         rows.fetch([7])
-    rows.close()
 
 
 def test_a_row_that_cannot_be_read_ends_the_pass_and_not_the_process(

@@ -44,6 +44,20 @@ def test_memory_that_was_forgotten_reads_as_zero() -> None:
     memory.close()
 
 
+def test_closing_memory_that_a_failure_still_looks_into_lets_the_failure_through() -> None:
+    with pytest.raises(WeightReadError) as raised, Memory(BLOCK_BYTES) as memory:
+        fails_looking_into(memory)
+    kept = raised.traceback[-1].locals["view"]
+    assert bytes(kept[:4]) == b"\0\0\0\0", "its pages were given back"
+    memory.close()
+
+
+def fails_looking_into(memory: Memory) -> None:
+    view = memory.view(0, BLOCK_BYTES)
+    view[:4] = b"full"
+    raise WeightReadError("cut short")
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
 @pytest.mark.parametrize(("sparse", "flag"), [(False, "hg"), (True, "nh")])
 def test_memory_that_is_read_into_as_a_whole_asks_for_huge_pages(sparse: bool, flag: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.concurrency.owning import close_all
 from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
 from edgespec.paging.experts import ExpertCache
@@ -184,8 +185,7 @@ class PagedExperts:
         return True
 
     def close(self) -> None:
-        self.cache.close()
-        self._products.close()
+        close_all(self.cache.close, self._products.close)
 
     def end_pass(self) -> None:
         self._take_up()

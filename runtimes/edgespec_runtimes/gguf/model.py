@@ -17,6 +17,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
+from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
@@ -206,9 +207,7 @@ class GgufModel:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
         self._context = None
-        self._model.close()
-        if self._weights:
-            self._weights.close()
+        close_all(self._model.close, *((self._weights.close,) if self._weights else ()))
 
     def _decode(
         self,

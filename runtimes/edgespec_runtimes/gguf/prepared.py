@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
+from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ModelError, UsageError
 from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
@@ -315,8 +316,7 @@ class PreparedGguf:
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
         except BaseException:
-            paged.close()
-            model.close()
+            close_all(paged.close, model.close)
             raise
         return self._open(model, shape, paged)
 
@@ -352,9 +352,7 @@ class PreparedGguf:
                     weight_types=self._types_to_round_alike(is_packed),
                 )
         except BaseException:
-            model.close()
-            if paged:
-                paged.close()
+            close_all(model.close, *((paged.close,) if paged else ()))
             raise
 
     def _types_to_round_alike(self, is_packed: bool) -> set[str]:

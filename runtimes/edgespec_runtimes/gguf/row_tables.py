@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.concurrency.owning import close_all
 from edgespec.errors import WeightReadError
 from edgespec.paging.reader import BLOCK_BYTES, Memory
 from edgespec_runtimes.gguf.file.header import TensorEntry
@@ -94,7 +95,9 @@ class RowTable:
             self._present.add(row)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._memory.close()
+        close_all(self._close_file, self._memory.close)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)

@@ -16,6 +16,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
+from edgespec.concurrency.owning import close_all
 from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Reader, Segment
@@ -180,17 +181,14 @@ class PagedWeights:
             store.cancel()
 
     def close(self) -> None:
-        if self.pager:
-            self.pager.close()
-            self.pager = None
-        else:
-            self._reader.close()
-        self._pinned.close()
-        self._packer.close()
-        if self.experts:
-            self.experts.close()
-        for _, rows in self._tables.values():
-            rows.close()
+        streamed, self.pager = self.pager or self._reader, None
+        close_all(
+            streamed.close,
+            self._pinned.close,
+            self._packer.close,
+            *((self.experts.close,) if self.experts else ()),
+            *(rows.close for _, rows in self._tables.values()),
+        )
 
     def _row_tables(
         self, header: GgufFile, weights: Sequence[Weight], n_batch: int

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.memory.process import return_free_memory
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
@@ -95,14 +95,13 @@ class Decoder(Owner):
         return logits
 
     def close(self) -> None:
-        if self._session:
-            self._session.close()
-        for _, table in self._embeddings:
-            table.close()
-        if self.weights:
-            self.weights.close()
-        self.cache.close()
-        return_free_memory()
+        close_all(
+            *((self._session.close,) if self._session else ()),
+            *(table.close for _, table in self._embeddings),
+            *((self.weights.close,) if self.weights else ()),
+            self.cache.close,
+            return_free_memory,
+        )
 
     def _held(self, index: int) -> AbstractContextManager[tuple[Session, Mapping[str, Bound]]]:
         if self.weights:
