@@ -94,7 +94,8 @@ class Meter:
     def called(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
         """A method or filter `name` is about to be applied to `subject`."""
         self.turn()
-        self.formatted(subject)
+        if name == "format":
+            self.formatted(subject)
         for value in arguments:
             self.argument(value)
             if isinstance(value, tuple) or name == "format":

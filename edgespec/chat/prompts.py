@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec import extras
 from edgespec.chat.messages import Message
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.values import TokenEvent
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate
 
 _EXTRA, _WHY = "chat", "chat templates need jinja2"
+
+MOST_PIECES = 10_000
+"""Of a prompt; each is encoded by itself."""
 
 Piece = Callable[[int], bytes]
 Encode = Callable[[str], list[int]]
@@ -79,7 +83,7 @@ class ChatPrompts:
         source = self._given or self._format.source(self._model, with_tools)
         with self._lock:
             if source not in self._templates:
-                self._templates[source] = _compiled(source, self._format.special_tokens)
+                self._templates[source] = _compiled(source, self._format)
             return self._templates[source]
 
     def prompt(
@@ -90,10 +94,29 @@ class ChatPrompts:
     ) -> ChatPrompt:
         """Raises UsageError for messages that are none, ModelError for a template that fails."""
         template = self.template(bool(tools))
-        text = template.render(messages, tools, **variables)
+        pieces = template.pieces(messages, tools, **variables)
         marks = marks_of(template.source)
         hidden = self._hidden(marks) if marks else {}
-        return ChatPrompt(text, tuple(self._encode(text)), marks, template.source, hidden)
+        return ChatPrompt(
+            "".join(pieces), tuple(self._tokens(pieces)), marks, template.source, hidden
+        )
+
+    def _tokens(self, pieces: Sequence[str]) -> list[int]:
+        """Of pieces that are cut where the whole would spell a control token."""
+        if len(pieces) > MOST_PIECES:
+            raise UsageError(
+                f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
+                f"{MOST_PIECES - 1:,} are read as text: leave them out"
+            )
+        tokens = list(self._encode(pieces[0]))
+        if len(pieces) > 1:
+            # some tokenizers begin every text with a blank of their own: before a line break then
+            seam = self._encode("\n")
+            for piece in pieces[1:]:
+                joined = self._encode("\n" + piece)
+                fits = joined[: len(seam)] == seam
+                tokens += joined[len(seam) :] if fits else self._encode(piece)
+        return tokens
 
     def _hidden(self, marks: Marks) -> dict[int, str]:
         if self._piece is None:
@@ -102,7 +125,7 @@ class ChatPrompts:
         return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
 
 
-def _compiled(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+def _compiled(source: str, told: ChatFormat) -> ChatTemplate:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.chat.template import ChatTemplate
-    return ChatTemplate(source, special_tokens)
+    return ChatTemplate(source, told.special_tokens, told.control_tokens)

@@ -6,13 +6,15 @@ Knows no model and no file: where a template comes from, `sources` says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
 from edgespec.chat.metering import Meter, TemplateLimitError
+from edgespec.chat.reasoning import marks_of
 from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 
@@ -23,10 +25,16 @@ class ChatTemplate:
     """Renders conversations. Any thread may; they take turns.
 
     `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are what it knows as
-    `bos_token`, `eos_token` and so on. Raises ModelError for a template that cannot be compiled.
+    `bos_token`, `eos_token` and so on; `control_tokens` are the spellings that only the template
+    may use. Raises ModelError for a template that cannot be compiled.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        control_tokens: Iterable[str] = (),
+    ) -> None:
         if len(source) > MOST_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
@@ -34,6 +42,9 @@ class ChatTemplate:
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
+        self._control = ControlTexts(control_tokens)
+        marks = marks_of(source)
+        self._marks = () if marks is None else (marks.begin, marks.end)
         self._turn = threading.Lock()
         self._meter = Meter()
         self._environment = ChatEnvironment(self._meter)
@@ -59,7 +70,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The conversation as the model was trained to read it.
+        """The conversation as the model was trained to read it; as `pieces`, in one."""
+        return "".join(self.pieces(messages, tools, add_generation_prompt, **variables))
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[str]:
+        """The conversation as the model was trained to read it, cut inside every control token that
+        the template did not write itself.
 
         With `add_generation_prompt` it ends where the assistant's answer begins. `variables` are
         those of the template, such as `enable_thinking`. Raises UsageError for messages that are
@@ -68,21 +90,31 @@ class ChatTemplate:
         if tools and not self.takes_tools:
             raise UsageError("the model's chat template knows no tools: leave them out")
         conversation = checked(messages, knows_developer="developer" in self.source)
+        seam, control = new_seam(), self._control
         with self._turn:
             self._meter.restart()
             try:
                 text: str = self._template.render(
                     self.special_tokens
-                    | variables
+                    | control.seamed(variables, seam)
                     | {
-                        "messages": conversation,
-                        "tools": list(tools) if tools else None,
+                        "messages": [self._seamed_message(turn, seam) for turn in conversation],
+                        "tools": control.seamed(list(tools), seam) if tools else None,
                         "add_generation_prompt": add_generation_prompt,
                     }
                 )
             except Exception as error:  # whatever a template does wrong is its own
                 raise _failure(error) from error
-        return text
+        return control.pieces(text, seam)
+
+    def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
+        """Templates look for the marks around reasoning in what assistants wrote: those stay."""
+        role = message["role"]
+        kept = self._marks if role == "assistant" else ()
+        return {
+            name: value if name == "role" else self._control.seamed(value, seam, kept)
+            for name, value in message.items()
+        }
 
 
 def _failure(error: BaseException) -> ModelError:

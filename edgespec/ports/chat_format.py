@@ -22,6 +22,8 @@ class ChatFormat:
     templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """`bos_token`, `eos_token` and so on, and their text."""
+    control_tokens: frozenset[str] = frozenset()
+    """Texts that are read as control tokens wherever they stand."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError where the model has none."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import replace
 
 import llama_cpp.llama_cpp as lib
 
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.loading import Model
+
+_CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+"""Kinds of tokens that llama.cpp finds in a text only where it is told to look for them."""
 
 
 class GgufVocabulary:
@@ -17,13 +21,18 @@ class GgufVocabulary:
     def __init__(
         self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
     ) -> None:
-        self.chat_format = chat_format or ChatFormat()
         self._vocab = model.vocab
         self._users = model.users
         self.n_vocab = model.n_vocab
         self.eog_tokens = frozenset(
             token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
         )
+        control = frozenset(
+            text.decode(errors="replace")
+            for token, text in enumerate(token_table[: self.n_vocab])
+            if lib.llama_vocab_get_attr(self._vocab, token) & _CONTROL
+        )
+        self.chat_format = replace(chat_format or ChatFormat(), control_tokens=control)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raw = text.encode()

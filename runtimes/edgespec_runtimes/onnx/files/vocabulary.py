@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,13 @@ def read_vocabulary(
         )
     if bad := [token for token in eog if token not in range(n_vocab)]:
         raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
-    return TokenizerVocabulary(tokenizer, table, pieces, eog, chat_format(folder))
+    control = frozenset(
+        token["content"]
+        for token in added.values()
+        if token.get("special") and isinstance(token.get("content"), str)
+    )
+    told = replace(chat_format(folder), control_tokens=control)
+    return TokenizerVocabulary(tokenizer, table, pieces, eog, told)
 
 
 def _read(path: Path) -> str:

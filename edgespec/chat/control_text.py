@@ -1,0 +1,101 @@
+"""Control tokens that are spelled in a message become text: nobody forges a turn by writing one.
+
+Templates trim, cut and join what they are given, so the strings of a conversation get a *seam*
+inside every control token that they spell, which no template and no user can guess; the rendered
+text is cut there, and neither half reads as the token. Knows no template and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+"""Templates may change the case of what they are given; the length stays."""
+
+
+def new_seam() -> str:
+    """Digits, which no template changes, quotes or trims; drawn anew for every conversation."""
+    return f"{secrets.randbelow(10**24):024d}"
+
+
+class ControlTexts:
+    """The spellings of a model's control tokens."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = frozenset(token for token in tokens if len(token) > 1)
+        self._lower = _Spellings(token.translate(_LOWER) for token in self._tokens)
+        self._exact = _Spellings(self._tokens)
+
+    def seamed(self, value: Any, seam: str, kept: Collection[str] = ()) -> Any:
+        """`value`, in all its strings a seam inside every control token but those `kept`.
+
+        A string that ends in the beginning of a control token gets one there, too: another one may
+        follow it.
+        """
+        if isinstance(value, str):
+            return self._seamed_text(value, seam, kept) if self._tokens else value
+        if isinstance(value, Mapping):
+            return {
+                self.seamed(key, seam, kept): self.seamed(part, seam, kept)
+                for key, part in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.seamed(part, seam, kept) for part in value]
+        return value
+
+    def pieces(self, rendered: str, seam: str) -> list[str]:
+        """The rendered text without seams, cut at those that lie inside a control token."""
+        parts = rendered.split(seam)
+        if len(parts) == 1:
+            return parts
+        text = "".join(parts)
+        spans = iter([*self._exact.spans(text), (len(text), len(text))])
+        begin, end = next(spans)
+        cuts, place = [0], 0
+        for part in parts[:-1]:
+            place += len(part)
+            while end <= place < len(text):
+                begin, end = next(spans)
+            if begin < place < end:
+                cuts.append(place)
+        return [text[begin:end] for begin, end in pairwise([*cuts, len(text)])]
+
+    def _seamed_text(self, text: str, seam: str, kept: Collection[str]) -> str:
+        cuts = [0]
+        for begin, end in self._lower.spans(text.rstrip().translate(_LOWER), unfinished=True):
+            if text[begin:end] not in kept:
+                cuts.append(begin + 1)
+        return seam.join(text[begin:end] for begin, end in pairwise([*cuts, len(text)]))
+
+
+class _Spellings:
+    """Finds words in a text, in time that grows with the text alone."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = frozenset(words)
+        self._beginnings = {word[:n] for word in self._words for n in range(1, len(word))}
+        first = "".join(re.escape(letter) for letter in sorted({word[0] for word in self._words}))
+        self._first = re.compile(f"[{first}]" if first else "(?!)")
+
+    def spans(self, text: str, unfinished: bool = False) -> Iterator[tuple[int, int]]:
+        """Begin and end of the longest word at each place, overlapping ones, too; with `unfinished`
+        of a beginning of a word at the end of the text as well."""
+        for match in self._first.finditer(text):
+            begin, end, n = match.start(), 0, 1
+            while True:
+                head = text[begin : begin + n]
+                if head in self._words:
+                    end = begin + n
+                if head not in self._beginnings:
+                    break
+                if begin + n >= len(text):
+                    end = len(text) if unfinished else end
+                    break
+                n += 1
+            if end:
+                yield begin, end
