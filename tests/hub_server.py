@@ -23,6 +23,13 @@ class FakeHub:
     """By repository the token that opens it."""
     breaks_after: list[int] = field(default_factory=list)
     """Each download takes one and closes the connection after so many bytes."""
+    refusals: list[int] = field(default_factory=list)
+    """Each download takes one and answers with this status."""
+    told: dict[str, object] = field(default_factory=dict)
+    """What the listing says of every file in the place of the truth: `sha256`, `blobId`, ..."""
+    commit: object = REVISION
+    page: bytes | None = None
+    """Answers every request, as a network does that wants a login first."""
     status: int | None = None
     """Of every answer."""
     ignores_ranges: bool = False
@@ -68,7 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.split("?")[0]
-        if self.hub.status:
+        if self.hub.page is not None:
+            self._send(200, self.hub.page, {"Content-Type": "text/html"})
+        elif self.hub.status:
             self._json(self.hub.status, {"error": "out of order"})
         elif path.startswith("/api/models/"):
             self._listing(path.removeprefix("/api/models/").partition("/revision/")[0])
@@ -96,8 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
             size = self.hub.claims_bytes or len(content)
             sha256 = hashlib.sha256(content).hexdigest()
             lfs = {"sha256": sha256, "size": size, "pointerSize": 130}
-            siblings.append({"rfilename": name, "size": size, "blobId": "b" * 40, "lfs": lfs})
-        self._json(200, {"id": repo, "modelId": repo, "sha": REVISION, "siblings": siblings})
+            file = {"rfilename": name, "size": size, "blobId": "b" * 40, "lfs": lfs}
+            lfs |= {key: value for key, value in self.hub.told.items() if key in lfs}
+            file |= {key: value for key, value in self.hub.told.items() if key not in lfs}
+            siblings.append(file)
+        listing = {"id": repo, "modelId": repo, "sha": self.hub.commit, "siblings": siblings}
+        self._json(200, listing)
 
     def _file(self, repo: str, name: str) -> None:
         if self._refused(repo):
@@ -110,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if self.command == "HEAD":
             self._send(200, b"", headers, len(content))
+            return
+        if self.hub.refusals:
+            self._json(self.hub.refusals.pop(0), {"error": "out of order"})
             return
         wanted = self.headers.get("Range")
         self.hub.ranges.append(wanted)

@@ -5,7 +5,6 @@ Knows the hub's addresses and HTTP ranges; it knows no models and no cache layou
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +14,25 @@ from typing import BinaryIO
 import httpx2
 from huggingface_hub import get_session
 
-from edgespec.errors import FetchError
+from edgespec.hub.failures import HubFailure
+from edgespec.hub.listing import TIMEOUT_S, Checksum
 
-TIMEOUT_S = 20.0
 MOST_FAILURES = 5
 """In a row, none of which brought a byte."""
 PAUSE_S = 1.0
+"""After the first failure; each further one in a row doubles it."""
 
-_SHA256_LENGTH = 64
+_PASSING = {httpx2.codes.REQUEST_TIMEOUT, httpx2.codes.TOO_MANY_REQUESTS}
+"""Besides 5xx: answers that may be others a moment later."""
+
+
+class _Refused(HubFailure):
+    """An answer without content."""
+
+    def __init__(self, url: str, status: int) -> None:
+        advice = "try again later; what was fetched so far is kept"
+        super().__init__(f"{url} answers {status}", advice)
+        self.passes = status >= httpx2.codes.INTERNAL_SERVER_ERROR or status in _PASSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +43,25 @@ class Download:
     url: str
     headers: Mapping[str, str]
     size_bytes: int
-    sha256: str | None
-    """None for small files, whose checksum a hub does not tell."""
+    checksum: Checksum
     partial: Path
     """What was fetched so far; stays when fetching fails."""
     destination: Path
 
     @property
-    def partial_bytes(self) -> int:
+    def here_bytes(self) -> int:
+        """How much of it is here, complete or not."""
+        if self.destination.exists():
+            return self.size_bytes
         return self.partial.stat().st_size if self.partial.exists() else 0
 
     def run(
         self, report: Callable[[int], None], pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """Fetch what is missing and put the file in its place; `report` hears of new bytes.
+        """Fetch what is missing and put the file in its place; `report` hears how much is here.
 
-        Raises FetchError for a file that is not what it should be, and what the transport raises
-        once it has failed too often.
+        Raises HubFailure for a file that is not what it should be, and what the transport raises
+        once it has failed too often. One process at a time.
         """
         self.partial.parent.mkdir(parents=True, exist_ok=True)
         with self.partial.open("ab") as file:
@@ -60,19 +72,21 @@ class Download:
                 before = file.tell()
                 try:
                     self._append(file, report)
-                except httpx2.TransportError:
+                    if file.tell() == before:
+                        break
+                except (httpx2.TransportError, _Refused) as error:
+                    if isinstance(error, _Refused) and not error.passes:
+                        raise
                     failures = 0 if file.tell() > before else failures + 1
                     if failures > MOST_FAILURES:
                         raise
-                    pause(PAUSE_S)
-                if file.tell() == before and not failures:
-                    break
+                    pause(PAUSE_S * 2 ** max(0, failures - 1))
             found = file.tell()
         if found != self.size_bytes:
             self.partial.unlink()
-            raise FetchError(
-                f"{self.name} should have {self.size_bytes:,} bytes and came with {found:,}: "
-                "try again later"
+            raise HubFailure(
+                f"{self.name} should have {self.size_bytes:,} bytes and came with {found:,}",
+                "try again later",
             )
         self._check()
         self.partial.replace(self.destination)
@@ -86,28 +100,22 @@ class Download:
             "GET", self.url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True
         ) as response:
             if response.is_error:
-                raise FetchError(
-                    f"{self.url} answers {response.status_code}: try again later; what was "
-                    "fetched so far is kept"
-                )
+                raise _Refused(self.url, response.status_code)
             if done and response.status_code != httpx2.codes.PARTIAL_CONTENT:
                 file.truncate(0)  # the server began anew
-                report(-done)
             for chunk in response.iter_raw():
                 file.write(chunk)
-                report(len(chunk))
+                report(file.tell())
                 if file.tell() > self.size_bytes:
                     return
 
     def _check(self) -> None:
         """A file that went on after days, or over a bad line, may not be what was published."""
-        if self.sha256 is None or len(self.sha256) != _SHA256_LENGTH:
-            return
-        with self.partial.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != self.sha256:
+        found, wanted = self.checksum.of(self.partial), self.checksum.digits
+        if found != wanted:
             self.partial.unlink()
-            raise FetchError(
-                f"{self.name} came damaged (its SHA-256 is {digest[:12]}..., not "
-                f"{self.sha256[:12]}...) and was dropped: fetch it again"
+            raise HubFailure(
+                f"{self.name} came damaged (its SHA is {found[:12]}..., not {wanted[:12]}...) and "
+                "was dropped",
+                "fetch it again",
             )

@@ -1,14 +1,19 @@
 """Models fetched from a hub on this machine, and every way in which that can fail."""
 
 import errno
+import hashlib
 import shutil
+import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
 from edgespec.errors import FetchError, ModelError
 from edgespec.hub import download
+from edgespec.hub.cache import RepositoryCache
 from edgespec.hub.fetch import Hub
 from edgespec.hub.reference import parse_reference
 from hub_server import REVISION, FakeHub, serving
@@ -96,7 +101,7 @@ def test_a_server_that_knows_no_ranges_begins_anew(hub, tmp_path):
 
 def test_a_file_that_comes_damaged_is_dropped(hub, tmp_path):
     hub.damages = True
-    with pytest.raises(FetchError, match=r"came damaged \(its SHA-256 is .*fetch it again"):
+    with pytest.raises(FetchError, match=r"came damaged \(its SHA is .*fetch it again"):
         fetch(hub, tmp_path)
     hub.damages = False
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
@@ -129,6 +134,143 @@ def test_a_hub_out_of_order_says_so(hub, tmp_path):
     hub.status = 500
     with pytest.raises(FetchError, match=rf"answered 500 for {REPO}: try again later"):
         fetch(hub, tmp_path)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_a_model_in_the_cache_is_used_while_the_hub_refuses(hub, tmp_path, status):
+    path = fetch(hub, tmp_path).path
+    hub.status = status
+    found = fetch(hub, tmp_path)
+    assert found.path == path
+    assert found.notes[0].endswith("; the model in the cache is used")
+
+
+def test_the_newest_that_does_not_come_leaves_the_one_in_the_cache_in_use(hub, tmp_path):
+    path = fetch(hub, tmp_path).path
+    hub.repos[REPO]["m-Q4_K_M.gguf"], hub.commit = b"newer", "c" * 40
+    hub.refusals = [404]
+    found = fetch(hub, tmp_path)
+    assert found.path == path
+    assert "answers 404; the model in the cache is used" in found.notes[0]
+    assert fetch(hub, tmp_path).path.read_bytes() == b"newer"
+
+
+def test_another_model_in_the_cache_is_not_used_for_the_one_that_is_meant(hub, tmp_path):
+    fetch(hub, tmp_path, f"{REPO}:Q8_0")
+    hub.status = 503
+    with pytest.raises(FetchError, match="answered 503"):
+        fetch(hub, tmp_path, f"{REPO}:Q4_K_M")
+
+
+@pytest.mark.parametrize("page", [b"<html>Welcome to the hotel</html>", b"[]", b'"x"', b"{}", b""])
+def test_what_is_no_hub_says_so(hub, tmp_path, page):
+    hub.page = page
+    with pytest.raises(FetchError, match=r"may want a login|hexadecimal digits"):
+        fetch(hub, tmp_path)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
+    hub.refusals = [status] * download.MOST_FAILURES
+    assert fetch(hub, tmp_path).path.read_bytes() == MODEL
+
+
+def test_an_answer_that_stays_is_told(hub, tmp_path):
+    hub.refusals = [503] * (download.MOST_FAILURES + 1)
+    with pytest.raises(FetchError, match="answers 503: try again later; what was fetched"):
+        fetch(hub, tmp_path)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410])
+def test_an_answer_that_will_be_the_same_is_not_asked_for_twice(hub, tmp_path, status):
+    hub.refusals = [status, status]
+    with pytest.raises(FetchError, match=f"answers {status}"):
+        fetch(hub, tmp_path)
+    assert len(hub.refusals) == 1
+
+
+def test_pauses_grow_while_nothing_comes(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_S", 1.0)
+    pauses = []
+    monkeypatch.setattr(download.Download.run, "__defaults__", (pauses.append,))
+    hub.refusals, hub.breaks_after = [503, 503, 503], [100]
+    fetch(hub, tmp_path)
+    assert pauses == [1.0, 2.0, 4.0, 1.0]
+
+
+OUTSIDE = ["../../../x", "/tmp/x", "..", "a/b", "", "a" * 39, "a" * 63, "g" * 64, "a" * 65, None]
+
+
+@pytest.mark.parametrize("sha256", OUTSIDE)
+def test_a_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_path, sha256):
+    assert_refused(hub, tmp_path, {"sha256": sha256})
+
+
+@pytest.mark.parametrize("blob_id", [*OUTSIDE, "a" * 64])
+def test_a_git_checksum_that_is_none_is_refused_and_nothing_is_written(hub, tmp_path, blob_id):
+    assert_refused(hub, tmp_path, {"lfs": None, "blobId": blob_id})
+
+
+def assert_refused(hub: FakeHub, folder: Path, told: dict[str, object]) -> None:
+    hub.told = told
+    cache = folder / "deep/in/here"
+    with pytest.raises(FetchError, match=r"hexadecimal digits: nothing was fetched"):
+        fetch(hub, cache)
+    assert hub.ranges == []
+    assert not any(path.is_file() for path in folder.rglob("*"))
+
+
+def test_a_small_file_is_held_against_git_s_own_checksum(hub, tmp_path):
+    digits = hashlib.sha1(b"blob %d\0" % len(MODEL) + MODEL).hexdigest()
+    hub.told = {"lfs": None, "blobId": digits}
+    assert fetch(hub, tmp_path).path.resolve().name == digits
+    hub.told = {"lfs": None, "blobId": digits[::-1]}
+    with pytest.raises(FetchError, match="came damaged"):
+        fetch(hub, tmp_path / "another")
+
+
+@pytest.mark.parametrize("commit", ["../../../x", "/tmp/x", "main", None, "a" * 41])
+def test_a_commit_that_is_none_is_refused(hub, tmp_path, commit):
+    hub.commit = commit
+    with pytest.raises(FetchError, match=r"as the commit of .*not 40 hexadecimal digits"):
+        fetch(hub, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x.gguf", "/tmp/x.gguf", "a/../../x.gguf", "..\\x.gguf", "C:x.gguf", "\x1b[2J.gguf"],
+)
+def test_a_name_that_leads_outside_is_no_file_of_the_repository(hub, tmp_path, name):
+    hub.repos[REPO] = {name: MODEL}
+    with pytest.raises(ModelError, match="has no GGUF model"):
+        fetch(hub, tmp_path / "deep/in/here")
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_other_tools_find_what_was_fetched(hub, tmp_path):
+    path = fetch(hub, tmp_path).path
+    assert try_to_load_from_cache(REPO, "m-Q4_K_M.gguf", cache_dir=tmp_path) == str(path)
+    (repo,) = scan_cache_dir(tmp_path).repos
+    assert (repo.repo_id, repo.size_on_disk) == (REPO, len(MODEL))
+
+
+def test_of_two_that_fetch_one_model_the_second_waits_and_fetches_nothing(hub, tmp_path):
+    digits = hashlib.sha256(MODEL).hexdigest()
+    said = []
+    others = RepositoryCache(tmp_path, REPO)
+    with ThreadPoolExecutor(1) as threads:
+        with others.locked(digits, waiting=lambda: None):
+            second = threads.submit(
+                fetch, hub, tmp_path, progress=lambda what, share: said.append(what)
+            )
+            while not said:
+                time.sleep(0.01)
+            blob = others.blob(digits)
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            blob.write_bytes(MODEL)
+        assert second.result().path.read_bytes() == MODEL
+    assert set(said) == {f"waiting for another process that fetches {REPO} (2.2 MiB)"}
+    assert hub.ranges == []
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, tmp_path, monkeypatch):

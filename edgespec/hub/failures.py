@@ -1,0 +1,80 @@
+"""Whatever keeps a model from coming, in our words: the hub's refusals, the transport, the disk."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from edgespec.errors import EdgespecError, FetchError, UsageError
+from edgespec.hub.reference import HubReference
+
+
+class HubFailure(FetchError):
+    """Why the newest files did not come, apart from what to do about it."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}: {advice}")
+        self.reason = reason
+
+
+@contextmanager
+def explained(reference: HubReference, endpoint: str, cache: Path) -> Iterator[None]:
+    """Raises HubFailure, or UsageError for a name that is none, for what libraries raise."""
+    try:
+        yield
+    except EdgespecError:
+        raise
+    except GatedRepoError as error:
+        raise HubFailure(
+            f"{reference.repo} is gated",
+            f"accept its terms at {endpoint}/{reference.repo} and set HF_TOKEN to a token of that "
+            "account",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise HubFailure(
+            f"{endpoint} has no model {reference.repo}, or it is private",
+            "check the name, and HF_TOKEN if it is yours",
+        ) from error
+    except HFValidationError as error:
+        raise UsageError(f"{reference.repo!r} is no name of a repository: {error}") from error
+    except OfflineModeIsEnabled as error:
+        raise HubFailure("HF_HUB_OFFLINE is set", f"{reference} was not fetched") from error
+    except HfHubHTTPError as error:
+        raise HubFailure(
+            f"{endpoint} answered {error.response.status_code} for {reference.repo}",
+            "try again later; what was fetched so far is kept",
+        ) from error
+    except httpx2.ConnectError as error:
+        raise HubFailure(
+            f"{endpoint} cannot be reached ({error})",
+            f"{reference} is not in {cache}, fetch it while there is a connection",
+        ) from error
+    except httpx2.HTTPError as error:
+        raise HubFailure(
+            f"the connection to {endpoint} broke ({str(error) or type(error).__name__})",
+            "run the command again, it goes on where it stopped",
+        ) from error
+    except OSError as error:
+        raise _disk_failure(reference, cache, error) from error
+
+
+def _disk_failure(reference: HubReference, cache: Path, error: OSError) -> HubFailure:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return HubFailure(
+            f"the disk of {cache} is full while {reference} is fetched",
+            "free some and run the command again, it goes on where it stopped",
+        )
+    return HubFailure(
+        f"{reference} cannot be stored in {cache} ({error})", "let HF_HOME name another folder"
+    )

@@ -1,0 +1,104 @@
+"""What a hub says of a repository, checked before anything is believed or written.
+
+A hub may be hostile, and what answers may be no hub: names and checksums become places on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.hf_api import RepoSibling
+
+from edgespec.hub.choice import HubFile
+from edgespec.hub.failures import HubFailure
+
+TIMEOUT_S = 20.0
+
+_HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
+_SHA1_DIGITS, _SHA256_DIGITS = 40, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What a file's content has to have. It names the file in the cache, too."""
+
+    digits: str
+    """64 are the content's SHA-256, 40 are Git's own SHA-1 of it, with a header."""
+
+    def of(self, path: Path) -> str:
+        """The digits that a file has."""
+        with path.open("rb") as file:
+            if len(self.digits) == _SHA256_DIGITS:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+            while block := file.read(1 << 20):
+                digest.update(block)
+            return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository at one commit."""
+
+    endpoint: str
+    commit: str
+    told: Mapping[str, RepoSibling]
+    """By names that are paths inside the repository: others are no files of it."""
+
+    @property
+    def files(self) -> list[HubFile]:
+        return [HubFile(name, _size(file)) for name, file in self.told.items()]
+
+    def checksum(self, name: str) -> Checksum:
+        """Raises HubFailure where the hub tells none."""
+        file = self.told[name]
+        told = file.lfs.sha256 if file.lfs else file.blob_id
+        n_digits = _SHA256_DIGITS if file.lfs else _SHA1_DIGITS
+        return Checksum(_sha(told, n_digits, self.endpoint, f"checksum of {name}"))
+
+
+def ask(endpoint: str, token: str | None, repo: str) -> Listing:
+    """What the hub lists now. Raises HubFailure for what is no listing, and whatever
+    huggingface_hub raises."""
+    try:
+        info = HfApi(endpoint=endpoint, token=token).model_info(
+            repo, files_metadata=True, timeout=TIMEOUT_S
+        )
+    except HFValidationError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise HubFailure(
+            f"{endpoint} answered for {repo} with something that is no listing of a model",
+            "look at it in a browser: the network may want a login first",
+        ) from error
+    commit = _sha(info.sha, _SHA1_DIGITS, endpoint, f"commit of {repo}")
+    files = {file.rfilename: file for file in info.siblings or () if _is_inside(file.rfilename)}
+    return Listing(endpoint, commit, files)
+
+
+def _is_inside(name: object) -> bool:
+    """Whether a name is a path that stays inside a folder, on every system."""
+    if not isinstance(name, str) or not name.isprintable() or {"\\", ":"} & set(name):
+        return False
+    path = PurePosixPath(name)
+    return str(path) == name and not path.is_absolute() and ".." not in path.parts
+
+
+def _size(file: RepoSibling) -> int:
+    return file.size if isinstance(file.size, int) and file.size > 0 else 0
+
+
+def _sha(told: object, n_digits: int, endpoint: str, what: str) -> str:
+    digits = str(told).lower()
+    if len(digits) != n_digits or not _HEXADECIMAL.fullmatch(digits):
+        raise HubFailure(
+            f"{endpoint} tells {digits[:80]!r} as the {what}, not {n_digits} hexadecimal digits",
+            "nothing was fetched, for nothing could be checked",
+        )
+    return digits
