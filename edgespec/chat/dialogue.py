@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from edgespec.chat.messages import checked
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.files.regular import read_regular
+from edgespec.files.regular import open_regular, read_regular, special_kind
+from edgespec.files.unfinished import unfinished_file
 
 MOST_BYTES = 64 << 20
+_OPENING = b'{\n "messages": ['
+"""By its first bytes a conversation that was saved is known again."""
 
 
 class Dialogue:
@@ -45,14 +48,16 @@ class Dialogue:
         self.turns.clear()
 
     def save(self, path: Path) -> None:
-        """Write the messages, all or nothing. Raises EdgespecError."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        """Write the messages, all or nothing, for their owner alone.
+
+        Raises UsageError where anything but a saved conversation is, and EdgespecError.
+        """
         content = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
         try:
-            partial.write_text(content + "\n", encoding="utf-8")
-            partial.replace(path)
+            _check_replaceable(path)
+            with unfinished_file(path, is_private=True) as file:
+                file.write(content.encode() + b"\n")
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: Path) -> None:
@@ -69,3 +74,18 @@ class Dialogue:
         is_system = first["role"] == "system"
         self.system = first["content"] if is_system else None
         self.turns = [dict(message) for message in (rest if is_system else messages)]
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raises UsageError unless nothing is there, an empty file or a conversation that was saved."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    kind = "a symbolic link" if stat.S_ISLNK(mode) else special_kind(mode)
+    if kind is None:
+        with open_regular(path) as file:
+            if file.read(len(_OPENING)) in (b"", _OPENING):
+                return
+        kind = "no conversation that was saved here"
+    raise UsageError(f"{path} is {kind}, and stays as it is: name another file")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from edgespec import extras
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.unfinished import PRIVATE_MODE
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
+MOST_LINE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
@@ -19,14 +23,28 @@ def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
     """What the user writes, message by message, until there is no more. Raises UsageError, before
     the first is asked for, where a terminal needs what is not installed."""
     stdin = stdin or sys.stdin
-    return _from_terminal(_session(history)) if stdin.isatty() else _from_pipe(stdin)
+    if stdin is None:
+        raise UsageError("stdin is closed: converse in a terminal, or pipe messages to stdin")
+    return _from_terminal(_session(history)) if stdin.isatty() else _from_pipe(stdin.buffer)
 
 
-def _from_pipe(stdin: TextIO) -> Iterator[str]:
-    """A message a line; a line that ends with a backslash goes on in the next."""
-    held = ""
-    for line in stdin:
-        text = line.rstrip("\n")
+def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
+    """A message a line; a line that ends with a backslash goes on in the next. Raises UsageError
+    for a line that is too long or not UTF-8."""
+    held, number = "", 0
+    while line := stdin.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MOST_LINE_BYTES:
+            raise UsageError(
+                f"line {number} of stdin has more than {MOST_LINE_BYTES >> 20} MiB: a message a "
+                "line is expected"
+            )
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"line {number} of stdin is not UTF-8 at byte {error.start}: convert it first"
+            ) from error
         if text.endswith("\\"):
             held += text[:-1] + "\n"
         else:
@@ -45,6 +63,19 @@ def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
             continue
         except EOFError:
             return
+
+
+def make_private(history: Path) -> None:
+    """A history that nobody but its owner reads, whatever mode it had."""
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(history, flags, PRIVATE_MODE)
+        try:
+            os.fchmod(descriptor, PRIVATE_MODE)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise EdgespecError(f"{history} cannot be written: {error.strerror}") from error
 
 
 def _session(history: Path) -> PromptSession[str]:
@@ -66,6 +97,7 @@ def _session(history: Path) -> PromptSession[str]:
     def _break(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    make_private(history)
     return PromptSession(
         history=FileHistory(str(history)),
         multiline=True,

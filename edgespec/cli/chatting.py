@@ -63,8 +63,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no notes or progress")
 
 
-def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
-    """Converse until there are no more lines."""
+def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Converse until there are no more lines; the exit code of the first line of a pipe that
+    failed, and 0 in a terminal, where it was seen."""
     from edgespec import session
 
     template = chat_templates.template_from(given)
@@ -88,7 +89,8 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
         with ExitStack() as stack:
             if cache is not None:
                 stack.enter_context(_kept(loaded, cache, console))
-            if sys.stdin.isatty():
+            is_terminal = sys.stdin.isatty()
+            if is_terminal:
                 console.note(
                     f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
                     "tells keys and commands, Ctrl-D ends"
@@ -98,6 +100,7 @@ def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
             for line in messages:
                 if not chat.take(line):
                     break
+        return 0 if is_terminal else chat.exit_code
 
 
 @contextmanager
@@ -135,6 +138,9 @@ class Chat:
         self._grammar = grammar
         self._console = console
         self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        self.exit_code = 0
+        """The first failure's; 0 without one."""
+        self._n_answers = 0
         self._last: GenerationResult | None = None
         self._running: Generation | None = None
         self._is_stopped = False
@@ -155,7 +161,8 @@ class Chat:
             if text:
                 self._answer(text)
         except (EdgespecError, OSError) as error:
-            self._console.note(f"error: {error}")
+            self._console.complain(f"error: {error}")
+            self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         return True
 
     def _obey(self, text: str) -> bool:
@@ -202,7 +209,14 @@ class Chat:
         except BaseException:
             self._dialogue.take_back()
             raise
-        self._dialogue.answer(message)
+        if message["content"] or message.get("reasoning_content") or not self._is_cancelled:
+            self._dialogue.answer(message)
+        else:
+            self._dialogue.take_back()
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._last is not None and self._last.finish_reason == "cancelled"
 
     def _generate(self) -> dict[str, Any]:
         """The assistant's message, shown as it comes; Ctrl-C ends it where it is."""
@@ -217,7 +231,7 @@ class Chat:
 
         with self._session.stream(
             prompt.tokens,
-            settings.sampling(self._seed),
+            settings.sampling(self._next_seed()),
             settings.limit,
             settings.stop,
             self._console.progress,
@@ -239,6 +253,12 @@ class Chat:
             self._console.note("the context is full: /reset begins anew")
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
+
+    def _next_seed(self) -> int:
+        """Another one for each answer: the noise of a text goes by its places alone."""
+        seed = (self._seed + self._n_answers) % (1 << 64)
+        self._n_answers += 1
+        return seed
 
     def _show(self, kind: str, text: str, said: dict[str, str]) -> None:
         """Reasoning is dim where there are colours, and set apart where there are none."""

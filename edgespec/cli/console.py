@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from edgespec.cli.terminal import printable, printable_on
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -65,16 +66,20 @@ class Console:
 
     def token(self, event: TokenEvent) -> None:
         """The text of one accepted token, at once."""
-        if not event.text:
+        text = self._cleaned(event.text)
+        if not text:
             return
         self._progress.clear()
         guessed = self.color and event.origin == "draft"
-        self._out.write(f"{_GUESSED}{event.text}{_PLAIN}" if guessed else event.text)
+        self._out.write(f"{_GUESSED}{text}{_PLAIN}" if guessed else text)
         self._out.flush()
-        self._midline = not event.text.endswith("\n")
+        self._midline = not text.endswith("\n")
 
     def say(self, text: str, is_aside: bool = False) -> None:
         """Part of an answer, at once; an aside is dim where there are colours."""
+        text = self._cleaned(text)
+        if not text:
+            return
         self._progress.clear()
         self._out.write(f"{_DIM}{text}{_PLAIN}" if self.color and is_aside else text)
         self._out.flush()
@@ -98,6 +103,7 @@ class Console:
     def write(self, text: str) -> None:
         """Lines of a result, such as a table or JSON, on lines of their own."""
         self._progress.clear()
+        text = self._cleaned(text)
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
         self._midline = False
         self._out.flush()
@@ -109,9 +115,17 @@ class Console:
     def note(self, text: str) -> None:
         """Something to know; silent with --quiet."""
         if not self._quiet:
-            self._progress.clear()
-            self._err.write(text + "\n")
-            self._err.flush()
+            self.complain(text)
+
+    def complain(self, text: str) -> None:
+        """Something that went wrong, which --quiet does not silence."""
+        self._progress.clear()
+        self._err.write(printable_on(self._err, text) + "\n")
+        self._err.flush()
+
+    def _cleaned(self, text: str) -> str:
+        """Colours are for terminals, though a pager may stand between."""
+        return printable(text) if self.color else printable_on(self._out, text)
 
     def progress(self, what: str, share: float) -> None:
         """`Progress` of the ports: shown only for what takes longer than PATIENCE_S."""
@@ -162,7 +176,7 @@ class _Progress:
             return
         self._shown_s = now
         share = min(max(share, 0.0), 1.0)
-        line = f"{what}: {100 * share:.0f}%"
+        line = f"{printable(what)}: {100 * share:.0f}%"
         if with_rest and share >= LEAST_SHARE:
             line += f", about {_duration((now - self._began_s) * (1 - share) / share)} left"
         # the cursor goes back: an error that comes now begins where the line does

@@ -22,6 +22,7 @@ from edgespec.cli import flags, grammars, prompt_caches, reports
 from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
+from edgespec.cli.terminal import printable_on
 from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Trace
@@ -57,9 +58,8 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         if given.command == "generate":
             return run_generate(given, interrupts)
         if given.command in _LASTING:
-            _LASTING[given.command](given, interrupts)
-        else:
-            _COMMANDS[given.command](given)
+            return _LASTING[given.command](given, interrupts)
+        _COMMANDS[given.command](given)
         return 0
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)
@@ -246,21 +246,22 @@ def run_models(given: argparse.Namespace) -> None:
     model_commands.run(given)
 
 
-def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
+def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> int:
     """`edgespec serve`."""
     from edgespec.cli import serving
 
     serving.run_serve(given, interrupts)
+    return 0
 
 
-def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> None:
+def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> int:
     """`edgespec chat`."""
     from edgespec.cli import chatting
 
-    chatting.run_chat(given, interrupts)
+    return chatting.run_chat(given, interrupts)
 
 
-_LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], None]] = {
+_LASTING: dict[str, Callable[[argparse.Namespace, Interrupts], int]] = {
     "chat": run_chat,
     "serve": run_serve,
 }
@@ -334,7 +335,8 @@ def _fail(error: BaseException, message: str, exit_code: int, wants_json: bool) 
             print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
-        print(f"edgespec: error: {message}{rest_of_progress}", file=sys.stderr, flush=True)
+        shown = printable_on(sys.stderr, message)
+        print(f"edgespec: error: {shown}{rest_of_progress}", file=sys.stderr, flush=True)
     return exit_code
 
 

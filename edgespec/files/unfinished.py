@@ -25,20 +25,24 @@ except ImportError:  # Windows: nothing is locked there, and nothing that others
 
 SUFFIX = ".edgespec-part"
 """Of everything unfinished; its name begins with a dot."""
+PRIVATE_MODE = 0o600
+"""Mode of files that hold what somebody wrote: for their owner alone."""
 SWEEP_S = 0.25
 """A sweep holds a lock for less; whoever writes holds it for longer."""
 
 
 @contextmanager
-def unfinished_file(out: Path, alone: bool = True) -> Iterator[BinaryIO]:
+def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `out` when the block ends, and is gone if it fails.
+    A private one is for its owner alone (mode 0600).
 
     Raises UsageError while another process writes `out`, unless neither wants to be `alone`: then
     the last one's stays. Raises OSError.
     """
     sweep(out.parent)
     part = _place_for(out) if alone else _own_place(out.parent)
-    descriptor = _claim(partial(_open, part, os.O_RDWR | os.O_CREAT), part, out)
+    mode = PRIVATE_MODE if is_private else 0o666
+    descriptor = _claim(partial(_open, part, os.O_RDWR | os.O_CREAT, mode), part, out)
     with os.fdopen(descriptor, "w+b", buffering=1 << 20) as file:
         try:
             file.truncate(0)
@@ -162,11 +166,11 @@ def _lock(descriptor: int) -> None:
         return
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int, mode: int = 0o666) -> int:
     """Follows no link and waits for nobody: the name is known to everyone."""
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    return os.open(path, flags, 0o666)
+    return os.open(path, flags, mode)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -96,7 +96,7 @@ def written(path: Path) -> Iterator[StateWriter]:
     """
     check_place(path)
     try:
-        with unfinished_file(path) as file:
+        with unfinished_file(path, is_private=True) as file:
             yield StateWriter(file)
     except OSError as error:
         raise EdgespecError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -31,10 +31,11 @@ def read(pieces: list[str]) -> list[str]:
     """The control tokens that a tokenizer finds in pieces which it reads one by one."""
     found = []
     for piece in pieces:
-        while piece:
-            token = next((token for token in CONTROL if piece.startswith(token)), "")
+        rest = piece
+        while rest:
+            token = next((token for token in CONTROL if rest.startswith(token)), "")
             found += [token] if token else []
-            piece = piece[len(token) or 1 :]
+            rest = rest[len(token) or 1 :]
     return found
 
 

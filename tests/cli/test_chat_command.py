@@ -61,9 +61,18 @@ def test_a_second_turn_reads_only_what_is_new():
     ],
 )
 def test_a_mistake_is_one_line_and_the_conversation_goes_on(line, complaint):
-    out, said = chat(f"{line}\nwrite gcd\n")
+    out, said = chat(f"{line}\nwrite gcd\n", "--quiet", code=2)
     assert out
     assert complaint in said
+
+
+def test_a_line_that_is_no_text_ends_a_pipe_and_is_said():
+    done = subprocess.run(
+        [*CHAT, "--quiet"], input=b"x\xff\n", capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert b"line 1 of stdin is not UTF-8 at byte 1" in done.stderr
 
 
 def test_a_model_without_a_template_is_refused_before_anything_is_asked():

@@ -128,3 +128,35 @@ def test_progress_may_tell_the_time_that_remains(share: float, line: str):
     clock.now_s += 10
     console.progress_with_rest("checking", share)
     assert err.getvalue() == line
+
+
+NASTY = "a\x1b]0;title\x07b\x1b[2Jc\x9b31md\re\x7f\tf\n"
+SHOWN = "a]0;titleb[2Jc31mde\tf\n"
+
+
+@pytest.mark.parametrize(
+    ("color", "stream", "shown"),
+    [
+        ("never", Terminal(), SHOWN),
+        ("always", io.StringIO(), SHOWN),
+        ("never", io.StringIO(), NASTY),
+    ],
+)
+def test_no_text_gives_a_terminal_orders(color, stream, shown):
+    console = Console(color, stdout=stream, stderr=stream)
+    console.say(NASTY)
+    console.token(TokenEvent(NASTY, 1, "target", 0))
+    console.write(NASTY)
+    assert stream.getvalue() == 2 * shown + shown + "\n"
+
+
+def test_notes_and_progress_give_a_terminal_no_orders():
+    err, clock = Terminal(), Clock()
+    console = Console("never", stdout=io.StringIO(), stderr=err, clock=clock)
+    console.note(NASTY)
+    assert err.getvalue() == SHOWN + "\n"
+    console.progress("\x1b[2Jloading", 0.1)
+    clock.now_s += 10
+    console.progress("\x1b[2Jloading", 0.2)
+    assert "\x1b[2J" not in err.getvalue()
+    assert "[2Jloading: 20%" in err.getvalue()

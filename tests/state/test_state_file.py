@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,10 @@ def test_another_session_goes_on_without_reading_the_text_again(kept: Path) -> N
     assert other.write([*text, 3, 4]) == first.write([*text, 3, 4])
     assert not other.target.prefilled
     assert other.tally.reused_tokens == len(text) - 1
+
+
+def test_state_is_its_owners_alone(kept: Path) -> None:
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_the_draft_goes_on_too(kept: Path) -> None:

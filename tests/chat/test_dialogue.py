@@ -1,0 +1,60 @@
+"""A conversation that is saved replaces nothing but a conversation."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgespec.chat.dialogue import Dialogue
+from edgespec.errors import UsageError
+
+
+@pytest.fixture
+def dialogue() -> Dialogue:
+    dialogue = Dialogue("Be brief.")
+    dialogue.ask("Hello")
+    return dialogue
+
+
+def test_it_is_saved_again_and_again_for_its_owner_alone(dialogue, tmp_path):
+    file = tmp_path / "talk.json"
+    for text in ("Hi", "Bye"):
+        dialogue.answer({"content": text})
+        dialogue.save(file)
+    assert json.loads(file.read_text())["messages"][-1]["content"] == "Bye"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_another_file_stays_as_it_is(dialogue, tmp_path):
+    file = tmp_path / "thesis.tex"
+    file.write_text("years of work")
+    with pytest.raises(UsageError, match="no conversation that was saved here, and stays"):
+        dialogue.save(file)
+    assert file.read_text() == "years of work"
+
+
+def test_an_empty_file_is_filled(dialogue, tmp_path):
+    (tmp_path / "talk.json").touch()
+    dialogue.save(tmp_path / "talk.json")
+    assert (tmp_path / "talk.json").stat().st_size
+
+
+def test_a_link_is_refused_wherever_it_leads(dialogue, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        dialogue.save(tmp_path / "link")
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path, "a directory"), (tmp_path / "fifo", "a FIFO")):
+        with pytest.raises(UsageError, match=f"is {kind}"):
+            dialogue.save(path)
+
+
+def test_a_device_is_refused(dialogue, tmp_path):
+    with pytest.raises(UsageError, match="/dev/null is a device"):
+        dialogue.save(Path("/dev/null"))

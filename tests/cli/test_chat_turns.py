@@ -1,0 +1,102 @@
+"""Turns of `edgespec chat`: their seeds, what is kept of them, and what they end with."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from edgespec.chat.dialogue import Dialogue
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.cli.chatting import Chat
+from edgespec.cli.console import Console
+from edgespec.config import GenerateSettings
+from edgespec.errors import EdgespecError
+from edgespec.values import TokenEvent
+
+
+class Answer:
+    """A generation that says `words`."""
+
+    def __init__(self, words: tuple[str, ...], reason: str) -> None:
+        self._events = iter([TokenEvent(word, 1, "target", 0) for word in words])
+        self.result = SimpleNamespace(text="".join(words), finish_reason=reason)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        return self._events
+
+    def cancel(self) -> None: ...
+
+
+class Talker:
+    """A session whose answers are given."""
+
+    def __init__(self, *answers: Answer | EdgespecError) -> None:
+        self._answers = list(answers)
+        self.seeds: list[int] = []
+
+    def chat_prompt(self, messages) -> ChatPrompt:
+        return ChatPrompt("", (1,), None, "")
+
+    def stream(self, tokens, sampling, *others, **options) -> Answer:
+        self.seeds.append(sampling.seed)
+        answer = self._answers.pop(0) if self._answers else Answer(("Yes.",), "stop")
+        if isinstance(answer, EdgespecError):
+            raise answer
+        return answer
+
+
+def chat(session: Talker, seed: int | None = None) -> tuple[Chat, Dialogue, io.StringIO]:
+    dialogue, out = Dialogue(), io.StringIO()
+    settings = GenerateSettings(seed=seed)
+    console = Console("never", quiet=True, stdout=out, stderr=out)
+    return Chat(session, dialogue, settings, None, console), dialogue, out
+
+
+def test_every_turn_draws_anew_and_a_seed_repeats_them_all():
+    first, again = Talker(), Talker()
+    for session in (first, again):
+        talk, _, _ = chat(session, seed=7)
+        for line in ("Is it?", "/reset", "Is it?", "Is it?"):
+            talk.take(line)
+    assert len(set(first.seeds)) == 3
+    assert first.seeds == again.seeds
+    assert first.seeds[0] == 7
+
+
+def test_the_largest_seed_has_a_next_one():
+    session = Talker()
+    talk, _, _ = chat(session, seed=(1 << 64) - 1)
+    talk.take("Is it?")
+    talk.take("Is it?")
+    assert session.seeds == [(1 << 64) - 1, 0]
+
+
+def test_an_answer_that_was_stopped_before_its_first_word_leaves_no_turn():
+    talk, dialogue, _ = chat(Talker(Answer((), "cancelled")))
+    talk.take("Is it?")
+    assert dialogue.turns == []
+
+
+@pytest.mark.parametrize("answer", [Answer(("Ye",), "cancelled"), Answer((), "stop")])
+def test_an_answer_that_was_begun_or_is_empty_is_a_turn(answer):
+    talk, dialogue, _ = chat(Talker(answer))
+    talk.take("Is it?")
+    assert [turn["role"] for turn in dialogue.turns] == ["user", "assistant"]
+
+
+def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
+    talk, dialogue, out = chat(Talker(EdgespecError("the disk is full")))
+    assert talk.take("Is it?")
+    assert talk.take("/nothing")
+    talk.take("Is it?")
+    assert talk.exit_code == 1
+    assert out.getvalue().startswith("error: the disk is full\nerror: /nothing is no command")
+    assert len(dialogue.turns) == 2
