@@ -220,7 +220,7 @@ def differences(kept: ModelState, now: ModelState) -> str | None:
     """In words, why state of one cannot be used by the other; None where it can."""
     if kept.fingerprint != now.fingerprint:
         if kept.name == now.name:
-            return f"of other weights than those of {now.name}"
+            return f"of other weights than those of {now.name}, or of its file before a change"
         return f"of the model {kept.name}, not of {now.name}"
     differing: list[Any] = sorted(
         {*kept.settings.items()} ^ {*now.settings.items()}, key=lambda item: item[0]

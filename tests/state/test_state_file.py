@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from edgespec.engine.loop import Engine
 from edgespec.errors import EdgespecError, StateError, UsageError
-from edgespec.files.fingerprint import fingerprint
+from edgespec.files.fingerprint import HEAD_BYTES, SAMPLE_BYTES, fingerprint
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
@@ -321,7 +322,7 @@ def test_a_cache_that_cannot_be_written_costs_no_text(
     assert pair.tally.notes == ["the prompt cache was not written: no space"]
 
 
-def test_fingerprints_tell_files_of_one_shape_apart(tmp_path: Path) -> None:
+def test_fingerprints_tell_files_of_one_shape_and_age_apart(tmp_path: Path) -> None:
     content = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8)
     told = set()
     for name, place in (("a", None), ("b", 5), ("c", 2 << 20)):
@@ -329,10 +330,25 @@ def test_fingerprints_tell_files_of_one_shape_apart(tmp_path: Path) -> None:
         if place is not None:
             changed[place : place + 65536] += 1
         changed.tofile(tmp_path / name)
+        os.utime(tmp_path / name, ns=(1, 1))
         told.add(fingerprint([tmp_path / name]))
     assert len(told) == 3
-    (tmp_path / "d").write_bytes((tmp_path / "a").read_bytes())
+    shutil.copy2(tmp_path / "a", tmp_path / "d")
     assert fingerprint([tmp_path / "d"]) in told
+
+
+def test_a_byte_between_the_samples_makes_another_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(bytes(8 << 20))
+    os.utime(path, ns=(1, 1))
+    before = fingerprint([path])
+    with path.open("r+b") as file:
+        file.seek(HEAD_BYTES + SAMPLE_BYTES + 14_000)
+        file.write(b"x")
+    changed = fingerprint([path])
+    os.utime(path, ns=(1, 1))
+    assert fingerprint([path]) == before, "the samples alone would not have shown it"
+    assert changed != before
 
 
 def test_a_header_that_is_too_long_is_not_read(kept: Path) -> None:
