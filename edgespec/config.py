@@ -66,6 +66,8 @@ USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
 MOST_DRAFTED = 1024
 """Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
+MOST_BIAS = 10_000.0
+"""Of whatever is added to a logit: far more than logits are apart, and sums of them stay finite."""
 MOST_CONFIG_BYTES = 1 << 20
 
 
@@ -105,9 +107,11 @@ def _biases(value: object) -> object:
 
 def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
     for token, bias in biases.items():
-        if token < 0 or math.isnan(bias) or bias == math.inf:
+        if token < 0 or not (bias == -math.inf or abs(bias) <= MOST_BIAS):
             raise PydanticCustomError(
-                "bias", "token ids start at 0, and a bias is finite, or -inf to forbid the token"
+                "bias",
+                "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
+                f"{MOST_BIAS:,.0f}, down to as much",
             )
     return MappingProxyType(dict(biases))
 
@@ -201,9 +205,9 @@ class Sampling(Settings):
     """Keep the fewest best tokens whose probabilities reach p; 1 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Keep tokens at least p times as probable as the best one; 0 keeps all."""
-    repeat_penalty: float = Field(default=1.0, gt=0)
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    repeat_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    frequency_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
+    presence_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
     repeat_last_n: int = Field(default=64, ge=-1, le=MOST)
     """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[

@@ -17,8 +17,8 @@ from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.concurrency.owning import Owner, close_forgotten
 from edgespec.config import LoadSettings
-from edgespec.engine.admission import encoded_prompt
 from edgespec.engine.drafting.remembering import CalibrationFile
+from edgespec.engine.encoding import Encoder
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -100,6 +100,7 @@ class Session(Owner):
         self._engine = SharedEngine(engine, models.close)
         room_bytes = sum(row.nbytes for row in models.plan.rows if row.what == STATE_FILES)
         self._keeper = StateKeeper(engine, target, draft, room_bytes)
+        self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = self._new_prompts()
         self._compiler: GrammarCompiler | None = None
         self._compiling = threading.Lock()
@@ -127,10 +128,11 @@ class Session(Owner):
         return self._engine.n_waiting
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's BOS if it wants one."""
-        text = arguments.text("text", text)
-        with self._engine.use():
-            return self._models.target.vocabulary.encode(text)
+        """Token ids of `text`, with the model's BOS if it wants one.
+
+        Raises UsageError for a text that is far longer than the context.
+        """
+        return self._encoder.encode(arguments.text("text", text))
 
     def stream(
         self,
@@ -150,9 +152,7 @@ class Session(Owner):
         prompt costs in a file. Raises UsageError at once for what cannot be meant.
         """
         if isinstance(prompt, str):
-            text, target = arguments.text("the prompt", prompt), self._models.target
-            with self._engine.use():
-                tokens = encoded_prompt(text, target.vocabulary, target.info.n_ctx)
+            tokens = self._encoder.encode(arguments.text("the prompt", prompt))
         else:
             tokens = arguments.token_ids("the prompt", prompt)
         request = self._engine.request(
@@ -283,19 +283,21 @@ class Session(Owner):
             return len(self._keeper.load(_path(path)).tokens)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that `token` adds to a text."""
+        """The bytes that `token` adds to a text. Raises UsageError for what is no token."""
+        token = arguments.whole("the token", token)
         with self._engine.use():
             return self._models.target.vocabulary.piece(token)
 
     def _new_prompts(self, source: str | None = None) -> ChatPrompts:
-        engine, vocabulary = self._engine, self._models.target.vocabulary
+        vocabulary, encoder = self._models.target.vocabulary, self._encoder
 
         def encode(text: str) -> list[int]:  # knows no session, which may be forgotten
-            with engine.use():
-                return vocabulary.encode(text, add_special=False)
+            return encoder.encode(text, add_special=False)
 
         told = vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
-        return ChatPrompts(self.target.name, told, encode, source, vocabulary.piece)
+        return ChatPrompts(
+            self.target.name, told, encode, source, vocabulary.piece, encoder.most_characters
+        )
 
     def _constraint(self, grammar: Grammar) -> Constraint:
         if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):

@@ -68,13 +68,16 @@ class ChatPrompts:
         encode: Encode,
         given: str | None = None,
         piece: Piece | None = None,
+        most_characters: int | None = None,
     ) -> None:
-        """`given` takes the place of the model's own template; `piece` tells what a token adds."""
+        """`given` takes the place of the model's own template; `piece` tells what a token adds;
+        conversations of more than `most_characters` are refused before they are rendered."""
         self._model = model
         self._format = told
         self._encode = encode
         self._given = given
         self._piece = piece
+        self._most_characters = most_characters
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
@@ -94,6 +97,7 @@ class ChatPrompts:
     ) -> ChatPrompt:
         """Raises UsageError for messages that are none, ModelError for a template that fails."""
         template = self.template(bool(tools))
+        self._check_size((messages, tools, variables))
         pieces = template.pieces(messages, tools, **variables)
         marks = marks_of(template.source)
         hidden = self._hidden(marks) if marks else {}
@@ -117,6 +121,20 @@ class ChatPrompts:
                 fits = joined[: len(seam)] == seam
                 tokens += joined[len(seam) :] if fits else self._encode(piece)
         return tokens
+
+    def _check_size(self, conversation: Any) -> None:
+        from edgespec.chat.nesting import nested_size  # which needs jinja2
+
+        try:
+            size = nested_size(conversation)
+        except (RecursionError, ValueError) as error:
+            raise UsageError(f"the messages are no conversation: {error}") from error
+        most = self._most_characters
+        if most is not None and size > most:
+            raise UsageError(
+                f"the messages have {size:,} characters, and the context holds at most {most:,}: "
+                "shorten them or raise --ctx-size"
+            )
 
     def _hidden(self, marks: Marks) -> dict[int, str]:
         if self._piece is None:

@@ -30,6 +30,10 @@ _SAMPLING = (
 )
 
 
+_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
+"""Of a rendering; the request says them elsewhere, or not at all."""
+
+
 class RequestError(UsageError):
     """A field of a request that cannot be meant."""
 
@@ -95,7 +99,7 @@ class CommonRequest(_Part):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    repeat_penalty: float | None = Field(default=None, gt=0)
+    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[int, float] | None = None
@@ -186,6 +190,11 @@ class ChatRequest(CommonRequest):
     @property
     def template_variables(self) -> dict[str, Any]:
         variables = dict(self.chat_template_kwargs or {})
+        if taken := variables.keys() & _TEMPLATE_ARGUMENTS:
+            raise RequestError(
+                f"chat_template_kwargs.{min(taken)} is not the template's to choose: leave it out",
+                "chat_template_kwargs",
+            )
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
         return variables

@@ -102,6 +102,7 @@ class Completions:
             encoded, echo = self._session.encode(prompt), prompt
         else:
             encoded = prompt
+            _check_tokens(prompt, self._session.target.n_vocab)
             echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
         grammar = grammar_of(request.response_format)
         tokens = self._start(
@@ -143,6 +144,16 @@ class Completions:
     def _envelope(self, kind: Any, prefix: str) -> Envelope:
         identity = f"{prefix}-{secrets.token_hex(12)}"
         return Envelope(kind, identity, int(self._clock()), self.model)
+
+
+def _check_tokens(prompt: Sequence[int], n_vocab: int) -> None:
+    """Raise RequestError for numbers that are no tokens, before any is decoded."""
+    for place, token in enumerate(prompt):
+        if not 0 <= token < n_vocab:
+            raise RequestError(
+                f"prompt.{place}: token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}",
+                "prompt",
+            )
 
 
 def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edgespec.errors import UsageError
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
@@ -23,12 +24,23 @@ class Vocabulary(Protocol):
     n_vocab: int
     eog_tokens: frozenset[int]
     """End-of-generation tokens: any of them ends the text."""
+    longest_piece_bytes: int
+    """Most bytes of a text that one token stands for, or a little more."""
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`, with the model's BOS if it wants one."""
 
     def piece(self, token: int) -> bytes:
-        """The bytes that `token` adds to the text; control tokens add none."""
+        """The bytes that `token` adds to the text; control tokens add none.
+
+        Raises UsageError for a number that is no token: libraries take whatever they are given.
+        """
+
+
+def check_token(token: int, n_vocab: int) -> None:
+    """Raise UsageError for a number that is no token of a vocabulary of `n_vocab`."""
+    if not 0 <= token < n_vocab:
+        raise UsageError(f"token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}")
 
 
 class LanguageModel(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.resources import files
@@ -39,6 +40,7 @@ from edgespec.session import Session
 R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
 
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -201,7 +203,10 @@ class Service:
             body += part
             self._guard.check_size(len(body))
         try:
-            return json.loads(body.decode("utf-8"), parse_constant=_no_number)
+            content = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+            if _ESCAPED_SURROGATE.search(body):
+                _check_text(content)
+            return content
         except UnicodeDecodeError as error:
             raise Refusal(400, f"the body is not UTF-8 at byte {error.start}") from error
         except RecursionError as error:
@@ -262,6 +267,27 @@ async def _first(chunks: AsyncIterator[Answer], most: int) -> AsyncIterator[Answ
 
 def _event(content: Any) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _check_text(content: Any) -> None:
+    """Raise Refusal for half a character in any text of the request."""
+    match content:
+        case str():
+            try:
+                content.encode()
+            except UnicodeEncodeError as error:
+                raise Refusal(
+                    400,
+                    "the body has half a character (a lone surrogate, an escape such as \\ud800 "
+                    "without its other half), which is no text",
+                ) from error
+        case list():
+            for part in content:
+                _check_text(part)
+        case dict():
+            for name, part in content.items():
+                _check_text(name)
+                _check_text(part)
 
 
 def _no_number(name: str) -> float:

@@ -35,7 +35,11 @@ class Guard:
         if self.api_key is not None:
             if not self.api_key.strip():
                 raise UsageError("--api-key is empty: leave it out, or give a key")
-            object.__setattr__(self, "_key", self.api_key.encode())
+            try:
+                key = self.api_key.strip().encode()
+            except UnicodeEncodeError as error:
+                raise UsageError("--api-key is no text: give one that is UTF-8") from error
+            object.__setattr__(self, "_key", key)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """A page elsewhere may have its name resolve to this machine: names are checked.
@@ -51,7 +55,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is None:
             return
-        if urlsplit(origin).netloc != headers.get("host", ""):
+        if _netloc(origin) != headers.get("host", ""):
             raise Refusal(403, f"pages of {origin} may not ask here", code="origin_not_allowed")
 
     def check_key(self, headers: Mapping[str, str]) -> None:
@@ -59,7 +63,8 @@ class Guard:
         if self.api_key is None:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self._key)
+        # headers are bytes that were read as Latin-1; the key is UTF-8
+        right = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._key)
         if kind.lower() != "bearer" or not right:
             raise Refusal(
                 401,
@@ -81,6 +86,14 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _netloc(origin: str) -> str | None:
+    """The host and port of an origin; None for one that is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _host_name(header: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
-from edgespec.ports import Progress, Vocabulary
+from edgespec.ports import Progress, Vocabulary, check_token
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
@@ -66,11 +66,13 @@ class FakeVocabulary:
         self.n_vocab = n_vocab
         self.eog_tokens = frozenset(eog_tokens)
         self._pieces = pieces or [bytes([ord("a") + token % 26]) for token in range(n_vocab)]
+        self.longest_piece_bytes = max(map(len, self._pieces))
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return [byte % self.n_vocab for byte in text.encode()]
 
     def piece(self, token: int) -> bytes:
+        check_token(token, self.n_vocab)
         return self._pieces[token]
 
 

@@ -78,6 +78,19 @@ class PortContract:
         row: np.ndarray = logits[0]
         return row
 
+    # The vocabulary
+
+    def test_a_number_that_is_no_token_is_refused(self, model: LanguageModel) -> None:
+        vocabulary = model.vocabulary
+        for token in (-1, vocabulary.n_vocab, 1 << 31, 1 << 80):
+            with pytest.raises(UsageError, match="is unknown"):
+                vocabulary.piece(token)
+
+    def test_no_token_is_longer_than_the_longest(self, model: LanguageModel) -> None:
+        vocabulary = model.vocabulary
+        pieces = map(vocabulary.piece, range(vocabulary.n_vocab))
+        assert max(map(len, pieces)) <= vocabulary.longest_piece_bytes
+
     # The committed prefix
 
     def test_a_fresh_model_has_committed_nothing(

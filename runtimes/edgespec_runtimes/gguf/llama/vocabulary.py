@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import llama_cpp.llama_cpp as lib
 
+from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.loading import Model
 
@@ -24,6 +25,7 @@ class GgufVocabulary:
         self._vocab = model.vocab
         self._users = model.users
         self.n_vocab = model.n_vocab
+        self.longest_piece_bytes = max(map(len, token_table), default=0)
         self.eog_tokens = frozenset(
             token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
         )
@@ -47,6 +49,7 @@ class GgufVocabulary:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - the vocabulary lives as long as its model
     def piece(self, token: int) -> bytes:
+        check_token(token, self.n_vocab)  # llama.cpp ends the process
         room = 64
         while True:
             text = ctypes.create_string_buffer(room)

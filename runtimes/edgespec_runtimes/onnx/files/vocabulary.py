@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import read_regular
+from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 
@@ -40,12 +41,14 @@ class TokenizerVocabulary:
         self._tokenizer = tokenizer
         self._table = table
         self._pieces = pieces
+        self.longest_piece_bytes = max(map(len, pieces), default=0)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
         return ids
 
     def piece(self, token: int) -> bytes:
+        check_token(token, self.n_vocab)
         return self._pieces[token]
 
     @property

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from edgespec.engine.admission import encoded_prompt
+from edgespec.engine.encoding import encoded
 from edgespec.errors import UsageError
 
 
@@ -15,6 +15,7 @@ class Words:
 
     n_vocab = 2
     eog_tokens: frozenset[int] = frozenset()
+    longest_piece_bytes = 1_000_000
 
     def __init__(self) -> None:
         self.n_characters = 0
@@ -31,13 +32,13 @@ class Words:
 
 
 def test_a_prompt_is_encoded_whole() -> None:
-    assert encoded_prompt("one two three", Words(), 100) == [1] * 5
+    assert encoded("one two three", Words(), 100) == [1] * 5
 
 
 def test_a_prompt_without_end_is_refused_after_its_beginning() -> None:
     vocabulary, text = Words(), "word " * 10_000_000
     with pytest.raises(UsageError, match="50,000,000 characters, and the first 16,000 of them"):
-        encoded_prompt(text, vocabulary, 1000)
+        encoded(text, vocabulary, 1000)
     assert vocabulary.n_characters < len(text) / 1000
 
 
@@ -45,15 +46,23 @@ def test_a_prompt_without_end_is_refused_after_its_beginning() -> None:
 def test_what_is_not_far_too_long_is_counted(n_tokens: int) -> None:
     """The context's end is for whoever checks the tokens."""
     text = "word " * (n_tokens // 2) + "x" * (n_tokens % 2)
-    assert len(encoded_prompt(text, Words(), 1000)) == n_tokens
+    assert len(encoded(text, Words(), 1000)) == n_tokens
 
 
 def test_long_tokens_may_be_many_characters() -> None:
-    assert encoded_prompt("x" * 1_000_000, Words(), 100) == [1]
+    assert encoded("x" * 1_000_000, Words(), 100) == [1]
     text = "x" * 1_000_000 + " y" * 40
-    assert len(encoded_prompt(text, Words(), 100)) == 81
+    assert len(encoded(text, Words(), 100)) == 81
+
+
+def test_what_no_tokens_could_hold_is_not_read_at_all() -> None:
+    vocabulary = Words()
+    vocabulary.longest_piece_bytes = 10
+    with pytest.raises(UsageError, match="1,001 characters, which are 100 tokens at the least"):
+        encoded("x" * 1001, vocabulary, 100)
+    assert vocabulary.n_characters == 0
 
 
 def test_a_small_context_does_not_refuse_what_is_cut_in_a_word() -> None:
     """Of the beginning of a word, more tokens may come than of the word."""
-    assert len(encoded_prompt("word " * 30, Words(), 4)) == 60
+    assert len(encoded("word " * 30, Words(), 4)) == 60

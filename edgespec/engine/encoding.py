@@ -1,0 +1,78 @@
+"""Texts become tokens: one at a time, and none that is far longer than the context.
+
+A tokenizer takes up to 125 bytes for each byte of a text (llama.cpp's, of blanks): a text's length
+is judged before it is encoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from edgespec.errors import UsageError
+from edgespec.ports import Vocabulary
+
+PIECE_CHARACTERS = 8
+"""Of text for each token that the context holds: more than most tokens have."""
+LEAST_TOKENS = 64
+"""What a context is taken for that is even smaller: texts are cut in the middle of a word."""
+
+
+class Encoder:
+    """Encodes what may become a prompt of one model. Any thread may ask; they take turns."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, n_ctx: int, use: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`use` is around whatever touches the model."""
+        self._vocabulary = vocabulary
+        self._n_ctx = n_ctx
+        self._use = use
+        self._turn = threading.Lock()
+
+    @property
+    def most_characters(self) -> int:
+        """Of a text that tokens of the longest kind could bring into the context."""
+        return most_characters(self._vocabulary, self._n_ctx)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Raises UsageError for a text that is far longer than the context."""
+        with self._turn, self._use():
+            return encoded(text, self._vocabulary, self._n_ctx, add_special)
+
+
+def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
+    """Token ids of a text. Raises UsageError for one that is far longer than the context, before
+    more of it is encoded than it takes to tell.
+
+    A text has no fewer tokens than pieces of the longest kind. Most have by far more, so that the
+    tokens of a beginning tell: a text has no fewer than its beginning, but for those at the cut;
+    twice the context's leave no doubt.
+    """
+    check_length(len(text), vocabulary, n_ctx)
+    too_many = 2 * max(n_ctx, LEAST_TOKENS)
+    length = PIECE_CHARACTERS * too_many
+    while length < len(text):
+        if len(vocabulary.encode(text[:length], add_special)) > too_many:
+            raise UsageError(
+                f"the prompt has {len(text):,} characters, and the first {length:,} of them more "
+                f"tokens than the context, {n_ctx:,}: shorten the prompt or raise --ctx-size"
+            )
+        length *= 2
+    return vocabulary.encode(text, add_special)
+
+
+def most_characters(vocabulary: Vocabulary, n_ctx: int) -> int:
+    """Of a text that tokens of the longest kind could bring into the context."""
+    return vocabulary.longest_piece_bytes * max(n_ctx, LEAST_TOKENS)
+
+
+def check_length(n_characters: int, vocabulary: Vocabulary, n_ctx: int) -> None:
+    """Raise UsageError for a text that no tokens could bring into the context."""
+    if n_characters > most_characters(vocabulary, n_ctx):
+        n_tokens = n_characters // vocabulary.longest_piece_bytes
+        raise UsageError(
+            f"the prompt has {n_characters:,} characters, which are {n_tokens:,} tokens at the "
+            f"least: the context has {n_ctx:,}; shorten the prompt or raise --ctx-size"
+        )
