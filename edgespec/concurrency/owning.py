@@ -5,6 +5,7 @@ Who closes it, who is at work inside it meanwhile, and what becomes of it when n
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -72,6 +73,7 @@ class Users:
         signal handler or the garbage collector may come in at any point."""
         self._left = threading.Event()
         self._release = threading.RLock()
+        self._process = os.getpid()
         self.is_closing = False
         """Whether nobody can come in any more."""
         self.is_released = False
@@ -82,13 +84,22 @@ class Users:
         """Whether this thread is."""
         return [threading.get_ident()] in self._inside
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     @contextmanager
     def use(self, alone: bool = False) -> Iterator[None]:
         """Nothing is released while the block runs.
 
         Raises the owner's error once it is closing, and UsageError if the block is to be `alone`
-        and somebody is inside.
+        and somebody is inside, or in a fork of the process, where the owner's threads are not.
         """
+        if self._is_forked:
+            raise UsageError(
+                f"{self._owner} belongs to the process {self._process}, of which this is a fork "
+                "without its threads: load one here, or start processes by multiprocessing's spawn"
+            )
         with self.within() as is_first:
             if self.is_closing:
                 raise self._closed(f"{self._owner} is closed")
@@ -109,10 +120,14 @@ class Users:
                 self._left.set()
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
-        """Call `release` when nobody is inside; `hurry` asks those who are to come out. Once.
+        """Call `release` when nobody is inside; `hurry` asks those who are to come out. Once, and
+        not in a fork of the process, whose memory goes with it.
 
         Raises UsageError in a thread that is inside itself: it would wait for its own end.
         """
+        if self._is_forked:
+            self.is_closing = self.is_released = True
+            return
         if self.is_inside:
             raise UsageError(
                 f"{self._owner} cannot be closed from within a call of its own: use cancel() there "

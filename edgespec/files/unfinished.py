@@ -122,30 +122,30 @@ def _claimed_folder(part: Path, out: Path) -> Iterator[Path]:
 
 
 def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:
-    """A descriptor of `part` that holds its lock. Raises UsageError where another one does.
+    """A descriptor of `part` that holds its lock. Raises UsageError where another one does, and
+    OSError where nothing can be made.
 
-    For a moment a sweep holds what was made and not locked yet: that is waited for.
+    For a moment a sweep holds what was made and not locked yet, or deletes it: that is waited for.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
+        is_late = time.monotonic() > deadline
         try:
             descriptor = open_part()
         except (IsADirectoryError, FileExistsError) as error:  # as a folder, or as a file
             raise _taken(out) from error
-        except FileNotFoundError:
-            if not out.parent.is_dir():
+        except FileNotFoundError:  # swept away before it could be locked, or no place for files
+            if is_late or not out.parent.is_dir():
                 raise
-            continue  # a folder that was swept away before it could be locked
-        try:
-            _lock(descriptor)
-            if _is_at(descriptor, part):
-                return descriptor
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise _taken(out) from error
-            time.sleep(0.002)
-        os.close(descriptor)  # its owner finished, or it was swept away, before our lock
+        else:
+            with suppress(BlockingIOError):
+                _lock(descriptor)
+                if _is_at(descriptor, part):
+                    return descriptor
+            os.close(descriptor)
+            if is_late:
+                raise _taken(out)
+        time.sleep(0.002)
 
 
 def _taken(out: Path) -> UsageError:

@@ -1,6 +1,10 @@
-"""What closes several things."""
+"""What closes several things, and what is left of an owner in a fork of its process."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +36,38 @@ def test_all_are_closed_in_order_whatever_one_raises() -> None:
 
 def test_nothing_to_close_is_no_error() -> None:
     close_all()
+
+
+FORK = """
+import os
+import edgespec
+from edgespec.models.embedded import embedded_pair
+
+pair = embedded_pair()
+settings = edgespec.LoadSettings(model=pair.target, draft=pair.draft, ctx_size=64)
+with edgespec.load(settings) as session:
+    started = session.stream("def", max_tokens=9)
+    next(started)
+    if child := os.fork():
+        os.waitpid(child, 0)
+        print(len(started.result.tokens) if list(started) else 0)
+    else:
+        for use in (lambda: session.generate("def", max_tokens=2), lambda: next(started)):
+            try:
+                use()
+            except edgespec.UsageError as error:
+                print(error, flush=True)
+        started.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_fork_is_told_that_the_session_is_its_parent_s_which_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], check=False, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    *refused, n_tokens = done.stdout.decode().splitlines()
+    assert len(refused) == 2
+    assert all("is a fork without its threads: load one here" in line for line in refused)
+    assert n_tokens == "9"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -175,3 +175,12 @@ def test_a_sweep_that_comes_between_making_and_locking_stops_nobody(
         file.write(b"complete")
     assert (tmp_path / "out").read_bytes() == b"complete"
     assert swept and not parts(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs")
+@pytest.mark.parametrize("write", [unfinished_file, unfinished_folder])
+def test_a_folder_in_which_nothing_can_be_made_is_an_error_at_once(
+    write: Callable[[Path], AbstractContextManager[object]],
+) -> None:
+    with pytest.raises(FileNotFoundError), write(Path("/proc/self/x")):
+        pass
