@@ -222,7 +222,8 @@ class Session(Owner):
     def use_chat_template(self, source: str | None) -> None:
         """Take this template in the place of the model's own; None takes that again.
 
-        Raises ModelError for a template that is none.
+        It is Jinja, or a name that llama.cpp knows, such as `chatml`. Raises UsageError for another
+        name, and ModelError for a template that fails or shows no message.
         """
         prompts = self._new_prompts(source)
         if source is not None:
@@ -295,8 +296,9 @@ class Session(Owner):
             return encoder.encode(text, add_special=False)
 
         told = vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
+        bos = encoder.encode("")[:1]
         return ChatPrompts(
-            self.target.name, told, encode, source, vocabulary.piece, encoder.most_characters
+            self.target.name, told, encode, source, vocabulary.piece, encoder.most_characters, bos
         )
 
     def _constraint(self, grammar: Grammar) -> Constraint:

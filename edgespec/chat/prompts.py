@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.chat.messages import Message
+from edgespec.chat.named_templates import named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
-from edgespec.errors import UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.values import TokenEvent
 
@@ -69,24 +70,36 @@ class ChatPrompts:
         given: str | None = None,
         piece: Piece | None = None,
         most_characters: int | None = None,
+        bos: Sequence[int] = (),
     ) -> None:
-        """`given` takes the place of the model's own template; `piece` tells what a token adds;
-        conversations of more than `most_characters` are refused before they are rendered."""
+        """`given`, Jinja or a name that llama.cpp knows, takes the place of the model's own
+        template; `piece` tells what a token adds, `bos` what the tokenizer begins a text with,
+        which Jinja writes itself; conversations of more than `most_characters` are refused before
+        they are rendered. Raises UsageError for a name that is unknown.
+        """
+        named = None if given is None else named_template(given)
         self._model = model
         self._format = told
         self._encode = encode
-        self._given = given
+        self._given = named or given
         self._piece = piece
         self._most_characters = most_characters
+        self._bos = () if named is None else tuple(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
     def template(self, with_tools: bool = False) -> ChatTemplate:
-        """The template for a conversation. Raises ModelError where there is none."""
+        """The template for a conversation. Raises ModelError where there is none that shows it."""
         source = self._given or self._format.source(self._model, with_tools)
         with self._lock:
             if source not in self._templates:
-                self._templates[source] = _compiled(source, self._format)
+                template = _compiled(source, self._format)
+                if not template.shows_messages():
+                    raise ModelError(
+                        "the chat template shows no message, so that every question would get one "
+                        "answer: give another with --chat-template or --chat-template-file"
+                    )
+                self._templates[source] = template
             return self._templates[source]
 
     def prompt(
@@ -112,7 +125,7 @@ class ChatPrompts:
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
                 f"{MOST_PIECES - 1:,} are read as text: leave them out"
             )
-        tokens = list(self._encode(pieces[0]))
+        tokens = [*self._bos, *self._encode(pieces[0])]
         if len(pieces) > 1:
             # some tokenizers begin every text with a blank of their own: before a line break then
             seam = self._encode("\n")

@@ -19,6 +19,7 @@ from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 
 MOST_SOURCE_CHARACTERS = 1 << 20
+_PROBE = "edgespec asks"
 
 
 class ChatTemplate:
@@ -62,6 +63,13 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         """Whether it tells the model which tools there are."""
         return "tools" in self.source
+
+    def shows_messages(self) -> bool:
+        """Whether a user's message is in what it renders, as far as it renders one alone."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": _PROBE}]).lower()
+        except ModelError:
+            return True
 
     def render(
         self,

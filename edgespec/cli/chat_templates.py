@@ -14,7 +14,10 @@ MOST_BYTES = 4 << 20
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat template")
     group.add_argument(
-        "--chat-template", metavar="TEXT", help="Jinja, in the place of the model's own"
+        "--chat-template",
+        metavar="TEXT",
+        help="Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), in the place of "
+        "the model's own",
     )
     group.add_argument("--chat-template-file", metavar="FILE", help="likewise, from a UTF-8 file")
 
@@ -22,12 +25,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def template_from(given: argparse.Namespace) -> str | None:
     """What the flags say; None leaves the model's own. Raises UsageError."""
     from edgespec.chat import prompts  # with numpy, which flags do without
+    from edgespec.chat.named_templates import named_template
 
     prompts.check_installed()
     if "chat_template" in given and "chat_template_file" in given:
         raise UsageError("--chat-template and --chat-template-file contradict each other")
     if "chat_template_file" not in given:
         template: str | None = getattr(given, "chat_template", None)
+        if template is not None:
+            named_template(template)  # refused before anything is loaded
         return template
     path = Path(given.chat_template_file)
     try:
