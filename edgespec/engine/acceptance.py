@@ -1,51 +1,35 @@
-"""Acceptance rules: which guesses stand after the target has seen them."""
+"""Acceptance: which guesses stand after the target has seen them, and where the text ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from edgespec.config import AcceptanceName
+from edgespec.engine.request import Request
 from edgespec.engine.sampling import Logits, Sampler
 from edgespec.tree import ROOT, TokenTree
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """What a round commits: a path of guesses, and the target's own token after it."""
-
-    path: tuple[int, ...]
-    """Verified nodes that stand, the root first, each the parent of the next."""
-    next_token: int
-
-    def tokens(self, tree: TokenTree) -> list[int]:
-        """What the text gains: the root was committed before."""
-        return [*(int(tree.token[node]) for node in self.path[1:]), self.next_token]
+from edgespec.values import TokenEvent
 
 
 class AcceptanceRule(Protocol):
-    """Walks a verified tree with the target's logits. To add one, write it and register it."""
+    """Picks the token after one verified node. To add a rule, write it and register it."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     """Whether the text is, for every seed, the one that the target writes without a draft. A rule
     that only keeps the distribution of texts is not."""
 
-    def accept(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        logits: np.ndarray,
-        sampler: Sampler,
-        eog_tokens: Collection[int],
-    ) -> Accepted:
-        """What stands. `logits` is float32 [len(nodes), n_vocab]: the target's, after each node.
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
+    ) -> int:
+        """The token that follows `node`; a guess below the node that carries it stands.
 
-        The sampler has accepted every token that the text gains, in order, and no other. The walk
-        never goes below a token that ends the text.
+        `after` holds the target's logits [n_vocab] after each verified node. The sampler has taken
+        every token down to `node`, and takes the one that is returned afterwards.
         """
 
 
@@ -59,22 +43,61 @@ class ExactReplay:
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
     lossless: ClassVar[bool] = True
 
-    def accept(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        logits: np.ndarray,
-        sampler: Sampler,
-        eog_tokens: Collection[int],
-    ) -> Accepted:
-        after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
-        path = [ROOT]
-        while True:
-            token = sampler.pick(after[path[-1]])
-            guess = tree.child(path[-1], token)
-            if token in eog_tokens or guess not in after:
-                return Accepted(tuple(path), token)
-            path.append(guess)
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
+    ) -> int:
+        return sampler.draw(after[node])
 
 
 ACCEPTANCE_RULES: dict[str, Callable[[], AcceptanceRule]] = {ExactReplay.name: ExactReplay}
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a round adds to the text: guesses that stand, and the target's own token after them."""
+
+    path: tuple[int, ...]
+    """Nodes after which a token was picked: the root first, each the parent of the next."""
+    events: tuple[TokenEvent, ...]
+    """The token picked after each node of the path."""
+    failure: Exception | None = None
+    """Why no token could be picked after the last one, if that was tried."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token for event in self.events]
+
+
+def accept(
+    rule: AcceptanceRule,
+    tree: TokenTree,
+    nodes: Sequence[int],
+    logits: np.ndarray,
+    request: Request,
+) -> Accepted:
+    """Walk down from the root, a token a node, until the text ends or no verified guess stands.
+
+    `logits` is float32 [len(nodes), n_vocab]: the target's, after each node. The request's sampler
+    and transcript take every token. A failure is raised where nothing was picked before it.
+    """
+    sampler, transcript = request.sampler, request.transcript
+    after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
+    path: list[int] = []
+    events: list[TokenEvent] = []
+    failure = None
+    node: int | None = ROOT
+    while node in after and not transcript.is_finished:
+        try:
+            token = rule.pick(tree, node, after, sampler)
+            sampler.accept(token, after[node])
+        except Exception as error:
+            if not path:
+                raise
+            failure = error
+            break
+        path.append(node)
+        round_ = len(request.tally.outcomes)
+        events.append(transcript.take(token, "draft", round_, sampler.latest_logprobs))
+        node = tree.child(node, token)
+    events[-1] = replace(events[-1], origin="target")
+    return Accepted(tuple(path), tuple(events), failure)

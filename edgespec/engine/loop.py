@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from edgespec.concurrency.owning import Owner
+from edgespec.engine.acceptance import accept
 from edgespec.engine.admission import admit, obstacle
 from edgespec.engine.circumstances import Circumstances
 from edgespec.engine.drafting.drafter import Drafter
@@ -148,8 +149,9 @@ class Engine(Owner):
     def run(self, request: Request) -> Generator[TokenEvent, None, None]:
         """Yield the tokens of a request. When it ends, however, no model holds provisional KV.
 
-        Errors of the models come out of the generator, after which the engine can be used again;
-        neither they, nor Ctrl-C, nor closing the generator leave a model at work.
+        Errors of the models come out of the generator, after the tokens that stand before them, and
+        the engine can be used again; neither they, nor Ctrl-C, nor closing the generator leave a
+        model at work.
         """
         self._check_idle()
         with self._turning:
@@ -204,8 +206,7 @@ class Engine(Owner):
 
     def _rounds(self, request: Request) -> Generator[TokenEvent, None, None]:
         """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
-        sampler, transcript, tally = request.sampler, request.transcript, request.tally
-        eog_tokens = self._target.vocabulary.eog_tokens
+        transcript, tally = request.transcript, request.tally
         root_token = request.prompt[-1]
         if len(self._pair.committed) < len(request.prompt) - 1:
             event = read_tail(self._pair, request)
@@ -216,26 +217,27 @@ class Engine(Owner):
             round_ = self._begin(tree, transcript.room, tally)
             if round_.grower is None:
                 tree = tree.bare()
-            hang_forced(tree, sampler, round_.limits)
+            hang_forced(tree, request.sampler, round_.limits)
             round_.grow(tree)
             nodes = round_.select(tree)
             logits = round_.verify(tree, nodes, self.settings.overlap)
             with self._trace.span(Track.ENGINE, "accept") as span:
-                accepted = self._acceptance.accept(tree, nodes, logits, sampler, eog_tokens)
+                accepted = accept(self._acceptance, tree, nodes, logits, request)
                 span.note(accepted=len(accepted.path) - 1)
-            stood = accepted.tokens(tree)
-            events = transcript.extend(stood, len(tally.outcomes), sampler.logprobs)
             self._pair.commit(tree, accepted.path)
             round_.witness(tree, nodes, logits)
             del logits  # the plan has no room for them beside those of the next pass
-            rerooted = round_.reroot(tree, accepted, transcript.is_finished)
+            is_last = transcript.is_finished or accepted.failure is not None
+            rerooted = round_.reroot(tree, accepted, is_last)
             if self._grower and not self.settings.keep_growth:
                 self._grower.rest()
                 rerooted = rerooted.bare()
-            outcome = round_.outcome(tree, nodes, accepted, rerooted, len(events))
+            outcome = round_.outcome(tree, nodes, accepted, rerooted)
             tally.outcomes.append(outcome)
             self._adapt(outcome, round_)
-            yield from events
+            yield from accepted.events
+            if failure := accepted.failure or round_.failure:
+                raise failure
             tree = rerooted
 
     def _begin(self, tree: TokenTree, room: int, tally: Tally) -> RoundInProgress:
@@ -331,7 +333,8 @@ class Engine(Owner):
         for source, reason in grower.prepare(self._pair.committed, int(tree.token[ROOT])):
             tally.note(
                 f"the {source} could not follow after {n_committed} tokens ({reason}): "
-                "the target went on without it"
+                "the target went on without it",
+                subject=source,
             )
         if grower.is_ready and self._strategy is not Strategy.NONE:
             return grower

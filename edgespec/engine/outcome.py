@@ -76,7 +76,8 @@ class Tally:
     saved_passes: int = 0
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
+    noted: set[str] = field(default_factory=set)
+    """Subjects of the notes."""
     first_came_with_prompt: bool = False
     """Whether the pass that read the prompt's end gave the first token."""
 
@@ -85,9 +86,10 @@ class Tally:
         self.prompt_s += seconds
         self.first_came_with_prompt = True
 
-    def note(self, text: str) -> None:
-        """Say something to the user, once."""
-        if text not in self.notes:
+    def note(self, text: str, subject: str = "") -> None:
+        """Say something to the user, once: nothing more of a subject that was noted."""
+        if (subject or text) not in self.noted:
+            self.noted.add(subject or text)
             self.notes.append(text)
 
     def speculation(self) -> SpeculationStats:

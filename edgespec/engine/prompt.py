@@ -68,7 +68,7 @@ def read_tail(pair: Pair, request: Request) -> TokenEvent:
     with pair.trace.span(Track.ENGINE, "verify").note(nodes=len(branch)):
         logits = pair.evaluate(tree, branch)
     token = request.sampler.pick(logits[-1])
-    (event,) = request.transcript.extend([token], 0, request.sampler.logprobs)
+    event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
     pair.commit(tree, branch)
     request.tally.read_first_token(pair.clock() - begun)
     return event

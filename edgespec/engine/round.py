@@ -21,7 +21,6 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.pair import Pair
 from edgespec.engine.strategy import Strategy
-from edgespec.errors import Cancelled
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
@@ -45,6 +44,8 @@ class RoundInProgress:
     draft_s: float = 0.0
     provisional: range = range(0)
     """Keys of the nodes drafted beside the pass."""
+    failure: Exception | None = None
+    """Of a drafter, while it followed what was accepted: that stands and is still to be yielded."""
 
     def grow(self, tree: TokenTree) -> None:
         """Draft until the fallback rule fires or no growth within the limits is of use."""
@@ -96,24 +97,23 @@ class RoundInProgress:
 
     def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         """The tree below the target's own token, with the growth that already hangs there."""
+        end, token = accepted.path[-1], accepted.tokens[-1]
         if self.grower is None:
-            return tree.after(accepted.next_token)
-        end = accepted.path[-1]
-        root = tree.child(end, accepted.next_token)
+            return tree.after(token)
+        root = tree.child(end, token)
         if root is None:
-            root = tree.add(end, accepted.next_token, confidence=1.0)
+            root = tree.add(end, token, confidence=1.0)
         if is_last:
             return tree.reroot(root)
-        self.grower.prepare(self.pair.committed, accepted.next_token)
+        self.grower.prepare(self.pair.committed, token)
         if not self.grower.is_ready:
             return tree.reroot(root)
         begun = self.pair.clock()
         try:
             with self.pair.trace.span(Track.ENGINE, "re-root"):
                 return self.grower.follow(tree, accepted.path, root, self.pacer)
-        except Cancelled:
-            # What was accepted stands and is still to be yielded; the next round ends the text.
-            self.grower.rest()
+        except Exception as error:  # noqa: BLE001 - raised after the tokens that stand
+            self.failure = error
             return tree.reroot(root).bare()
         finally:
             self.draft_s += self.pair.clock() - begun
@@ -124,24 +124,25 @@ class RoundInProgress:
         nodes: Sequence[int],
         accepted: Accepted,
         rerooted: TokenTree,
-        n_tokens: int,
     ) -> RoundOutcome:
-        """What the round cost and brought: `nodes` of `tree` were verified, `n_tokens` yielded."""
+        """What the round cost and brought: `nodes` of `tree` were verified."""
         report, now = self.pair.target.last_report, self.pair.clock()
+        n_tokens = len(accepted.tokens)
         if self.grower is None:
             return self._without_guesses(n_tokens, report, now)
+        end, token = accepted.path[-1], accepted.tokens[-1]
         parents = {int(tree.parent[node]) for node in nodes}
         best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
         best_tokens = tree.token[tree.path(best)[1:]].tolist()
         kept = rerooted.key[: len(rerooted)].tolist()
         return RoundOutcome(
             n_tokens=n_tokens,
-            accepted=min(len(accepted.path) - 1, n_tokens),
+            accepted=len(accepted.path) - 1,
             drafted=self.grower.n_guesses - self.guesses_before,
             verified=len(nodes) - 1,
             best_confidence=float(tree.cumulative[best]),
             best_length=len(best_tokens),
-            best_correct=common_length(best_tokens, accepted.tokens(tree)),
+            best_correct=common_length(best_tokens, accepted.tokens),
             provisional_drafted=len(self.provisional),
             provisional_kept=sum(key in self.provisional for key in kept),
             draft_steps=self.draft_steps,
@@ -153,9 +154,9 @@ class RoundInProgress:
             bytes_read=report.bytes_read,
             read_s=report.read_s,
             wall_s=now - self.begun,
-            missed=accepted.path[-1] in parents,
+            missed=end in parents and tree.child(end, token) not in nodes,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
-            accepted_by=Counter(tree.source[node] for node in accepted.path[1 : 1 + n_tokens]),
+            accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
         )
 
     def _without_guesses(self, n_tokens: int, report: PassReport, now: float) -> RoundOutcome:

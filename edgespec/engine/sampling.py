@@ -62,8 +62,8 @@ class Sampler:
             and not params.logit_bias
             and constraint is None
         )
-        self.logprobs: list[TokenLogprobs] = []
-        """Of every token taken, each with `n_logprobs` others; empty when that is None."""
+        self.latest_logprobs: TokenLogprobs | None = None
+        """Of the latest token taken, with `n_logprobs` others; None when that is None."""
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._random = np.random.Generator(np.random.PCG64(params.seed))
@@ -108,7 +108,7 @@ class Sampler:
         if self._constraint is not None:
             self._constraint.take(token)
         if self._n_logprobs is not None:
-            self.logprobs.append(token_logprobs(logits, token, self._n_logprobs))
+            self.latest_logprobs = token_logprobs(logits, token, self._n_logprobs)
 
     def pick(self, logits: Logits) -> int:
         """The next token of the text, drawn and taken. `logits` is [n_vocab]."""

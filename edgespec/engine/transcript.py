@@ -44,30 +44,10 @@ class Transcript:
         """Tokens that may still come."""
         return self._limit - len(self.tokens)
 
-    def extend(
-        self, tokens: Sequence[int], round_: int, logprobs: Sequence[TokenLogprobs] = ()
-    ) -> list[TokenEvent]:
-        """Take what a round committed: guesses that stood, then the target's own token.
-
-        Tokens after the end of the text are dropped. `logprobs` are those of the whole text, if
-        there are any.
-        """
-        events = []
-        for position, token in enumerate(tokens):
-            if self.is_finished:
-                break
-            origin: Origin = "draft" if position < len(tokens) - 1 else "target"
-            logged = logprobs[len(self.tokens)] if logprobs else None
-            events.append(TokenEvent(self._take(token), token, origin, round_, logged))
-        return events
-
-    def cancel(self) -> None:
-        """End the text here, unless it has ended; what was held back belongs to it."""
-        if not self.is_finished:
-            self.finish_reason = "cancelled"
-            self._texts.append(self._stream.finish())
-
-    def _take(self, token: int) -> str:
+    def take(
+        self, token: int, origin: Origin, round_: int, logprobs: TokenLogprobs | None = None
+    ) -> TokenEvent:
+        """Add the next token, which may end the text."""
         self.tokens.append(token)
         text = ""
         if token in self._vocabulary.eog_tokens:
@@ -81,4 +61,10 @@ class Transcript:
         if self.is_finished:
             text += self._stream.finish()
         self._texts.append(text)
-        return text
+        return TokenEvent(text, token, origin, round_, logprobs)
+
+    def cancel(self) -> None:
+        """End the text here, unless it has ended; what was held back belongs to it."""
+        if not self.is_finished:
+            self.finish_reason = "cancelled"
+            self._texts.append(self._stream.finish())

@@ -26,7 +26,15 @@ class GrammarCompiler:
     """Starts grammars on the tokens of one vocabulary. Expensive to make: keep it."""
 
     def __init__(self, vocabulary: Vocabulary, n_logits: int) -> None:
-        """`n_logits` is the length of the target's rows, paddings included."""
+        """`n_logits` is the length of the target's rows, paddings included.
+
+        Raises GrammarError for a vocabulary without an end-of-generation token.
+        """
+        if not vocabulary.eog_tokens:
+            raise GrammarError(
+                "the model's vocabulary has no end-of-generation token, so that a text could not "
+                "end where its grammar does: leave the grammar out, or use another model"
+            )
         self._n_logits = n_logits
         self._eog_tokens = vocabulary.eog_tokens
         self._tokens = llguidance.LLTokenizer(

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, Accepted, ExactReplay
+from edgespec.engine.acceptance import ACCEPTANCE_RULES, Accepted, ExactReplay, accept
+from edgespec.engine.request import Request
 from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.transcript import Transcript
+from edgespec.errors import ModelError
+from edgespec.testing.fake_model import FakeVocabulary
 from edgespec.tree import ROOT, TokenTree
 
 N_VOCAB = 8
@@ -17,8 +23,22 @@ def favouring(*tokens: int) -> np.ndarray:
     return logits
 
 
-def accept(tree: TokenTree, nodes: list[int], logits: np.ndarray, *eog: int) -> Accepted:
-    return ExactReplay().accept(tree, nodes, logits, Sampler(SamplingParams()), frozenset(eog))
+def request(
+    *eog: int, stop: Sequence[str] = (), limit: int = 9, sampler: Sampler | None = None
+) -> Request:
+    """Token 0 is "a", token 1 "b" and so on."""
+    transcript = Transcript(FakeVocabulary(N_VOCAB, eog), stop, limit, "length")
+    return Request((0,), sampler or Sampler(SamplingParams()), transcript)
+
+
+def walked(
+    tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: Request | None = None
+) -> Accepted:
+    return accept(ExactReplay(), tree, nodes, logits, request_ or request())
+
+
+def outcome(accepted: Accepted) -> tuple[tuple[int, ...], list[int]]:
+    return accepted.path, accepted.tokens
 
 
 @pytest.fixture
@@ -31,31 +51,81 @@ def tree() -> TokenTree:
 
 
 def test_the_deepest_agreed_path_stands_with_the_targets_own_token(tree: TokenTree) -> None:
-    assert accept(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6)) == Accepted((0, 1, 2), 5)
+    accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6))
+    assert outcome(accepted) == ((0, 1, 2), [1, 2, 5])
 
 
 def test_a_path_stands_up_to_the_first_disagreement(tree: TokenTree) -> None:
-    assert accept(tree, [0, 1, 2, 3], favouring(1, 7, 5, 6)) == Accepted((0, 1), 7)
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(1, 7, 5, 6))) == ((0, 1), [1, 7])
 
 
 def test_any_branch_may_stand(tree: TokenTree) -> None:
-    assert accept(tree, [0, 1, 2, 3], favouring(3, 7, 5, 6)) == Accepted((0, 3), 6)
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(3, 7, 5, 6))) == ((0, 3), [3, 6])
 
 
 def test_without_agreement_the_target_gives_one_token(tree: TokenTree) -> None:
-    assert accept(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6)) == Accepted((0,), 4)
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6))) == ((0,), [4])
 
 
 def test_a_guess_that_was_not_verified_does_not_stand(tree: TokenTree) -> None:
-    assert accept(tree, [0, 3], favouring(1, 6)) == Accepted((0,), 1)
+    assert outcome(walked(tree, [0, 3], favouring(1, 6))) == ((0,), [1])
 
 
-def test_nothing_stands_after_the_end_of_the_text(tree: TokenTree) -> None:
-    assert accept(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), 1) == Accepted((0,), 1)
+def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(
+    tree: TokenTree,
+) -> None:
+    events = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6)).events
+    assert [(event.text, event.origin) for event in events] == [
+        ("b", "draft"),
+        ("c", "draft"),
+        ("f", "target"),
+    ]
 
 
-def test_what_stands_is_what_the_text_gains(tree: TokenTree) -> None:
-    assert Accepted((0, 1, 2), 5).tokens(tree) == [1, 2, 5]
+# Where the walk ends
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [request(1), request(stop=["b"]), request(limit=1)],
+    ids=["end of generation", "stop string", "max_tokens"],
+)
+def test_nothing_is_picked_after_the_end_of_the_text(tree: TokenTree, ending: Request) -> None:
+    accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), ending)
+    assert outcome(accepted) == ((0,), [1])
+    assert ending.transcript.tokens == [1]
+
+
+def test_a_stop_string_may_end_in_the_middle_of_a_branch(tree: TokenTree) -> None:
+    accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), request(stop=["bc"]))
+    assert outcome(accepted) == ((0, 1), [1, 2])
+
+
+def damaged(row: int, *tokens: int) -> np.ndarray:
+    logits = favouring(*tokens)
+    logits[row] = np.nan
+    return logits
+
+
+def test_tokens_before_a_failure_stand_and_the_failure_is_kept(tree: TokenTree) -> None:
+    accepted = walked(tree, [0, 1, 2, 3], damaged(2, 1, 2, 5, 6))
+    assert outcome(accepted) == ((0, 1), [1, 2])
+    assert isinstance(accepted.failure, ModelError)
+
+
+def test_a_failure_before_the_first_token_is_raised(tree: TokenTree) -> None:
+    with pytest.raises(ModelError, match="best logit"):
+        walked(tree, [0, 1, 2, 3], damaged(0, 1, 2, 5, 6))
+
+
+def test_a_failure_after_the_end_of_the_text_is_none(tree: TokenTree) -> None:
+    accepted = walked(tree, [0, 1, 2, 3], damaged(1, 1, 2, 5, 6), request(stop=["b"]))
+    assert (outcome(accepted), accepted.failure) == (((0,), [1]), None)
+
+
+def test_a_failure_at_a_rejected_guess_is_none(tree: TokenTree) -> None:
+    accepted = walked(tree, [0, 1, 2, 3], damaged(3, 1, 2, 5, 6))
+    assert (outcome(accepted), accepted.failure) == (((0, 1, 2), [1, 2, 5]), None)
 
 
 def test_penalties_see_the_tokens_of_the_walk() -> None:
@@ -64,7 +134,8 @@ def test_penalties_see_the_tokens_of_the_walk() -> None:
     tree.add(tree.add(ROOT, 1, 0.5), 1, 0.5)
     logits = np.tile(np.array([[0, 4, 3, 0, 0, 0, 0, 0]], np.float32), (3, 1))
     sampler = Sampler(SamplingParams(repeat_penalty=2.0), prompt=[0])
-    assert ExactReplay().accept(tree, [0, 1, 2], logits, sampler, ()) == Accepted((0, 1), 2)
+    accepted = walked(tree, [0, 1, 2], logits, request(sampler=sampler))
+    assert outcome(accepted) == ((0, 1), [1, 2])
 
 
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)

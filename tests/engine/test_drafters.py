@@ -164,7 +164,8 @@ def test_a_drafter_that_cannot_follow_rests_and_the_others_go_on() -> None:
     target = FakeModel(random_language(1, N_VOCAB), N_VOCAB)
     with Engine(target, drafters=[Counter()], settings=EngineSettings(step_aside=False)) as engine:
         result = finish(engine.generate([11, 11, 11, 11], GREEDY, 5))
-    assert "the counter could not follow after 3 tokens (it counts below ten)" in result.notes[0]
+    (note,) = result.notes
+    assert "the counter could not follow after 3 tokens (it counts below ten)" in note
 
 
 def test_cancelling_reaches_every_drafter() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.testing.fake_model import FakeModel, random_language
+from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
 from edgespec.values import PagingStats, PassReport
 from engine_cases import (
     COUNTING,
@@ -250,3 +251,61 @@ def test_a_real_ctrl_c_during_a_pass_reaches_the_caller() -> None:
         ctrl_c.join()
         target.hook = None
         assert finish(engine.generate(PROMPT, GREEDY, 2)).tokens == (0, 1)
+
+
+# A draft that fails
+
+
+def with_nan(model: FakeModel, is_damaged: Callable[[tuple[int, ...]], bool]) -> FakeModel:
+    language = model.language
+    broken = np.full(N_VOCAB, np.nan, np.float32)
+    model.language = lambda context: broken if is_damaged(context) else language(context)
+    return model
+
+
+@pytest.mark.parametrize("n_fine", [0, 1, 6])
+def test_a_draft_whose_logits_are_damaged_steps_aside(n_fine: int) -> None:
+    draft = with_nan(counting(), lambda context: len(context) >= len(PROMPT) + n_fine)
+    result = generate(counting(), draft, lookup=False)
+    assert result.tokens == generate(counting()).tokens
+    (note,) = result.notes
+    assert "best logit is nan" in note
+    assert "went on without it" in note
+
+
+def test_a_damaged_draft_is_asked_no_more_in_the_same_text() -> None:
+    draft = with_nan(counting(), lambda context: True)
+    generate(counting(), draft, lookup=False)
+    assert draft.evaluations == [1]
+
+
+def test_a_draft_that_was_damaged_in_one_text_guesses_in_another() -> None:
+    draft = with_nan(counting(), lambda context: 9 in context)
+    with Engine(counting(), draft, EngineSettings(lookup=False)) as engine:
+        assert finish(engine.generate([9, 2, 3, 4], GREEDY, 6)).speculation.accepted == 0
+        after = finish(engine.generate([1, 2, 3, 4], GREEDY, 6))
+    assert after.speculation.accepted > 0
+    assert not after.notes
+
+
+def test_damaged_logits_at_a_rejected_guess_harm_no_text() -> None:
+    """Whoever learns from rejected guesses leaves them out."""
+    target = with_nan(counting(), lambda context: context[-1] == 11)
+    wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
+    assert generate(target, wrong).tokens == generate(counting()).tokens
+
+
+def test_tokens_that_stand_are_yielded_although_the_draft_fails_to_follow() -> None:
+    target, draft = counting(), counting()
+
+    def fail_in_follow(model: FakeModel) -> None:
+        if target.evaluations:
+            raise OSError("the draft is gone")
+
+    draft.hook = fail_in_follow
+    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    with Engine(target, draft, settings) as engine:
+        events = engine.generate(PROMPT, GREEDY, 30)
+        assert [next(events).token for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(OSError, match="the draft is gone"):
+            next(events)

@@ -93,6 +93,16 @@ def test_a_branch_is_looked_up_from_its_own_end() -> None:
     assert [guessed(drafter, tree, node) for node in range(3)] == [[3], [4], [5]]
 
 
+def test_the_end_of_a_long_branch_is_looked_up_although_nothing_above_it_was() -> None:
+    drafter = LookupDrafter()
+    drafter.catch_up([5, 1, 2, 9, 5, 1])
+    tree = TokenTree(3, 3000)
+    for parent, token in enumerate([4] * 2000 + [5, 1, 2]):
+        tree.add(parent, token, 0.5)
+    drafter.step(tree, [len(tree) - 1])
+    assert guessed(drafter, tree, len(tree) - 1) == [9]
+
+
 def test_several_continuations_come_the_most_frequent_first() -> None:
     drafter, tree = after([1, 2, 7, 1, 2, 8, 1, 2, 8, 1], 2)
     assert guessed(drafter, tree, ROOT) == [8, 7]

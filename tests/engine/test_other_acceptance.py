@@ -6,14 +6,14 @@ Both accept guesses that exact replay would not, so neither is lossless by the d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Accepted
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution
+from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.testing.fake_model import FakeModel, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import N_VOCAB, PROMPT, generate
@@ -33,35 +33,19 @@ class Typical:
     lossless: ClassVar[bool] = False
     epsilon, delta = 0.09, 0.3
 
-    def accept(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        logits: np.ndarray,
-        sampler: Sampler,
-        eog_tokens: Collection[int],
-    ) -> Accepted:
-        after = dict(zip(nodes, logits, strict=True))
-        path = [ROOT]
-        while True:
-            row = after[path[-1]]
-            tokens, p = sampler.distribution(row)
-            entropy = -float((p * np.log(p)).sum())
-            chance = dict(zip(tokens.tolist(), p.tolist(), strict=True))
-            typical = [
-                (chance[token], -child)
-                for child in tree.children(path[-1])
-                if child in after and (token := int(tree.token[child])) in chance
-                if chance[token] > min(self.epsilon, self.delta * math.exp(-entropy))
-            ]
-            if not typical:
-                return Accepted(tuple(path), sampler.pick(row))
-            child = -max(typical)[1]
-            token = int(tree.token[child])
-            sampler.accept(token, row)
-            if token in eog_tokens:
-                return Accepted(tuple(path), token)
-            path.append(child)
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
+    ) -> int:
+        tokens, p = sampler.distribution(after[node])
+        entropy = -float((p * np.log(p)).sum())
+        chance = dict(zip(tokens.tolist(), p.tolist(), strict=True))
+        typical = [
+            (chance[token], -token)
+            for child in tree.children(node)
+            if child in after and (token := int(tree.token[child])) in chance
+            if chance[token] > min(self.epsilon, self.delta * math.exp(-entropy))
+        ]
+        return -max(typical)[1] if typical else sampler.draw(after[node])
 
 
 class Rejection:
@@ -74,37 +58,21 @@ class Rejection:
     name: ClassVar[str] = "rejection"
     lossless: ClassVar[bool] = False
 
-    def accept(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        logits: np.ndarray,
-        sampler: Sampler,
-        eog_tokens: Collection[int],
-    ) -> Accepted:
-        after = dict(zip(nodes, logits, strict=True))
-        path = [ROOT]
-        while True:
-            row = after[path[-1]]
-            tokens, p = sampler.distribution(row)
-            left = dict(zip(tokens.tolist(), p.tolist(), strict=True))
-            stands = None
-            for child in tree.children(path[-1]):
-                token = int(tree.token[child])
-                if child not in after or token not in left:
-                    continue
-                if sampler.uniform() * sum(left.values()) < left[token]:
-                    stands = child
-                    break
-                del left[token]
-            if stands is None:
-                rest = np.cumsum(list(left.values()))
-                place = np.searchsorted(rest, sampler.uniform() * rest[-1], side="right")
-                token = list(left)[int(place)]
-            sampler.accept(token, row)
-            if stands is None or token in eog_tokens:
-                return Accepted(tuple(path), token)
-            path.append(stands)
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
+    ) -> int:
+        tokens, p = sampler.distribution(after[node])
+        left = dict(zip(tokens.tolist(), p.tolist(), strict=True))
+        for child in tree.children(node):
+            token = int(tree.token[child])
+            if child not in after or token not in left:
+                continue
+            if sampler.uniform() * sum(left.values()) < left[token]:
+                return token
+            del left[token]
+        rest = np.cumsum(list(left.values()))
+        place = np.searchsorted(rest, sampler.uniform() * rest[-1], side="right")
+        return list(left)[int(place)]
 
 
 RULES: dict[str, Callable[[], AcceptanceRule]] = {rule.name: rule for rule in (Typical, Rejection)}
@@ -163,9 +131,7 @@ def test_rejection_keeps_the_distribution_whatever_is_guessed() -> None:
     counts = np.zeros(N_VOCAB)
     for seed in range(N_SEEDS):
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
-        accepted = Rejection().accept(tree, range(4), rows, sampler, ())
-        first = accepted.path[1] if len(accepted.path) > 1 else None
-        counts[accepted.next_token if first is None else tree.token[first]] += 1
+        counts[Rejection().pick(tree, ROOT, dict(enumerate(rows)), sampler)] += 1
     tokens, p = distribution(rows[0], SamplingParams(temperature=1.0))
     expected = np.zeros(N_VOCAB)
     expected[tokens] = p

@@ -58,6 +58,26 @@ def test_a_stop_string_may_be_split_inside_a_character() -> None:
     assert shown(TextStream(["é"]), split[:2], split[2:]) == ["n", "", ""]
 
 
+@pytest.mark.parametrize("stop", [["two", "one"], ["one", "two"]])
+def test_the_earliest_stop_string_ends_the_text_whichever_was_named_first(stop: list[str]) -> None:
+    assert shown(TextStream(stop), b"zero one two one") == ["zero ", ""]
+
+
+@pytest.mark.parametrize("stop", [["bcd", "c"], ["c", "bcd"]])
+def test_of_stop_strings_within_each_other_the_one_that_is_complete_first_counts(
+    stop: list[str],
+) -> None:
+    """As it does where the text comes letter by letter."""
+    assert shown(TextStream(stop), b"abcd") == ["ab", ""]
+
+
+@pytest.mark.parametrize("stop", [["bcd", "cd"], ["cd", "bcd"]])
+def test_of_stop_strings_that_are_complete_together_the_longer_one_is_cut_off(
+    stop: list[str],
+) -> None:
+    assert shown(TextStream(stop), b"abcd") == ["a", ""]
+
+
 texts = st.text(alphabet="abé", max_size=20)
 stops = st.lists(st.text(alphabet="abé", min_size=1, max_size=3), max_size=3)
 

@@ -13,7 +13,7 @@ from edgespec.engine.pair import Pair
 from edgespec.engine.round import RoundInProgress
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import PassReport, RoundCost
+from edgespec.values import PassReport, RoundCost, TokenEvent
 from engine_cases import GREEDY, PROMPT, counting, finish
 
 
@@ -79,5 +79,5 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     pair = Pair(target, None, clock=lambda: 1.0, trace=OFF)
     round_ = RoundInProgress(pair, None, LinearPacer(), FixedLength(), none, none, 0.0, 0)
     tree = TokenTree(1)
-    accepted = Accepted(path=(ROOT,), next_token=2)
-    assert round_.outcome(tree, [ROOT], accepted, tree, 1).idle_s == 0.25
+    accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
+    assert round_.outcome(tree, [ROOT], accepted, tree).idle_s == 0.25

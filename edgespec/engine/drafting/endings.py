@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.engine.drafting.free import Answer, FreeDrafter
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import TokenTree
 
 
 class EndingDrafter(FreeDrafter):
@@ -52,14 +52,14 @@ class EndingDrafter(FreeDrafter):
 
     def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
         """The last words of the text down to `node`."""
-        key = int(tree.key[node])
-        words = self._words.get(key)
-        if words is None:
-            if node == ROOT:
-                above = tuple(self.text[-self.n_words + 1 :])
-            else:
-                above = self._words_at(tree, int(tree.parent[node]))[-self.n_words + 1 :]
-            words = self._words[key] = (*above, int(tree.token[node]))
+        below: list[int] = []
+        while node >= 0 and int(tree.key[node]) not in self._words:
+            below.append(node)
+            node = int(tree.parent[node])
+        words = tuple(self.text[-self.n_words :]) if node < 0 else self._words[int(tree.key[node])]
+        for node in reversed(below):
+            words = (*words[-self.n_words + 1 :], int(tree.token[node]))
+            self._words[int(tree.key[node])] = words
         return words
 
 

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.engine.drafting.calibration import Calibration, Offer
 from edgespec.engine.drafting.drafter import Guess
+from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
+
+NOTHING = Offer(tokens=[], logits=[], share=0.0, best=0.0)
+"""After a node whose logits were not finite."""
+
+
+class Damage(NamedTuple):
+    """Logits of the draft that were not finite."""
+
+    n_committed: int
+    """Tokens that the model held before the evaluation that gave them."""
+    reason: str
 
 
 class ModelDrafter:
@@ -43,6 +56,8 @@ class ModelDrafter:
         self._eog_tokens = eog_tokens
         self._offers: dict[int, Offer] = {}
         """By key, the nodes that the model has evaluated, and what it thinks follows them."""
+        self._damage: Damage | None = None
+        """Keeps the model from guessing until the text is rewound to before it."""
 
     def fresh_belief(self, temperature: float) -> Calibration:
         """A target that samples warmly picks the likeliest token less often."""
@@ -75,9 +90,7 @@ class ModelDrafter:
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         fitting = self._fitting(tree, nodes)
         if fitting:
-            for node, logits in zip(fitting, self._model.evaluate(tree, fitting), strict=True):
-                offer = self.belief.offer(logits[: self._n_shared], self._n_candidates)
-                self._offers[int(tree.key[node])] = offer
+            self._take_offers(tree, fitting)
         return fitting
 
     def guesses(self, key: int) -> Sequence[Guess] | None:
@@ -103,8 +116,11 @@ class ModelDrafter:
             self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        """Context and vocabulary: models of one family may pad theirs to different sizes."""
+        """Damaged logits, context and vocabulary: models of one family may pad theirs to different
+        sizes."""
         info = self._model.info
+        if self._damage is not None:
+            return self._damage.reason
         if len(committed) >= info.n_ctx:
             return f"its context holds {info.n_ctx}"
         unknown = max(*committed[self._model.n_committed :], root_token, ROOT)
@@ -126,6 +142,8 @@ class ModelDrafter:
     def rewind(self, n_tokens: int) -> None:
         self._offers.clear()
         self._model.truncate(min(n_tokens, self._model.n_committed))
+        if self._damage is not None and n_tokens < self._damage.n_committed:
+            self._damage = None
 
     def cancel(self) -> None:
         self._model.cancel()
@@ -142,20 +160,27 @@ class ModelDrafter:
         """Compare what the model offered after each node of a path with what was picked there."""
         for node, picked in pairwise(stood):
             offer = self._offers.get(int(tree.key[node]))
-            if offer is not None:
+            if offer is not None and offer.tokens:
                 self.belief = self.belief.observe(offer, int(tree.token[picked]))
 
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit it, but for its end, which stays provisional."""
         nodes = range(len(branch))
-        rows = self._model.evaluate(branch, nodes)
-        for node, logits in zip(nodes, rows, strict=True):
-            offer = self.belief.offer(logits[: self._n_shared], self._n_candidates)
-            self._offers[int(branch.key[node])] = offer
+        self._take_offers(branch, nodes)
         self._learn(branch, nodes)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
         end = int(branch.key[nodes[-1]])
         self._offers = {end: self._offers[end]}
+
+    def _take_offers(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+        """Evaluate `nodes` and keep what the model thinks follows them."""
+        for node, row in zip(nodes, self._model.evaluate(tree, nodes), strict=True):
+            try:
+                offer = self.belief.offer(row[: self._n_shared], self._n_candidates)
+            except ModelError as error:
+                offer = NOTHING
+                self._damage = Damage(self._model.n_committed, str(error))
+            self._offers[int(tree.key[node])] = offer
 
     def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The first of `nodes`, and of what others hung above them, that the model's cache, batch

@@ -6,6 +6,7 @@ not stand, too, and they are worth keeping. It owns a table of bounded size; it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,6 +83,8 @@ class RecyclingDrafter(FreeDrafter):
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         for node, row in zip(nodes, logits, strict=True):
+            if not math.isfinite(row.max()):
+                continue  # damaged logits at a node that was rejected end no text
             tokens = top_tokens(row, N_SUCCESSORS)
             weights = np.exp((row[tokens] - row[tokens[0]]) / np.float32(TEMPERATURE))
             shares = weights / weights.sum()
