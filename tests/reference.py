@@ -74,6 +74,19 @@ class LlamaCpp(Owner):
         assert code == 0, f"llama_decode returned {code}"
         return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self.n_vocab,)).copy()
 
+    def decode_all(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after each of `tokens`, float32 [tokens, n_vocab], decoded as one batch."""
+        batch = lib.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, i, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        code = lib.llama_decode(self._context, batch)
+        lib.llama_batch_free(batch)
+        assert code == 0, f"llama_decode returned {code}"
+        shape = len(tokens), self.n_vocab
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape).copy()
+
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> Reference:
         """`n_tokens` tokens, every one decoded alone, prompt included."""
         self.start()

@@ -14,10 +14,12 @@ from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.trials import Packing
 from edgespec_runtimes.gguf.options import GgufOptions
-from gguf_files import tiny_llama
+from edgespec_runtimes.gguf.rounding import rounding_notes
+from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
@@ -33,25 +35,35 @@ def test_a_quantised_model_needs_no_note() -> None:
     assert notes(REQUEST) == []
 
 
-def test_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+def test_matrices_that_are_not_quantised_round_alike_and_are_not_told(
+    plan: MemoryPlan, tmp_path: Path
+) -> None:
+    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
+    assert notes(replace(REQUEST, path=path, ctx_size=0), plan) == []
+
+
+@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+def test_routers_of_a_mixture_round_alike_and_are_not_told(plan: MemoryPlan) -> None:
+    assert notes(replace(REQUEST, path=catalogue.find("mixture")), plan) == []
+
+
+def test_matrices_that_are_not_quantised_are_told_where_they_cannot_be_evened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_be_evened", lambda: False)
     path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
     (note,) = notes(replace(REQUEST, path=path, ctx_size=0))
     assert "matrices are not quantised" in note
 
 
-def test_routers_of_a_mixture_in_memory_are_told() -> None:
-    (note,) = notes(replace(REQUEST, path=catalogue.find("mixture")))
-    assert "ffn_gate_inp" in note
-
-
-def test_routers_of_a_paged_mixture_are_computed_row_by_row_and_not_told() -> None:
-    assert notes(replace(REQUEST, path=catalogue.find("mixture")), PAGED) == []
-
-
-def test_other_matrices_of_a_paged_model_are_told(tmp_path: Path) -> None:
-    path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
-    (note,) = notes(replace(REQUEST, path=path, ctx_size=0), PAGED)
-    assert "matrices are not quantised" in note
+def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> None:
+    model = tiny_llama()
+    stack = Tensor("blk.0.attn_k_b.weight", (32, 16, 2), TYPE_CODES["F16"], bytes(2048))
+    model.tensors.append(stack)
+    header = read_header(model.write(tmp_path / "m.gguf"))
+    (note,) = rounding_notes(header, "it", "on", products_are_even=True)
+    assert "attn_k_b.weight is the first" in note
 
 
 def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path) -> None:

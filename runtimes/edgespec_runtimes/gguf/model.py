@@ -30,6 +30,7 @@ from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama.even_products import EvenProducts
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.weights import PagedWeights
@@ -74,7 +75,9 @@ class GgufModel:
         )
         self._origin = origin
         callback = weights.callback if weights else None
-        with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
+        self._even_products = EvenProducts(weight_types)
+        library, libggml = abi.library_path(), abi.library("ggml")
+        with self._even_products, catching_backend(library, libggml) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
         self._row_order = RowOrder(abi.library("ggml-cpu"), backends, cache_types, weight_types)
@@ -237,8 +240,9 @@ class GgufModel:
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
         try:
             if self._weights:
-                self._weights.begin_pass(on_segment, by_row=logits)
-            code = lib.llama_decode(self._context, batch)
+                self._weights.begin_pass(on_segment)
+            with self._even_products:
+                code = lib.llama_decode(self._context, batch)
             self._n_passes += 1
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc

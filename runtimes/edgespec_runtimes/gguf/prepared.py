@@ -30,6 +30,7 @@ from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama.even_products import can_be_evened
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
@@ -39,7 +40,12 @@ from edgespec_runtimes.gguf.offloading import Offloading, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packed_weights import packs_when_paged
 from edgespec_runtimes.gguf.resident import resident_weights
-from edgespec_runtimes.gguf.rounding import has_uneven_packing, rounding_notes
+from edgespec_runtimes.gguf.rounding import (
+    UNQUANTISED,
+    has_uneven_packing,
+    multiplied_types,
+    rounding_notes,
+)
 
 BATCH_SIZES = (512, EVEN_BATCH)
 """Tokens of a prompt in one batch; smaller ones would change the text."""
@@ -85,7 +91,7 @@ class PreparedGguf:
                 self._header,
                 self.info.name,
                 self._options.flash_attn,
-                routers_by_row=plan.paged and self.enforced,
+                products_are_even=not self._offloading.names and can_be_evened(),
                 is_packed=self._is_packed(plan),
                 rows_can_be_evened=sys.platform == "linux",
             )
@@ -356,10 +362,16 @@ class PreparedGguf:
             raise
 
     def _types_to_round_alike(self, is_packed: bool) -> set[str]:
-        """A draft's guesses may round as they like; packed K-quants do so whatever is asked."""
-        if self._request.owner == "draft" or (is_packed and has_uneven_packing(self._header)):
+        """A draft's guesses may round as they like; packed K-quants do so whatever is asked, and so
+        do GPUs."""
+        if self._request.owner == "draft":
             return set()
-        return {tensor.type.name for tensor in self._header.tensors}
+        types = multiplied_types(self._header)
+        if self._offloading.names:
+            types -= set(UNQUANTISED)
+        if is_packed and has_uneven_packing(self._header):
+            types &= set(UNQUANTISED)
+        return types
 
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {

@@ -12,10 +12,10 @@ from edgespec_runtimes.gguf.llama.packer import is_uneven
 from edgespec_runtimes.gguf.resident import packed_size
 
 UNQUANTISED = ("F32", "F16", "BF16")
-"""Several rows of such matrices are multiplied by a kernel of their own; one row is not."""
+"""One row of such matrices is multiplied by another kernel than several, unless that is mended."""
 UNEVEN = "IQ4_NL"
 """Quantised and yet so, unless it is packed."""
-_ROUTER = "ffn_gate_inp"
+_EXPERTS = "_exps."
 _LOOKED_UP = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
 _TIED_HEAD = "token_embd.weight"
 
@@ -24,20 +24,21 @@ def rounding_notes(
     header: GgufFile,
     name: str,
     flash_attn: str,
-    routers_by_row: bool = False,
+    products_are_even: bool = False,
     is_packed: bool = False,
     rows_can_be_evened: bool = True,
 ) -> list[str]:
     """Why a draft may change a token where two are as good as equal, in sentences; often none.
 
-    `routers_by_row`: what chooses experts is computed one row at a time, as paging does it.
+    `products_are_even`: single rows of what is not quantised are kept to the kernel of several,
+    or the other way round; there is no way for stacks of matrices but experts.
     `is_packed`: weights that can be are packed for the CPU, as those in memory are.
     `rows_can_be_evened`: llama.cpp can be kept from tiles, as it is on Linux.
     """
     matrices = [
         tensor.name
         for tensor in unquantised_matrices(header)
-        if not (routers_by_row and is_router(tensor))
+        if not (products_are_even and len(tensor.shape) == 2)
     ]
     why = []
     if matrices:
@@ -62,25 +63,24 @@ def rounding_notes(
     ]
 
 
+def multiplied_types(header: GgufFile) -> set[str]:
+    """Of the matrices that activations are multiplied with."""
+    return {tensor.type.name for tensor in _multiplied(header)}
+
+
 def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
-    """Those that activations are multiplied with."""
-    return [tensor for tensor in _multiplied(header) if is_unquantised(tensor)]
+    """Those that activations are multiplied with. Experts have one kernel, for each row alone."""
+    return [
+        tensor
+        for tensor in _multiplied(header)
+        if tensor.type.name in UNQUANTISED and _EXPERTS not in tensor.name
+    ]
 
 
 def has_uneven_packing(header: GgufFile) -> bool:
     """Whether a matrix, once packed for the CPU, rounds otherwise for several rows than for one."""
     shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
     return any(is_uneven(*shape) for shape in shapes)
-
-
-def is_unquantised(tensor: TensorEntry) -> bool:
-    """Whether it is a matrix whose products with several rows round otherwise than with one."""
-    return tensor.type.name in UNQUANTISED and _is_matrix(tensor)
-
-
-def is_router(tensor: TensorEntry) -> bool:
-    """Whether it chooses experts. Such matrices are small: row by row costs little."""
-    return _ROUTER in tensor.name
 
 
 def _multiplied(header: GgufFile) -> list[TensorEntry]:

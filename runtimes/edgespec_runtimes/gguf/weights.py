@@ -28,10 +28,8 @@ from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.packer import Mark, Packer
-from edgespec_runtimes.gguf.llama.single_rows import SingleRows
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.packed_weights import marks
-from edgespec_runtimes.gguf.rounding import is_router, is_unquantised
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
 
@@ -81,9 +79,6 @@ class PagedWeights:
         self.experts = self._paged_experts(header, mixtures, expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
-        self._single_rows = SingleRows(
-            [w.address for w in weights if is_router(w.entry) and is_unquantised(w.entry)]
-        )
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._mapped = {w.address: w.pointer.value for w in weights}
         self._plain = {address: Mark.of(address) for address in self._packed}
@@ -149,12 +144,8 @@ class PagedWeights:
             segments = [group.segment for group in self._streamed]
             self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
-    def begin_pass(
-        self, on_segment: Callable[[float], None] | None = None, by_row: bool = False
-    ) -> None:
-        """Call before every llama_decode; `by_row`: experts are chosen for every row as for one
-        that is alone, which prompts are not, here or in a resident model."""
-        self._single_rows.is_on = by_row
+    def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
+        """Call before every llama_decode."""
         self.failure = None
         self._on_segment = on_segment
         for store in self.stores:
@@ -163,7 +154,6 @@ class PagedWeights:
 
     def end_pass(self) -> None:
         """Call after every llama_decode: puts back what an aborted pass left pointed."""
-        self._single_rows.restore()
         for index in list(self._held):
             self._restore(index)
         for index in self._parked:
@@ -262,11 +252,9 @@ class PagedWeights:
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
             self._point(index)
-        is_by_row = self._single_rows.arrange(node, address)
-        return is_by_row or address in self._stop_after
+        return address in self._stop_after
 
     def _after(self, node: int) -> bool:
-        self._single_rows.restore()
         if self.experts and self.experts.multiply(node):
             return True
         op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value

@@ -16,7 +16,7 @@ from edgespec_runtimes.gguf.llama import abi
 
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
-F32, F16, Q8_0 = 0, 1, 8
+F32, F16, Q8_0, BF16 = 0, 1, 8, 30
 """`GGML_TYPE_F32` and so on."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""

@@ -1,5 +1,7 @@
 """Replaces, for a while, a function that a loaded library imports; knows ELF, nothing of models.
 
+`replaced_import` is for what happens once, an `Import` for what is switched in every pass.
+
 Only that library's own entry for the function changes (its global offset table), so that nobody
 else's calls do. Linux only: elsewhere nothing is replaced, and the caller is told.
 """
@@ -45,6 +47,53 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
         finally:
             for slot, value in zip(slots, before, strict=True):
                 _write_pointer(libc, slot, value)
+
+
+class Import:
+    """An entry that is replaced and put back often, by any thread: it stays replaced while anybody
+    wants it to be."""
+
+    def __init__(self, library: str, names: Collection[str], replacement: Any) -> None:
+        self._replacement = replacement
+        """Kept alive: the library may be on its way into it."""
+        with _patching:
+            slots = _import_slots(library, names) if sys.platform == "linux" else []
+            libc = ctypes.CDLL(None)
+            for slot in slots:
+                page = slot & ~(mmap.PAGESIZE - 1)
+                if "w" not in _page_protection(slot) and libc.mprotect(
+                    ctypes.c_void_p(page),
+                    ctypes.c_size_t(mmap.PAGESIZE),
+                    mmap.PROT_READ | mmap.PROT_WRITE,
+                ):
+                    slots = []
+        self._cells = [ctypes.c_uint64.from_address(slot) for slot in slots]
+        self._target = ctypes.cast(replacement, ctypes.c_void_p).value or 0
+        self._before = [cell.value for cell in self._cells]
+        self._n_users = 0
+        self._counting = threading.Lock()
+
+    @property
+    def found(self) -> bool:
+        """Whether the library has such an entry."""
+        return bool(self._cells)
+
+    def replace(self) -> None:
+        """Each call wants one of `put_back`."""
+        with self._counting:
+            self._n_users += 1
+            if self._n_users == 1:
+                self._before = [cell.value for cell in self._cells]
+                for cell in self._cells:
+                    cell.value = self._target
+
+    def put_back(self) -> None:
+        """Nothing happens before everybody has called it."""
+        with self._counting:
+            self._n_users -= 1
+            if not self._n_users:
+                for cell, value in zip(self._cells, self._before, strict=True):
+                    cell.value = value
 
 
 def _write_pointer(libc: ctypes.CDLL, address: int, value: int) -> int:

@@ -1,0 +1,66 @@
+"""A pass of several rows has the logits of one row a pass, to the last bit, also where weights are
+not quantised: ggml's kernels for one row of them and for several sum up in different orders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_gguf_types import stored_as
+from test_row_order import line
+
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec_runtimes.gguf import runtime
+from zoo_files import write_model
+from zoo_species import Species
+
+MOST_ROWS = 16
+PROMPT, TEXT = [10, 20, 30, 40, 50], list(range(60, 60 + 3 * MOST_ROWS, 3))
+SPECIES = [
+    *(Species(name) for name in ("qwen35", "lfm2")),
+    *(Species(name, experts=True) for name in ("qwen35moe", "lfm2moe", "qwen3moe", "gpt-oss")),
+]
+
+
+def opened(path: Path, is_paged: bool, n_threads: int = 1) -> LanguageModel:
+    request = ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=128,
+        max_nodes=MOST_ROWS,
+        max_branches=4,
+        n_threads=n_threads,
+        batch_size=64,
+    )
+    prepared = runtime.prepare(request)
+    return load_paged(prepared) if is_paged else prepared.load(None)
+
+
+def differing_sizes(model: LanguageModel) -> list[int]:
+    """Numbers of rows whose logits are not those of one row a pass."""
+    model.prefill(PROMPT)
+    alone = one_by_one(model, TEXT)
+    found = []
+    for n_rows in range(2, min(MOST_ROWS, model.info.max_nodes) + 1):
+        model.truncate(0)
+        model.prefill(PROMPT)
+        together = model.evaluate(*line(TEXT[:n_rows]))
+        if not np.array_equal(together, alone[:n_rows]):
+            found.append(n_rows)
+    model.close()
+    return found
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+@pytest.mark.parametrize("species", SPECIES, ids=[species.name for species in SPECIES])
+def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) -> None:
+    assert differing_sizes(opened(write_model(tmp_path / "m.gguf", species), is_paged)) == []
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_models_without_quantised_weights(kind: str, is_paged: bool, tmp_path: Path) -> None:
+    assert differing_sizes(opened(stored_as(kind, tmp_path), is_paged, n_threads=2)) == []
