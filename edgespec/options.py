@@ -61,9 +61,9 @@ class RuntimeOptions(Settings):
         """Options with which a model takes less memory, by what a user would add for them."""
         return {}
 
-    def on_gpu(self, role: Role, n_layers: int) -> Mapping[str, Self]:
-        """Options with which a GPU computes some or all of the `n_layers` of the model in this
-        role, by what a user would add for them; none where that was said already."""
+    def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:
+        """Options with which a GPU computes a draft of `n_layers`, by the flag that says so; none
+        where the user placed it already."""
         return {}
 
     def given(self, role: Role) -> Iterator[str]:

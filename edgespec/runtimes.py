@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -159,10 +159,6 @@ class OffersGpu(Protocol):
     def gpu(self) -> str | None:
         """The name of the GPU that its library would use here; None without one, and where the
         library was built without support for it."""
-
-    def copying(self, nbytes: int) -> AbstractContextManager[Callable[[], object]]:
-        """Where there is one: a call copies so many bytes of the process's memory to it, as the
-        library does with weights, and returns when they are there."""
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
-from edgespec.tuning.measuring import measure
+from edgespec.tuning.kept import PairFigures
 from edgespec_runtimes.gguf.options import GgufOptions
-from tuning_lab import DRAFT, MIB, SyntheticLab, wanted
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
 GIB = 1 << 30
+ALONE = PairFigures.storage_alone(1.0)
 LAYERS = tuple(SegmentSize(f"layer {n}", GIB, GIB) for n in range(8))
 
 
@@ -79,7 +79,7 @@ def test_tokens_per_pass_is_a_number(tokens: str, capsys: pytest.CaptureFixture[
 
 
 def test_what_helps_most_comes_first() -> None:
-    found = levers.outlook(settings(ctx_size=1024), fake_plan, GIB / 2, 1.0)
+    found = levers.outlook(settings(ctx_size=1024), fake_plan, GIB / 2, ALONE)
     assert found.tokens_per_s == pytest.approx(1 / 8)
     assert [lever.change for lever in found.levers[:2]] == [
         "a disk twice as fast",
@@ -94,7 +94,7 @@ def test_a_context_by_default_can_be_halved_too() -> None:
         smaller = changed.ctx_size == 2048
         return replace(planned(4 * GIB, 5 if smaller else 4), ctx_size=changed.ctx_size or 4096)
 
-    found = levers.outlook(settings(), plan, GIB, 1.0)
+    found = levers.outlook(settings(), plan, GIB, ALONE)
     assert any("--ctx-size 2048" in lever.change for lever in found.levers)
 
 
@@ -102,7 +102,7 @@ def test_smaller_batches_are_proposed_with_what_they_may_change() -> None:
     def plan(changed: LoadSettings) -> MemoryPlan:
         return replace(planned(4 * GIB, 5 if changed.batch_size == 128 else 4), batch_size=512)
 
-    found = levers.outlook(settings(), plan, GIB, 1.0)
+    found = levers.outlook(settings(), plan, GIB, ALONE)
     (lever,) = (lever for lever in found.levers if "(-b 128)" in lever.change)
     assert "can change the text" in lever.change
     assert lever.tokens_per_s == pytest.approx(1 / 3)
@@ -114,7 +114,7 @@ def test_a_change_that_cannot_be_planned_is_left_out() -> None:
             raise BudgetError("too small", GIB)
         return fake_plan(changed)
 
-    found = levers.outlook(settings(ctx_size=4096), plan, GIB / 2, 1.0)
+    found = levers.outlook(settings(ctx_size=4096), plan, GIB / 2, ALONE)
     assert not any("context" in lever.change for lever in found.levers)
 
 
@@ -122,22 +122,21 @@ def test_memory_that_holds_everything_leaves_computing_to_decide() -> None:
     def plan(changed: LoadSettings) -> MemoryPlan:
         return planned(0, 8) if int(changed.memory_budget) > 4 * GIB else planned(4 * GIB, 7)
 
-    found = levers.outlook(settings(), plan, GIB, 1.0)
+    found = levers.outlook(settings(), plan, GIB, ALONE)
     assert (found.levers[0].change, found.levers[0].tokens_per_s) == (
         "another GiB of memory",
         None,
     )
 
 
-@pytest.mark.parametrize(("disk_mib", "helps_more"), [(5, "disk"), (5000, "computing")])
+@pytest.mark.parametrize(
+    ("disk_bytes_per_s", "helps_more"), [(GIB / 2, "disk"), (100 * GIB, "computing")]
+)
 def test_what_takes_the_time_is_what_helps_when_it_is_faster(
-    disk_mib: int, helps_more: str
+    disk_bytes_per_s: float, helps_more: str
 ) -> None:
-    lab = SyntheticLab(disk_bytes_per_s=disk_mib * MIB)
-    measured = measure(lab, wanted(DRAFT))
-    found = levers.outlook(
-        measured.wanted.load, lambda load: measured.plan, None, 1.0, measured.rate
-    )
+    figures = PairFigures(4.0, compute_s=1.0, rest_s=0.0, bytes_per_pass=4 * GIB, expert_bytes=0)
+    found = levers.outlook(settings(), lambda _: planned(4 * GIB, 4), disk_bytes_per_s, figures)
     assert helps_more in found.levers[0].change
 
 

@@ -40,12 +40,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": LOADING | {"chat", "completions", "generation", "grammar", "state"},
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": SESSION | {"corpus"},
-    "diagnosis": SESSION | {"models"},
-    "bench": SESSION | {"models"},
-    "tuning": SESSION | {"bench", "models"},
+    "diagnosis": SESSION | {"models", "tuning"},
+    "jobs": RESOURCES,
+    "bench": SESSION | {"jobs", "models"},
+    "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
     | {"bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
-    | {"server", "state", "tracing.trace_file", "tuning"},
+    | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
     | {"state", "tracing.trace_file", "values"},

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -15,15 +14,14 @@ import edgespec
 from edgespec import options, runtimes
 from edgespec.cli import entry
 from edgespec.config import read_config
+from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.options import Flag, RuntimeOptions
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest
 from edgespec.testing.fake_model import FakeModel, FakeVocabulary, fixed_text
-from edgespec.tuning import child
-from edgespec.tuning.measurements import AskGpus, ModelGpu
-from edgespec.tuning.offloads import Offload, offloads
+from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails
 
 TEXT = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
@@ -164,58 +162,19 @@ def test_its_own_option_is_refused_for_models_of_others(
         edgespec.plan(settings)
 
 
-def test_what_its_library_finds_out_about_a_gpu_reaches_tuning(
+def test_a_draft_that_a_gpu_could_compute_is_tuned_there(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied: list[int] = []
+    def draft_on_gpu(options: LetterOptions, n_layers: int) -> dict[str, LetterOptions]:
+        return {f"--letters capital ({n_layers})": LetterOptions(letters="capital")}
 
-    @contextmanager
-    def copying(nbytes: int) -> Iterator[Callable[[], object]]:
-        yield lambda: copied.append(nbytes)
-
-    asked = AskGpus((Path(model), Path(model)), copy_bytes=4, seconds=0.0)
-    assert child.ask_gpus(asked).gpus == ()
-    details = ModelDetails(format="letters", layers=3)
-    offered = {"gpu": lambda: "a GPU", "copying": copying, "describe": lambda _: details}
-    for name, answer in offered.items():
-        monkeypatch.setattr(LETTERS, name, answer, raising=False)
-    first, second = child.ask_gpus(asked).gpus
-    assert first == second and first.bytes_per_s > 0
-    assert (first.runtime, first.gpu, first.n_layers) == ("letters", "a GPU", 3)
-    assert copied == [4, 4]
-
-
-def test_a_runtime_that_knows_of_no_gpu_is_left_alone(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LETTERS, "gpu", lambda: None, raising=False)
-    monkeypatch.setattr(LETTERS, "copying", lambda _: None, raising=False)
-    assert child.ask_gpus(AskGpus((Path(model),), 4, 0.0)).gpus == ()
-
-
-def test_plans_say_which_models_no_gpu_could_compute(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     load = edgespec.LoadSettings(model=Path(model), draft=Path(model))
-    assert child.without_gpu([load, load]) == (Path(model),)
-    monkeypatch.setattr(LETTERS, "copying", lambda _: None, raising=False)
-    monkeypatch.setattr(LETTERS, "gpu", lambda: "a GPU", raising=False)
-    assert child.without_gpu([load]) == ()
-
-
-def test_what_it_could_put_on_a_gpu_is_declared_with_its_options() -> None:
-    gpu = ModelGpu(Path("a.letters"), "letters", "a GPU", 3, 4, 1e9)
-    load = edgespec.LoadSettings(model=Path("a.letters"))
-    assert not list(offloads(load, [gpu], gpu.model, "target"))
-
-
-def test_what_it_declares_is_given_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_gpu(options: LetterOptions, role: str, n_layers: int) -> dict[str, LetterOptions]:
-        return {f"-l3 capital ({role}, {n_layers})": LetterOptions(letters="capital")}
-
-    monkeypatch.setattr(LetterOptions, "on_gpu", on_gpu)
-    gpu = ModelGpu(Path("a.letters"), "letters", "a GPU", 3, 4, 1e9)
-    load = edgespec.LoadSettings(model=Path("a.letters"))
-    (found,) = offloads(load, [gpu], gpu.model, "target")
-    assert found == Offload("-l3 capital (target, 3)", (("letters", "capital"),))
-    assert found.added_to(load).options == {"letters": LetterOptions(letters="capital")}
+    job = TuningJob(load, EngineSettings(), (Path(model),), default_threads=1)
+    assert not any(one.options for one in candidates(job))
+    monkeypatch.setattr(LetterOptions, "draft_on_gpu", draft_on_gpu)
+    details = ModelDetails(format="letters", layers=3)
+    for name, answer in {"gpu": lambda: "a GPU", "describe": lambda _: details}.items():
+        monkeypatch.setattr(LETTERS, name, answer, raising=False)
+    (found,) = (one for one in candidates(job) if one.options)
+    assert found.options == (("letters", "capital"),)
+    assert found.load(load).options == {"letters": LetterOptions(letters="capital")}

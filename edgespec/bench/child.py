@@ -16,7 +16,6 @@ import psutil
 
 from edgespec import runtimes, session
 from edgespec.bench import modes
-from edgespec.bench.messages import answer_one
 from edgespec.bench.runs import (
     MESSAGES,
     Answer,
@@ -30,6 +29,7 @@ from edgespec.bench.runs import (
 )
 from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
+from edgespec.jobs.messages import answer_one
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines

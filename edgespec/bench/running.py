@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec import errors
-from edgespec.bench import limits, table
-from edgespec.bench.launching import Launched, launch
-from edgespec.bench.limits import Limiter
-from edgespec.bench.messages import Failed
-from edgespec.bench.model_files import copies, files_of, largest_of, size_of
+from edgespec.bench import table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
+from edgespec.bench.runs import CHILD, Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
 from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row, thinned
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.jobs import limits
+from edgespec.jobs.launching import Launched, launch
+from edgespec.jobs.limits import Limiter
+from edgespec.jobs.messages import Failed
+from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.paging import disk_speed
 
 RAW_BYTES = 1 << 30
@@ -80,7 +81,7 @@ def survey(bench: Bench) -> Surveyed:
         bench.budget_bytes if pages else None,
     )
     # not bound: a limit that is too small would kill it before it can say so
-    answer = launch(job).answer
+    answer = launch(job, CHILD).answer
     if isinstance(answer, Surveyed):
         return answer
     assert isinstance(answer, Failed)
@@ -139,7 +140,9 @@ def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
     models = (bench.target, *([bench.draft] if bench.draft else ()))
     cold = [*(file for model in models for file in files_of(model)), *copies()]
     if turn.mode == RAW:
-        return launch(ReadRaw(largest_of(bench.target), RAW_BYTES), bench.limiter, cold, tick)
+        return launch(
+            ReadRaw(largest_of(bench.target), RAW_BYTES), CHILD, bench.limiter, cold, tick
+        )
     mode = _mode(bench, turn)
     assert mode is not None
     job = Decode(
@@ -152,7 +155,7 @@ def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
         n_threads=bench.n_threads,
         budget_bytes=bench.budget_bytes,
     )
-    return launch(job, bench.limiter, cold, tick)
+    return launch(job, CHILD, bench.limiter, cold, tick)
 
 
 def _row(turn: Turn, prompt: Prompt, decoded: Decoded, launched: Launched) -> Row:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.bench.messages import Failed, Messages
+from edgespec.jobs.launching import Child
+from edgespec.jobs.messages import Failed, Messages
 from edgespec.values import RoundCost, SourceStats
 
 
@@ -102,4 +103,5 @@ Job = Decode | ReadRaw | Survey
 Answer = Decoded | RawRead | Surveyed | Failed
 
 MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
+CHILD = Child("edgespec.bench.child", MESSAGES)
 to_json, from_json = MESSAGES.to_json, MESSAGES.from_json

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
-from edgespec.bench import limits, table
+from edgespec.bench import table
 from edgespec.bench.expectations import (
     Expectations,
     compare,
@@ -23,8 +23,6 @@ from edgespec.bench.expectations import (
     modes_of,
     read_expectations,
 )
-from edgespec.bench.limits import Limiter, Limits
-from edgespec.bench.model_files import size_of
 from edgespec.bench.modes import Mode, choose, known_modes
 from edgespec.bench.page import html_page
 from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
@@ -36,8 +34,11 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import installed_version
 from edgespec.cli.invocation import model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.jobs import limits
+from edgespec.jobs.limits import Limiter, Limits
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
+from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings import spell

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
-from math import isfinite
 from typing import Any, get_args
 
 from edgespec import session
@@ -17,18 +17,20 @@ from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.config import LoadSettings
 from edgespec.diagnosis.levers import Lever, Outlook, outlook
 from edgespec.diagnosis.machine import examine
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
+from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
-from edgespec.tuning import kept_speeds, measured_report, report
-from edgespec.tuning.laboratory import Laboratory
-from edgespec.tuning.measuring import Measured, Wanted, measure, the_plan
+from edgespec.tuning import kept, report
+from edgespec.tuning.kept import PairFigures
+from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
 from edgespec.units import format_size
 
-SECONDS = 60
-"""That measuring a pair may take, more or less."""
+SECONDS, N_TOKENS = 30.0, 48
+"""Limits of the run that measures a pair; tokens of each text."""
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 
@@ -54,54 +56,60 @@ def run(given: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is known of a pair: by storage alone, or measured in short runs."""
+    """What is known of a pair: by storage alone, or from a short run."""
 
     outlook: Outlook
-    measured: Measured | None = None
+    run: Figures | None = None
 
 
 def _examined_pair(given: argparse.Namespace, request: Request, console: Console) -> Pair | None:
-    settings = request.load
+    load, engine = request.load, engine_settings(request.generate)
     if "tokens_per_pass" in given:
-        return _by_storage(settings, _tokens_per_pass(given), console)
-    wanted = Wanted(
-        load=settings,
-        engine=engine_settings(request.generate),
-        drafts=(settings.draft,) if settings.draft else (),
-        usual_threads=process.usable_cores(),
-    )
+        speed = disk_speed.bytes_per_second(load.model) if load.model.is_file() else None
+        if speed is None:
+            return None
+        figures = PairFigures.storage_alone(_tokens_per_pass(given))
+        return Pair(outlook(load, partial(session.plan, engine_settings=engine), speed, figures))
+    plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
-    progress = partial(console.progress, "measuring the models")
-    laboratory = Laboratory(settings.model, prompts, SECONDS, progress=progress)
-    measured = measure(laboratory, wanted, other_settings=False)
-    found = measured_outlook(laboratory, measured)
-    console.end_of_progress()
-    kept_speeds.keep(measured)
-    return Pair(found, measured)
-
-
-def measured_outlook(laboratory: Laboratory, measured: Measured) -> Outlook:
-    """What would help, by what was measured; each change is planned in a process of its own."""
-    engine = measured.wanted.usual.engine
-    expected = measured.expected
-    disk_bytes_per_s = measured.speeds.disk_bytes_per_s
-    return outlook(
-        measured.wanted.load,
-        lambda load: the_plan(laboratory, load, engine),
-        disk_bytes_per_s if isfinite(disk_bytes_per_s) else None,
-        expected.tokens_per_pass,
-        measured.rate,
-        report.limit_of(expected),
+    trial = Trial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)
+    began = time.monotonic()
+    run = run_trial(
+        trial,
+        tick=lambda: console.progress(
+            "measuring the models", min(1.0, (time.monotonic() - began) / SECONDS)
+        ),
     )
-
-
-def _by_storage(settings: LoadSettings, tokens_per_pass: float, console: Console) -> Pair | None:
-    speed = disk_speed.bytes_per_second(settings.model) if settings.model.is_file() else None
-    if speed is None:
-        return None
-    found = outlook(settings, partial(session.plan), speed, tokens_per_pass)
     console.end_of_progress()
-    return Pair(found)
+    figures = keep_figures(load, plan, run)
+    found = outlook(load, partial(plan_trial, engine=engine), disk_of(load, run), figures)
+    return Pair(found, run)
+
+
+def keep_figures(load: LoadSettings, plan: MemoryPlan, run: Figures) -> PairFigures:
+    """Keep what a run with the default settings showed, for `plan`, if nothing disturbed it."""
+    figures = PairFigures.of(run, plan, disk_of(load, run))
+    if not run.is_disturbed:
+        kept.keep(load, plan, figures)
+    return figures
+
+
+def disk_of(load: LoadSettings, run: Figures) -> float | None:
+    """Bytes a second of passes that waited, else of plain reads; None where nothing is paged."""
+    if not run.bytes_per_pass:
+        return None
+    return run.disk_bytes_per_s or disk_speed.bytes_per_second(largest_of(load.model))
+
+
+def helpful_changes(
+    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: Figures
+) -> list[str]:
+    """What else would help, in predicted tokens a second; nothing of it was chosen."""
+    found = outlook(load, partial(plan_trial, engine=engine), disk_of(load, run), figures)
+    if not found.levers or found.tokens_per_s is None:
+        return []
+    now = f"{found.tokens_per_s:.2f}"
+    return [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]
 
 
 def _tokens_per_pass(given: argparse.Namespace) -> float:
@@ -119,17 +127,15 @@ def _report(findings: Sequence[Finding], pair: Pair | None) -> dict[str, Any]:
     """For programs."""
     told: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     if pair:
-        found, measured = pair.outlook, pair.measured
+        found, run = pair.outlook, pair.run
         told["pair"] = {
             "limit": found.limit,
             "disk_bytes_per_s": found.disk_bytes_per_s,
             "bytes_per_pass": found.plan.bytes_per_pass,
             "tokens_per_pass": found.tokens_per_pass,
             "predicted_tokens_per_s": found.tokens_per_s,
-            "measured_tokens_per_s": measured.first.tokens_per_s if measured else None,
-            "measured_peak_bytes": measured.first.peak_bytes if measured else None,
-            "expected_round": asdict(measured.expected) if measured else None,
-            "gpus": measured_report.gpus(measured) if measured else [],
+            "measured_tokens_per_s": run.tokens_per_s if run else None,
+            "measured_peak_bytes": run.peak_bytes if run else None,
             "levers": [asdict(lever) for lever in found.levers],
         }
     return told
@@ -154,8 +160,9 @@ def _pair_lines(pair: Pair) -> list[str]:
     lines = ["", f"limit: {found.limit}"]
     if found.tokens_per_s is None:
         return lines
-    if pair.measured is not None:
-        lines += [*measured_report.lines(pair.measured), _expected_line(pair.measured)]
+    if pair.run is not None:
+        lines += [report.first_line(pair.run), *report.disturbed(pair.run.others)]
+        lines.append(f"predicted: {found.tokens_per_s:.2f} tokens/s")
     else:
         assert found.disk_bytes_per_s is not None
         lines.append(
@@ -164,18 +171,9 @@ def _pair_lines(pair: Pair) -> list[str]:
             f"with {found.tokens_per_pass:g} tokens per pass"
         )
     if found.levers:
-        bound = "predicted" if pair.measured else "at most"
+        bound = "predicted" if pair.run else "at most"
         lines += [f"what would help, {bound}:", *lever_lines(found.levers)]
     return lines
-
-
-def _expected_line(measured: Measured) -> str:
-    expected, first = measured.expected, measured.first
-    return (
-        f"predicted: {expected.tokens_per_s:.2f} tokens/s, {expected.tokens_per_pass:.2f} tokens "
-        f"per pass of {expected.n_nodes} guesses; the short run that this was learnt from had "
-        f"{first.tokens_per_s:.2f} tokens/s"
-    )
 
 
 def lever_lines(levers: Sequence[Lever]) -> list[str]:

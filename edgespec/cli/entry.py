@@ -192,12 +192,10 @@ def run_plan(given: argparse.Namespace) -> None:
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(request.load.model)
-    # not before the memory was planned, of which it would take some
-    from edgespec.tuning import kept_speeds
+    # Imported after planning, since modules take memory, too.
+    from edgespec.tuning import kept
 
-    predicted = kept_speeds.predicted(
-        request.load, engine_settings(request.generate), memory_plan, bandwidth
-    )
+    predicted = kept.predicted(request.load, memory_plan, bandwidth)
     if "json" in given:
         console.json(reports.plan_report(memory_plan, bandwidth, predicted))
         return

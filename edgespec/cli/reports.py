@@ -16,7 +16,7 @@ from edgespec.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
-    from edgespec.tuning.cost_model import Prediction
+    from edgespec.tuning.kept import Prediction
 
 GUESSED_NODES, GUESSED_TOKENS = 6, 3
 """Of a tree, and what it yields or so: a mixture reads more for more nodes."""
@@ -212,10 +212,9 @@ def _pass_lines(
 
 
 def _predicted_line(predicted: Prediction) -> str:
-    guesses = f", {predicted.tokens_per_pass:.1f} a pass over {predicted.n_nodes} guesses"
     return (
-        f"Predicted: {predicted.tokens_per_s:.2f} tokens/s{guesses if predicted.n_nodes else ''}, "
-        "from what `tune` or `doctor` measured of these models here, on the texts used there."
+        f"Predicted: {predicted.tokens_per_s:.2f} tokens/s, {predicted.tokens_per_pass:.1f} a "
+        "pass, from a run of `tune` or `doctor` with these models here, on the texts used there."
     )
 
 

@@ -16,16 +16,14 @@ _DESCRIPTION = """\
 Find the settings with which a pair writes fastest on this device under a memory budget, and keep
 them as a preset.
 
-In about two minutes it measures the disk, copies to a GPU where there is one, passes of the target,
-what each draft guesses of the target's own text and what that takes; predicts tokens a second for
-all settings that leave the text as it is (threads of both models, size of the trees, drafting
-beside passes, which draft, guesses from the text alone or none, the draft on the GPU); and lets the
-best ones and the defaults run in turn. Turns beside which other processes computed run again. Where
-nothing beats the defaults by more than the noise, they stay. Every measurement is a process of its
-own within the budget.
+Settings that leave the text as it is compete: threads of both models, the size of the trees,
+drafting beside passes, which draft, guesses from the text alone, none, the draft on a GPU. Each
+continues the same prompts in a process of its own within the budget, in turns; the slower half
+leaves after each turn. Where nothing beats the defaults by more than the noise, they stay.
 
 The preset is found again by itself for the same device, models and budget: a note says so, and
---no-tuned ignores it. With --out it is written to a file that --config takes instead."""
+--no-tuned ignores it. With --out it is written to a file that --config takes instead. After it
+`edgespec plan` predicts tokens a second of this pair."""
 
 _EPILOG = """\
 examples:
@@ -34,12 +32,9 @@ examples:
       which of two drafts is the better one for texts like mine
   edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB --out big-4gib.toml
   edgespec generate --config big-4gib.toml -p 'Once upon a time'
-  edgespec tune -m big.gguf -md small.gguf --budgets 2GiB,4GiB,8GiB --html memory.html
-      what one more GiB buys, from where on all of the target fits, where the draft stops paying
 
-What would change the text (KV types below f16, another batch size, layers of the target on a GPU)
-or what fits (fewer context tokens) is proposed, and never chosen. Nothing about GPUs was tried on
-one yet."""
+Changes that would alter the text (KV types below f16, another batch size) or what fits (fewer
+context tokens) are proposed with the speed that is predicted for them, and never chosen."""
 
 
 def add_to(parser: P) -> P:
@@ -65,15 +60,7 @@ def add_to(parser: P) -> P:
         help="measure as on a disk of so many bytes a second, like 300M: needs the right to make "
         "control groups, as `edgespec bench` does",
     )
-    group.add_argument(
-        "--budgets",
-        metavar="LIST",
-        help="tokens a second over memory instead of a preset: 2GiB,4GiB,8GiB",
-    )
     output = flag_groups.add_output(parser)
     output.add_argument("--out", metavar="FILE", help="write the preset there")
-    output.add_argument(
-        "--html", metavar="FILE", help="with --budgets: the curve as a page that needs nothing else"
-    )
     output.add_argument("--quiet", action="store_true", help="no notes or progress")
     return parser

@@ -1,25 +1,25 @@
 """What limits a pair on this machine, and what would help most, in predicted tokens a second.
 
-Plans the pair again with one thing changed at a time; loads no weights. Who predicts is told what
-was measured: storage alone, or what a pass computes and a draft guesses, too.
+Plans the pair again with one thing changed at a time; loads no weights.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
-from edgespec import options, theory
+from edgespec import options
 from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
+from edgespec.tuning.kept import PairFigures
 
 GIB = 1 << 30
 LEAST_CONTEXT, LEAST_BATCH = 512, 32
 """Tokens. With less, hardly anything can be done."""
+
+FITS = "the target fits into memory: computing decides, not storage"
 
 Planner = Callable[[LoadSettings], MemoryPlan]
 
@@ -31,8 +31,6 @@ class Lever:
     change: str
     tokens_per_s: float | None
     """None: nothing is read any more, and computing decides."""
-    measured: bool = False
-    """In a run, rather than predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +47,22 @@ class Outlook:
     """The most helpful first."""
 
 
-class Rate(Protocol):
-    """Who predicts."""
-
-    def __call__(
-        self,
-        plan: MemoryPlan,
-        disk_factor: float = 1.0,
-        more_tokens: float = 0.0,
-        compute_factor: float = 1.0,
-    ) -> float | None:
-        """Tokens a second under a plan, on a disk and with computing so many times as fast, with so
-        many more tokens a pass. None where nothing is read and what computing takes is not
-        known."""
-
-
-def storage_alone(disk_bytes_per_s: float, tokens_per_pass: float) -> Rate:
-    """The paging bound: at best so much, where no model was loaded to know more."""
-
-    def rate(
-        plan: MemoryPlan,
-        disk_factor: float = 1.0,
-        more_tokens: float = 0.0,
-        compute_factor: float = 1.0,
-    ) -> float | None:
-        if not plan.paged or not plan.bytes_per_pass:
-            return None
-        pass_s = theory.pass_seconds(plan.bytes_per_pass, disk_factor * disk_bytes_per_s)
-        return 1 / theory.seconds_per_token(pass_s, tokens_per_pass + more_tokens)
-
-    return rate
-
-
 def outlook(
     settings: LoadSettings,
     planner: Planner,
     disk_bytes_per_s: float | None,
-    tokens_per_pass: float,
-    rate: Rate | None = None,
-    limit: str = "",
+    figures: PairFigures,
 ) -> Outlook:
-    """Predict, and try what could be changed; by storage alone without a `rate`. Raises what
-    planning raises."""
-    rate = rate or storage_alone(disk_bytes_per_s or math.inf, tokens_per_pass)
+    """Predict the pair by its `figures`, as it is and with one thing changed. Raises what planning
+    raises."""
     plan = planner(settings)
+
+    def rate(changed: MemoryPlan, disk_factor: float = 1.0, **better: float) -> float | None:
+        disk = disk_bytes_per_s and disk_factor * disk_bytes_per_s
+        found = figures.predict(changed, disk, **better)
+        is_known = found.read_s > 0 or (found.compute_s > 0 and changed.paged == plan.paged)
+        return found.tokens_per_s if is_known else None
+
     levers = [
         Lever("a disk twice as fast", rate(plan, disk_factor=2)),
         Lever("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
@@ -104,8 +74,8 @@ def outlook(
     now = rate(plan)
     better = [lever for lever in levers if now is not None and _gain(lever, now) > 0.01]
     better.sort(key=lambda lever: -_gain(lever, now or 1.0))
-    limit = limit or _limit(plan)
-    return Outlook(plan, disk_bytes_per_s, tokens_per_pass, limit, now, tuple(better))
+    limit = figures.predict(plan, disk_bytes_per_s).limit if plan.paged else FITS
+    return Outlook(plan, disk_bytes_per_s, figures.tokens_per_pass, limit, now, tuple(better))
 
 
 def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:
@@ -130,9 +100,3 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
 
 def _gain(lever: Lever, now: float) -> float:
     return float("inf") if lever.tokens_per_s is None else lever.tokens_per_s / now - 1
-
-
-def _limit(plan: MemoryPlan) -> str:
-    if not plan.paged:
-        return "the target fits into memory: computing decides, not storage"
-    return "storage: every pass reads the weights that are not pinned"

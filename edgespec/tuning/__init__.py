@@ -1,1 +1,1 @@
-"""Finds the best settings for a device, a pair and a memory budget: `edgespec tune`."""
+"""Finds the fastest settings for a device, a pair and a memory budget: `edgespec tune`."""

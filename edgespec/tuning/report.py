@@ -1,200 +1,144 @@
-"""Says what tuning found: lines for people, an object for programs, and the comments of a preset.
-
-Values in, text and dictionaries out.
-"""
+"""The result of `tune`: lines for people, an object for programs, a preset with its reasons."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.tuning import measured_report
-from edgespec.tuning.confirming import Trial, gain_of
-from edgespec.tuning.cost_model import Choice, Prediction, without_draft
-from edgespec.tuning.search import Tuned
+from edgespec.jobs.other_work import TOO_MUCH
+from edgespec.tuning.candidates import without_draft
+from edgespec.tuning.race import Entrant, Tuned, label
+from edgespec.tuning.trial import Figures
 from edgespec.units import format_size
 
 
 def preset_settings(tuned: Tuned) -> dict[str, Any]:
-    """What the preset says, by the settings' names: models, budget and what differs from the
-    defaults."""
-    load, chosen, usual = tuned.wanted.load, tuned.chosen, tuned.wanted.usual
+    """The preset by the settings' names: models, what the user gave, what differs from defaults."""
+    load, best, defaults = tuned.job.load, tuned.winner.candidate, tuned.job.defaults
     settings: dict[str, Any] = {"model": load.model.resolve()}
-    if chosen.draft is not None:
-        settings["draft"] = chosen.draft.resolve()
-    elif usual.draft is not None:
-        settings["no_draft"] = True
-    given = load.as_given() if chosen.draft is not None else without_draft(load)
-    for name in sorted(given.keys() - {"model", "draft", "threads", "threads_draft"}):
+    if best.draft is not None:
+        settings["draft"] = best.draft.resolve()
+    given = load.as_given() if best.draft is not None else without_draft(load)
+    for name in sorted(given.keys() - {"model", "draft"}):
         settings[name] = given[name]
     for name in ("pacer", "fallback", "acceptance", "max_depth"):
-        value = getattr(chosen.rules, name)
-        if chosen.draft is not None and value != getattr(EngineSettings(), name):
+        value = getattr(tuned.job.engine, name)
+        if best.draft is not None and value != getattr(EngineSettings(), name):
             settings[name] = value
-    if chosen.threads != tuned.wanted.usual_threads:
-        settings["threads"] = chosen.threads
-    return settings | _guessing(chosen)
-
-
-def _guessing(chosen: Choice) -> dict[str, Any]:
-    """What it says of who guesses, how much and when."""
-    settings: dict[str, Any] = {}
-    if chosen.draft is not None and chosen.threads_draft is not None:
-        settings["threads_draft"] = chosen.threads_draft
-    if chosen.offload is not None:
-        settings |= chosen.offload.given
-    if chosen.guesses and chosen.draft_max is not None:
-        settings["draft_max"] = chosen.draft_max
-    if chosen.guesses and not chosen.overlap:
-        settings["no_overlap"] = True
-    if chosen.lookup is not None:
-        settings["lookup"] = chosen.lookup
-    return settings
+    changed = best.settings(defaults)
+    changed.pop("draft", None)
+    return settings | changed
 
 
 def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
-    """Why it says that, as measured."""
-    best = tuned.best
-    reasons = [
-        f"Found by edgespec {version} tune, {when}, for the device, the models and the budget "
-        "below.",
-        *measured_report.lines(tuned.measured),
-    ]
-    reasons += measured_report.disturbed(tuned.others)
-    if tuned.untried:
-        reasons.append(_untried_line(tuned, tuned.untried))
-    elif tuned.is_usual:
+    """Comments of the preset: when, on what evidence."""
+    best, defaults = tuned.winner, tuned.defaults
+    reasons = [f"Found by edgespec {version} tune, {when}, for this device, models and budget."]
+    if tuned.is_default:
         reasons.append(
-            f"The defaults stay: of {tuned.n_considered} settings none beat their "
-            f"{best.tokens_per_s:.2f} tokens/s by more than the noise of {tuned.noise:.0%}."
+            f"The defaults stay: {_n_tried(tuned)} settings did not beat their "
+            f"{defaults.tokens_per_s:.2f} tokens/s by more than the noise of {tuned.noise:.0%}."
         )
     else:
         reasons.append(
-            f"{best.tokens_per_s:.2f} tokens/s against {tuned.trials[0].tokens_per_s:.2f} with the "
-            f"defaults, the median of {len(best.rates)} runs in turn; predicted "
-            f"{best.predicted.tokens_per_s:.2f}."
+            f"{best.tokens_per_s:.2f} tokens/s against {defaults.tokens_per_s:.2f} with the "
+            f"defaults, the medians of {len(best.runs)} runs in turn."
         )
-    return reasons
+    return [*reasons, *disturbed(tuned.others)]
 
 
 def lines(tuned: Tuned) -> list[str]:
-    """For people."""
-    names = [choice_line(trial.choice, tuned.wanted.usual) for trial in tuned.trials]
+    """The table and the verdict, for people."""
+    ran = [one for one in tuned.entrants if one.runs or one.failure]
+    names = [label(one.candidate, tuned.job.defaults) for one in ran]
     width = max(map(len, names))
-    table = [f"{'settings':<{width}}  predicted  measured  to defaults        peak"]
-    for name, trial in zip(names, tuned.trials, strict=True):
-        ratio = 1 + gain_of(trial, tuned.trials[0])
+    table = [f"{'settings':<{width}}  tokens/s  to defaults  per pass        peak  runs"]
+    for name, one in zip(names, ran, strict=True):
+        if not one.runs:
+            table.append(f"{name:<{width}}  left out: {one.failure}")
+            continue
         table.append(
-            f"{name:<{width}}  {trial.predicted.tokens_per_s:>9.2f}  {trial.tokens_per_s:>8.2f}  "
-            f"{ratio:>11.2f}  {format_size(trial.peak_bytes):>10}"
+            f"{name:<{width}}  {one.tokens_per_s:>8.2f}  {1 + one.gain(tuned.defaults):>11.2f}  "
+            f"{one.runs[-1].tokens_per_pass:>8.2f}  {format_size(one.peak_bytes):>10}  "
+            f"{len(one.runs):>4}" + (f"  left out: {one.failure}" if one.failure else "")
         )
-    limit = tuned.best.predicted.limit
+    n_untried = len(tuned.entrants) - len(ran)
+    if n_untried:
+        table.append(f"{n_untried} others had no time to run: more --seconds let them")
     return [
-        *measured_report.lines(tuned.measured),
+        first_line(tuned.defaults.runs[0]),
         "",
         *table,
         "",
-        *measured_report.disturbed(tuned.others),
+        *disturbed(tuned.others),
         _verdict(tuned),
-        f"What takes most of a round with these settings: {limit}.",
-        *tuned.notes,
+    ]
+
+
+def first_line(run: Figures) -> str:
+    """The first run with the defaults in one line."""
+    reading = ""
+    if run.bytes_per_pass:
+        reading = f"; a pass reads {format_size(run.bytes_per_pass)}"
+        if run.disk_bytes_per_s:
+            reading += f" at {run.disk_bytes_per_s / 1e6:,.0f} MB/s"
+    return (
+        f"defaults: loaded in {run.load_s:.1f} s, {run.n_tokens} tokens of {run.n_texts} texts at "
+        f"{run.tokens_per_s:.2f} tokens/s, {run.tokens_per_pass:.2f} per pass, "
+        f"{1e3 * run.compute_s:.0f} ms of a pass computing{reading}"
+    )
+
+
+def disturbed(others: float) -> list[str]:
+    """A warning where the machine was not idle."""
+    if others <= TOO_MUCH:
+        return []
+    return [
+        f"Other processes took up to {others:.0%} of the cores beside these runs, which are slower "
+        "for it: measure again when they are idle."
     ]
 
 
 def as_dict(tuned: Tuned) -> dict[str, Any]:
-    """For programs."""
-    measured = tuned.measured
+    """The result for programs."""
     return {
-        "settings": {
-            name: value if isinstance(value, int | float | bool | None) else str(value)
-            for name, value in preset_settings(tuned).items()
-        },
-        "is_default": tuned.is_usual,
+        "settings": _plain(preset_settings(tuned)),
+        "is_default": tuned.is_default,
         "gain": tuned.gain,
         "noise": tuned.noise,
-        "others": max(tuned.others, measured.first.others),
-        "considered": tuned.n_considered,
-        "trials": [trial_dict(trial) for trial in tuned.trials],
-        **measured_report.entries(measured),
-        "gpu_shares": [asdict(share) for share in tuned.gpu_shares],
-        "memory": {
-            "budget_bytes": tuned.plan.budget_bytes,
-            "planned_bytes": tuned.plan.planned_bytes,
-            "peak_bytes": max(measured.first.peak_bytes, *(t.peak_bytes for t in tuned.trials)),
-        },
-        "notes": list(tuned.notes),
+        "others": tuned.others,
+        "trials": [_entry(one, tuned) for one in tuned.entrants],
+        "peak_bytes": max(one.peak_bytes for one in tuned.entrants),
     }
 
 
-def trial_dict(trial: Trial) -> dict[str, Any]:
-    choice = trial.choice
+def _entry(one: Entrant, tuned: Tuned) -> dict[str, Any]:
+    draft = one.candidate.draft
     return {
-        "draft": str(choice.draft) if choice.draft else None,
-        "threads": choice.threads,
-        "threads_draft": choice.threads_draft,
-        "draft_max": choice.draft_max,
-        "overlap": choice.overlap,
-        "lookup": choice.lookup,
-        "on_gpu": dict(choice.offload.given) if choice.offload else {},
-        "predicted": asdict(trial.predicted),
-        "tokens_per_s": trial.rates,
-        "peak_bytes": trial.peak_bytes,
+        "flags": label(one.candidate, tuned.job.defaults),
+        "draft": str(draft) if draft else None,
+        "settings": _plain(one.candidate.settings(tuned.job.defaults)),
+        "tokens_per_s": one.rates,
+        "tokens_per_pass": one.runs[-1].tokens_per_pass if one.runs else None,
+        "peak_bytes": one.peak_bytes,
+        "failure": one.failure,
     }
 
 
-def choice_line(choice: Choice, usual: Choice) -> str:
-    """What differs from the defaults."""
-    if choice == usual:
-        return "defaults"
-    said = []
-    if choice.draft != usual.draft:
-        said.append(f"-md {choice.draft.name}" if choice.draft else "--no-draft")
-    if choice.lookup and not usual.lookup:
-        said.append("--lookup")
-    if choice.guesses and choice.draft_max != usual.draft_max:
-        said.append(f"--draft-max {choice.draft_max or 'planned'}")
-    if choice.guesses and not choice.overlap and usual.overlap:
-        said.append("--no-overlap")
-    if choice.draft is not None and choice.threads_draft != usual.threads_draft:
-        said.append(f"-td {choice.threads_draft or choice.threads}")
-    if choice.offload is not None:
-        said.append(choice.offload.says)
-    if choice.threads != usual.threads:
-        said.append(f"-t {choice.threads}")
-    return " ".join(said) or "defaults"
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
+
+
+def _n_tried(tuned: Tuned) -> int:
+    return sum(bool(one.runs) for one in tuned.entrants) - 1
 
 
 def _verdict(tuned: Tuned) -> str:
-    best, usual = tuned.best, tuned.trials[0]
-    if tuned.untried:
-        return _untried_line(tuned, tuned.untried)
-    if tuned.is_usual:
+    if tuned.is_default:
         return (
-            f"The defaults are best here: none of {tuned.n_considered} settings beat them by more "
-            f"than the noise ({tuned.noise:.0%} from turn to turn)."
+            f"The defaults are best here: {_n_tried(tuned)} other settings did not beat them by "
+            f"more than the noise ({tuned.noise:.0%} from turn to turn)."
         )
-    return (
-        f"Best: {choice_line(best.choice, usual.choice)}, {tuned.gain:+.0%} over the defaults; "
-        f"{tuned.n_considered} settings were considered."
-    )
-
-
-def _untried_line(tuned: Tuned, trial: Trial) -> str:
-    usual = tuned.trials[0]
-    return (
-        f"The defaults stay: {choice_line(trial.choice, usual.choice)} is predicted to reach "
-        f"{trial.predicted.tokens_per_s:.2f} tokens/s to their {usual.predicted.tokens_per_s:.2f}, "
-        f"and a run takes {tuned.measured.shortest_run_s:.0f} s at least here: there was no time "
-        "to confirm that. More --seconds let it run."
-    )
-
-
-def limit_of(prediction: Prediction) -> str:
-    """What limits a pair, in a sentence."""
-    takes = {
-        "storage": "storage: every pass reads the weights that are not pinned",
-        "computing": "computing decides, not storage",
-        "drafting": "drafting takes longer than passes: computing decides, not storage",
-    }
-    return takes[prediction.limit]
+    best = label(tuned.winner.candidate, tuned.job.defaults)
+    return f"Best: {best}, {tuned.gain:+.0%} over the defaults."

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_rows import report, row
-from edgespec.bench import limits
-from edgespec.bench.model_files import copies, files_of, largest_of, size_of
 from edgespec.bench.modes import ENGINE_MODES, known_modes
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import bench, entry, flags
 from edgespec.cli.bench import applicable, chosen_prompts, request_from
 from edgespec.errors import UsageError
+from edgespec.jobs import limits
 from edgespec.models.embedded import embedded_pair
+from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(

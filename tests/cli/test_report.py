@@ -9,7 +9,7 @@ import pytest
 from edgespec.cli.reports import generation_summary, plan_report, plan_table
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
 from edgespec.memory.experts import ExpertSizes
-from edgespec.tuning.cost_model import Prediction
+from edgespec.tuning.kept import Prediction
 from edgespec.units import format_size
 from edgespec.values import ExpertStats, GenerationResult, PagingStats
 
@@ -56,9 +56,9 @@ def test_the_prediction_is_a_number():
 
 
 def test_what_was_measured_of_the_pair_predicts_tokens_a_second():
-    found = Prediction(4.25, 5.0, 16, 1.0, 0.5, 0.1)
+    found = Prediction(4.25, 5.0, read_s=1.0, compute_s=0.5)
     text = "\n".join(plan_table(PAGED, 100 * MIB, "as given", found))
-    assert "4.25 tokens/s, 5.0 a pass over 16 guesses" in text
+    assert "4.25 tokens/s, 5.0 a pass" in text
     assert "per token alone" not in text
     assert plan_report(PAGED, 100 * MIB, found)["predicted"]["tokens_per_s"] == 4.25
 

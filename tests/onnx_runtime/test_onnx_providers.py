@@ -18,7 +18,7 @@ from edgespec import session
 from edgespec.cli.reports import plan_report, plan_table
 from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.runtimes import OffersGpu
 from edgespec_runtimes.onnx import entry, runtime
 from edgespec_runtimes.onnx.memory.placement import Placement
@@ -80,18 +80,14 @@ def test_the_cpu_is_taken_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert providers.choose("cpu") == providers.Choice(CPU)
 
 
-def test_the_gpu_that_is_there_is_named_and_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_that_is_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "find_cuda", lambda: STAND_IN)
     assert isinstance(runtime, OffersGpu) and runtime.gpu() == STAND_IN.label
-    with runtime.copying(4096) as copy:
-        copy()
 
 
-def test_where_cuda_cannot_be_used_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_cuda_cannot_be_used_no_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "find_cuda", lambda: "there is no NVIDIA driver")
     assert runtime.gpu() is None
-    with pytest.raises(EdgespecError, match="no NVIDIA driver"), runtime.copying(4096):
-        pass
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "coreml"])

@@ -107,9 +107,6 @@ class Library:
     def gpu(self) -> str | None:
         return self._gpu
 
-    def copying(self, nbytes: int) -> None:
-        raise AssertionError("nothing is copied")
-
 
 @pytest.mark.parametrize(("gpu", "n_layers"), [("a GPU", 25), (None, 0)])
 def test_a_draft_goes_to_the_gpu_that_is_there(

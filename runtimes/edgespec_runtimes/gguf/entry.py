@@ -6,11 +6,10 @@ Opens no model itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.files.regular import open_regular
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
@@ -64,14 +63,6 @@ class GgufRuntime:
     def gpu(self) -> str | None:
         device = gpu.find()
         return ggml.device_name(device) if device else None
-
-    @contextmanager
-    def copying(self, nbytes: int) -> Iterator[Callable[[], object]]:
-        device = gpu.find()
-        if device is None:
-            raise EdgespecError("llama.cpp finds no GPU to copy to")
-        with gpu.copying(device, nbytes) as copy:
-            yield copy
 
     def diagnose(self) -> Sequence[Finding]:
         return diagnosis.diagnose()

@@ -60,15 +60,11 @@ class GgufOptions(RuntimeOptions):
         smaller = self.model_copy(update={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
         return {"-ctk q8_0 -ctv q8_0, which changes the text": smaller}
 
-    def on_gpu(self, role: Role, n_layers: int) -> Mapping[str, Self]:
-        """Of a target some layers can bring something; a draft steps through all of its own many
-        times a round."""
-        name, flag = _GPU_LAYERS[role]
-        if name in self.model_fields_set:
+    def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:
+        if "n_gpu_layers_draft" in self.model_fields_set:
             return {}
         everything = n_layers + 1  # the output head counts as a layer
-        parts = {everything // 4, everything // 2, everything} if role == "target" else {everything}
-        return {f"{flag} {n}": self.model_copy(update={name: n}) for n in sorted(parts) if n}
+        return {f"-ngld {everything}": self.model_copy(update={"n_gpu_layers_draft": everything})}
 
     def gpu_layers_of(self, owner: str) -> int:
         """Layers of the target or of the draft that go to a GPU."""

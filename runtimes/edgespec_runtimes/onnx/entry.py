@@ -5,12 +5,11 @@ Opens no model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import ModelError
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
@@ -20,7 +19,6 @@ from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source import find_model, read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
 from edgespec_runtimes.onnx.ort.devices import Device, find_cuda
-from edgespec_runtimes.onnx.ort.sessions import copying
 from edgespec_runtimes.onnx.prepare.details import details_of
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
 
@@ -39,17 +37,9 @@ class OnnxRuntime:
         return baselines.run(name, replace(request, model=_named(request.model)))
 
     def gpu(self) -> str | None:
-        """It is used without being asked: `OnnxOptions.on_gpu` has nothing to add."""
+        """It is used without being asked: options have nothing to add."""
         found = find_cuda()
         return found.label if isinstance(found, Device) else None
-
-    @contextmanager
-    def copying(self, nbytes: int) -> Iterator[Callable[[], object]]:
-        found = find_cuda()
-        if not isinstance(found, Device):
-            raise EdgespecError(f"onnxruntime finds no GPU to copy to: {found}")
-        with copying(found, nbytes) as copy:
-            yield copy
 
     def diagnose(self) -> Sequence[Finding]:
         return diagnosis.diagnose()

@@ -9,16 +9,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from edgespec.concurrency.owning import Owner
@@ -229,18 +227,6 @@ def copy_to(there: Any, weight: Bound) -> None:
     array = weight.array()
     # as unsigned numbers: onnxruntime does not know every type that numpy does
     there.update_inplace(array.view(f"u{array.dtype.itemsize}"))
-
-
-@contextmanager
-def copying(device: Device, nbytes: int) -> Iterator[Callable[[], object]]:
-    """Each call copies so many bytes of the process's memory to a device's, as `copy_to` does.
-    Raises EdgespecError where it has no room for them."""
-    try:
-        there = room_on(device, TensorProto.UINT8, [nbytes])
-    except _ERRORS as error:
-        said = f"{device.label} has no room for {nbytes:,} bytes: {_reason(error)}"
-        raise EdgespecError(said) from error
-    yield partial(there.update_inplace, np.ones(nbytes, np.uint8))
 
 
 @contextmanager

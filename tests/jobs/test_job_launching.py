@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bench_rows import row
-from edgespec.bench import launching
-from edgespec.bench.launching import launch
-from edgespec.bench.limits import Limiter
-from edgespec.bench.messages import Failed
-from edgespec.bench.runs import Decode, RawRead, ReadRaw, Survey, from_json, to_json
+from edgespec.bench.runs import CHILD, Decode, RawRead, ReadRaw, Survey, from_json, to_json
+from edgespec.jobs import launching
+from edgespec.jobs.launching import launch
+from edgespec.jobs.limits import Limiter
+from edgespec.jobs.messages import Failed
 
 
 def test_jobs_and_answers_survive_their_json():
@@ -36,14 +36,14 @@ def test_what_is_neither_is_refused(line: bytes):
 def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(bytes(3_000_001))
-    launched = launch(ReadRaw(path, 3_000_002), cold=[path])
+    launched = launch(ReadRaw(path, 3_000_002), CHILD, cold=[path])
     assert isinstance(launched.answer, RawRead)
     assert launched.answer.nbytes == 6_000_002
     assert max(sample.rss_bytes for sample in launched.samples) > 0
 
 
 def test_an_error_of_the_process_is_its_answer(tmp_path: Path):
-    answer = launch(ReadRaw(tmp_path / "none", 1)).answer
+    answer = launch(ReadRaw(tmp_path / "none", 1), CHILD).answer
     assert isinstance(answer, Failed)
     assert "No such file" in answer.message
 
@@ -53,7 +53,7 @@ def limiter_of(*words: str) -> Limiter:
 
 
 def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
-    answer = launch(ReadRaw(tmp_path, 1), limiter_of("sh", "-c", "kill -9 $$")).answer
+    answer = launch(ReadRaw(tmp_path, 1), CHILD, limiter_of("sh", "-c", "kill -9 $$")).answer
     assert isinstance(answer, Failed)
     assert "where memory is short" in answer.message
 
@@ -61,14 +61,14 @@ def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
 @pytest.mark.parametrize("ends", ["kill -SEGV $$", "exit 139"])
 def test_a_process_that_crashes_says_by_what(ends: str, tmp_path: Path):
     """A shell or systemd-run in between tells the signal in its exit code."""
-    answer = launch(ReadRaw(tmp_path, 1), limiter_of("sh", "-c", ends)).answer
+    answer = launch(ReadRaw(tmp_path, 1), CHILD, limiter_of("sh", "-c", ends)).answer
     assert isinstance(answer, Failed)
     assert "SIGSEGV" in answer.message and "pip install" in answer.message
 
 
 def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
     words = limiter_of("sh", "-c", "echo oh >&2; echo no >&2; exit 3")
-    answer = launch(ReadRaw(tmp_path, 1), words).answer
+    answer = launch(ReadRaw(tmp_path, 1), CHILD, words).answer
     assert answer == Failed("the process ended before it was done (exit code 3: no)")
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(ReadRaw(tmp_path, 1), Limiter("test", Limits))
+            launch(ReadRaw(tmp_path, 1), CHILD, Limiter("test", Limits))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         thread.join()

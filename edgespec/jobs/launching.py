@@ -20,11 +20,10 @@ from typing import IO, Any
 
 import psutil
 
-from edgespec.bench.limits import UNLIMITED, Limiter
-from edgespec.bench.messages import Failed, Messages
-from edgespec.bench.other_work import OtherWork
-from edgespec.bench.runs import MESSAGES
 from edgespec.concurrency import endings
+from edgespec.jobs.limits import UNLIMITED, Limiter
+from edgespec.jobs.messages import Failed, Messages
+from edgespec.jobs.other_work import OtherWork
 
 SAMPLE_S = 0.05
 
@@ -47,9 +46,6 @@ class Child:
     messages: Messages
 
 
-BENCH = Child("edgespec.bench.child", MESSAGES)
-
-
 @dataclass(frozen=True, slots=True)
 class Launched:
     """An answer, and what went on meanwhile."""
@@ -64,10 +60,10 @@ class Launched:
 
 def launch(
     job: Any,
+    child: Child,
     limiter: Limiter = UNLIMITED,
     cold: Iterable[Path] = (),
     tick: Callable[[], None] = lambda: None,
-    child: Child = BENCH,
 ) -> Launched:
     """The answer of a process of its own; a process that dies answers `Failed`.
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench import limits
-from edgespec.bench.limits import Limits
 from edgespec.errors import EdgespecError
+from edgespec.jobs import limits
+from edgespec.jobs.limits import Limits
 
 BOTH = Limits(memory_bytes=1 << 20, read_bytes_per_s=3_000_000)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from edgespec.bench import other_work
-from edgespec.bench.other_work import OtherWork
+from edgespec.jobs import other_work
+from edgespec.jobs.other_work import OtherWork
 from edgespec.memory import process
 
 

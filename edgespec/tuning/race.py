@@ -1,0 +1,209 @@
+"""Lets settings compete: trials in turns, the slower half leaves after each turn, the best stays.
+
+It decides who runs and who wins; who runs a trial it is told, so that tests bring a device that
+computes by formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+from edgespec.errors import EdgespecError
+from edgespec.tuning.candidates import Candidate, TuningJob, candidates
+from edgespec.tuning.trial import Figures
+from edgespec.units import format_size
+
+LEAST_GAIN = 0.03
+"""A smaller gain counts as noise."""
+DOUBT = 1.5
+"""A gain must exceed the typical deviation of its ratios by this factor."""
+LEAST_TURNS, MOST_TURNS = 2, 6
+FIRST_SHARE = 0.2
+"""Share of the time for the first run of the defaults, which sets the length of all others."""
+FIRST_TOKENS, LEAST_TOKENS = 48, 8
+"""Tokens of each text."""
+SHORT_RUN_S = 1.0
+
+Say = Callable[[str], None]
+
+
+class Lab(Protocol):
+    """Runs trials and knows how much time is left."""
+
+    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+        """Figures of one trial. Raises what loading and decoding raise."""
+
+    @property
+    def left_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLength:
+    """The first texts of the prompts, and most tokens and seconds."""
+
+    n_texts: int | None
+    n_tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Entrant:
+    """A candidate and its trials, one per turn."""
+
+    candidate: Candidate
+    runs: list[Figures] = field(default_factory=list)
+    failure: str = ""
+    """The reason why it left, if it was not its speed."""
+
+    @property
+    def rates(self) -> list[float]:
+        return [run.tokens_per_s for run in self.runs]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return median(self.rates) if self.runs else 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((run.peak_bytes for run in self.runs), default=0)
+
+    def ratios(self, defaults: Entrant) -> list[float]:
+        """Tokens a second relative to the defaults' run of the same turn."""
+        pairs = zip(self.rates, defaults.rates, strict=False)
+        return [rate / other for rate, other in pairs if other]
+
+    def gain(self, defaults: Entrant) -> float:
+        """The median of `ratios` less one."""
+        ratios = self.ratios(defaults)
+        return median(ratios) - 1 if ratios else 0.0
+
+    def noise(self, defaults: Entrant) -> float:
+        """The median deviation of `ratios` from their median."""
+        ratios = self.ratios(defaults)
+        return median(abs(ratio - median(ratios)) for ratio in ratios) if ratios else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The result of a race."""
+
+    job: TuningJob
+    entrants: tuple[Entrant, ...]
+    """The defaults first; those without a run had no time."""
+    winner: Entrant
+
+    @property
+    def defaults(self) -> Entrant:
+        return self.entrants[0]
+
+    @property
+    def is_default(self) -> bool:
+        return self.winner is self.defaults
+
+    @property
+    def gain(self) -> float:
+        return self.winner.gain(self.defaults)
+
+    @property
+    def noise(self) -> float:
+        return max((one.noise(self.defaults) for one in self.entrants), default=0.0)
+
+    @property
+    def others(self) -> float:
+        """The largest share of the cores that other processes took."""
+        return max((run.others for one in self.entrants for run in one.runs), default=0.0)
+
+
+def tune(lab: Lab, job: TuningJob, budget_bytes: int, say: Say = lambda _: None) -> Tuned:
+    """Run the race. Raises what the defaults' first run raises."""
+    field_of = [Entrant(candidate) for candidate in candidates(job)]
+    defaults, total_s = field_of[0], lab.left_s
+    say("a run with the defaults")
+    first = lab.run(job, defaults.candidate, TrialLength(None, FIRST_TOKENS, FIRST_SHARE * total_s))
+    run_s = max((total_s - lab.left_s), SHORT_RUN_S)
+    n_tokens = max(LEAST_TOKENS, first.n_tokens // max(1, first.n_texts))
+    length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
+    defaults.runs.append(first)
+    # Half of what is left is for the first turn: each later one has half as many entrants.
+    n_affordable = max(1, int(0.5 * lab.left_s / run_s))
+    racing = field_of[1 : 1 + n_affordable]
+    _take_turn(lab, job, racing, length, budget_bytes, say)
+    racing = _faster_half(racing, defaults)
+    if len(racing) > 1 and all(one.gain(defaults) > 0 for one in racing[:2]):
+        best, second = racing[:2]
+        both = best.candidate.combined(second.candidate, job.defaults)
+        if all(both != one.candidate for one in field_of):
+            field_of.append(Entrant(both))
+            racing = [*racing, field_of[-1]]
+    for turn in range(1, MOST_TURNS):
+        if not racing or (turn >= LEAST_TURNS and lab.left_s < (1 + len(racing)) * run_s):
+            break
+        ahead = [defaults, *racing]
+        _take_turn(lab, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
+        if turn >= LEAST_TURNS:
+            racing = _faster_half(racing, defaults)
+    return Tuned(job, tuple(field_of), _winner(field_of))
+
+
+def _take_turn(
+    lab: Lab,
+    job: TuningJob,
+    racing: Sequence[Entrant],
+    length: TrialLength,
+    budget_bytes: int,
+    say: Say,
+) -> None:
+    """One trial of each; one that fails or breaks the budget leaves with the reason."""
+    for entrant in racing:
+        if entrant.failure or (not entrant.runs and lab.left_s <= 0):
+            continue
+        say(f"run {len(entrant.runs) + 1} of {label(entrant.candidate, job.defaults)}")
+        try:
+            run = lab.run(job, entrant.candidate, length)
+        except EdgespecError as error:
+            entrant.failure = str(error)
+            continue
+        entrant.runs.append(run)
+        if run.peak_bytes > budget_bytes:
+            entrant.failure = (
+                f"its peak of {format_size(run.peak_bytes)} is above the budget of "
+                f"{format_size(budget_bytes)}"
+            )
+
+
+def _faster_half(racing: Sequence[Entrant], defaults: Entrant) -> list[Entrant]:
+    """The better half, fastest first, without those that are slower than the defaults."""
+    left = [one for one in racing if one.runs and not one.failure and one.gain(defaults) > 0]
+    left.sort(key=lambda one: -one.gain(defaults))
+    return left[: max(1, -(-len(racing) // 2))]
+
+
+def _winner(entrants: Sequence[Entrant]) -> Entrant:
+    """The largest gain; the defaults unless they were beaten by more than the noise."""
+    defaults, *others = entrants
+    best, best_gain = defaults, 0.0
+    for one in others:
+        if one.failure or len(one.ratios(defaults)) < LEAST_TURNS:
+            continue
+        least = max(DOUBT * one.noise(defaults), LEAST_GAIN)
+        if (gain := one.gain(defaults)) > max(least, best_gain):
+            best, best_gain = one, gain
+    return best
+
+
+def label(candidate: Candidate, defaults: Candidate) -> str:
+    """The settings that differ from the defaults, spelled as flags."""
+    flags = {"threads": "-t", "threads_draft": "-td", "draft_max": "--draft-max", "draft": "-md"}
+    said = []
+    for name, value in candidate.settings(defaults).items():
+        flag = flags.get(name, "--" + name.replace("_", "-"))
+        if value is True:
+            said.append(flag)
+        elif value is False:
+            said.append("--no-" + flag.removeprefix("--no-").removeprefix("--"))
+        else:
+            said.append(f"{flag} {getattr(value, 'name', value)}")
+    return " ".join(said) or "defaults"

@@ -1,0 +1,187 @@
+"""One trial: texts written with given settings in a process of its own, within the budget.
+
+Plans are made there, too, since a plan counts the process that makes it. Run as a module it is that
+process: the job comes in on stdin, the answer goes out on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Annotated, Any, TypeVar
+
+from pydantic import PlainSerializer
+from pydantic_core import to_jsonable_python
+
+from edgespec import errors
+from edgespec.config import LoadSettings
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, EdgespecError
+from edgespec.jobs.launching import Child, Launched, launch
+from edgespec.jobs.limits import UNLIMITED, Limiter
+from edgespec.jobs.messages import Failed, Messages, answer_one
+from edgespec.jobs.other_work import TOO_MUCH
+from edgespec.loading import corpus_drafters, open_models, plan
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
+from edgespec.values import GenerationResult
+
+T = TypeVar("T")
+Load = Annotated[LoadSettings, PlainSerializer(lambda load: to_jsonable_python(load.as_given()))]
+"""Settings of loading; options of runtimes travel by name, as users give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Continue prompts greedily."""
+
+    load: Load
+    engine: EngineSettings
+    prompts: tuple[str, ...]
+    n_tokens: int
+    """Most tokens of each text."""
+    seconds: float
+    """After loading; texts end early when it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a trial measured. Seconds are means per round."""
+
+    tokens_per_s: float
+    """Mean over texts, however long each of them became."""
+    tokens_per_pass: float
+    n_tokens: int
+    n_texts: int
+    round_s: float
+    compute_s: float
+    draft_s: float
+    """Drafting that no pass hid."""
+    load_s: float
+    peak_bytes: int
+    bytes_per_pass: int
+    """As planned; 0 where nothing is paged."""
+    disk_bytes_per_s: float | None
+    """What passes that waited for storage reached; None where none did."""
+    notes: tuple[str, ...] = ()
+    others: float = 0.0
+    """Share of the cores that other processes took meanwhile."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was too busy for the figures to mean much."""
+        return self.others > TOO_MUCH
+
+
+@dataclass(frozen=True, slots=True)
+class PlanJob:
+    """Divide the memory; no weights are read."""
+
+    load: Load
+    engine: EngineSettings
+
+
+MESSAGES = Messages((Trial, Figures, PlanJob, MemoryPlan, Failed))
+CHILD = Child(__name__ if __name__ != "__main__" else "edgespec.tuning.trial", MESSAGES)
+STALLED_SHARE = 0.1
+"""A pass that waited for storage for more of its time shows what storage gives."""
+
+
+def run_trial(
+    trial: Trial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
+) -> Figures:
+    """Figures of a process of its own. Raises what loading and decoding raise there."""
+    launched = launch(trial, CHILD, limiter, tick=tick)
+    return replace(_answer(launched, Figures), others=launched.others)
+
+
+def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
+    """The plan that a trial with these settings would have. Raises what planning raises."""
+    return _answer(launch(PlanJob(load, engine), CHILD), MemoryPlan)
+
+
+def _answer(launched: Launched, kind: type[T]) -> T:
+    answer: Any = launched.answer
+    if isinstance(answer, Failed):
+        if answer.type == BudgetError.__name__:
+            raise BudgetError(answer.message, answer.smallest_bytes)
+        raise getattr(errors, answer.type, EdgespecError)(answer.message)
+    assert isinstance(answer, kind)
+    return answer
+
+
+def _do(job: Trial | PlanJob) -> Figures | MemoryPlan:
+    return plan(job.load, job.engine) if isinstance(job, PlanJob) else write_texts(job)
+
+
+def write_texts(trial: Trial) -> Figures:
+    """Load the models of a trial and continue its prompts."""
+    with open_models(trial.load, trial.engine) as models:
+        drafters = corpus_drafters(models)
+        deadline = time.monotonic() + trial.seconds
+        results: list[GenerationResult] = []
+        with Engine(models.target, models.draft, trial.engine, drafters=drafters) as engine:
+            for number, prompt in enumerate(trial.prompts):
+                left_s = deadline - time.monotonic()
+                if results and left_s <= 0:
+                    break
+                until = time.monotonic() + left_s / (len(trial.prompts) - number)
+                tokens = models.target.vocabulary.encode(prompt)
+                results.append(_write_until(engine, tokens, trial.n_tokens, until))
+        return _figures(
+            results, models.load_report["total"], models.plan.bytes_per_pass, models.plan.notes
+        )
+
+
+def _write_until(
+    engine: Engine, prompt: list[int], n_tokens: int, deadline: float
+) -> GenerationResult:
+    """The greedy text, or what there is of it at the end of the first round after the deadline."""
+    request = engine.request(prompt, SamplingParams(), n_tokens)
+    with closing(engine.run(request)) as events:
+        for _ in events:
+            if time.monotonic() > deadline and request.tally.outcomes:
+                break
+    return request.result()
+
+
+def _figures(
+    results: list[GenerationResult], load_s: float, bytes_per_pass: int, notes: tuple[str, ...]
+) -> Figures:
+    rounds = [cost for result in results for cost in result.speculation.round_costs]
+    paces = [
+        result.timings.decode_s / tokens
+        for result in results
+        if (tokens := sum(cost.n_tokens for cost in result.speculation.round_costs))
+    ]
+    waited = [
+        cost.bytes_read / cost.pass_s
+        for cost in rounds
+        if cost.bytes_read and cost.stall_s > STALLED_SHARE * cost.pass_s
+    ]
+    n_passes = max(1, sum(cost.passes for cost in rounds))
+    said = (*notes, *(note for result in results for note in result.notes))
+    return Figures(
+        tokens_per_s=1 / fmean(paces) if paces and fmean(paces) > 0 else 0.0,
+        tokens_per_pass=sum(cost.n_tokens for cost in rounds) / n_passes,
+        n_tokens=sum(len(result.tokens) for result in results),
+        n_texts=len(results),
+        round_s=fmean([cost.wall_s for cost in rounds] or [0.0]),
+        compute_s=fmean([cost.compute_s for cost in rounds] or [0.0]),
+        draft_s=fmean([cost.draft_s for cost in rounds] or [0.0]),
+        load_s=load_s,
+        peak_bytes=process.peak_rss_bytes(),
+        bytes_per_pass=bytes_per_pass,
+        disk_bytes_per_s=fmean(waited) if waited else None,
+        notes=tuple(dict.fromkeys(said)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(answer_one(MESSAGES, _do))

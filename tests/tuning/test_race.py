@@ -1,0 +1,149 @@
+"""The race between settings, on a device whose speeds are given by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec import runtimes
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import EdgespecError
+from edgespec.tuning import report
+from edgespec.tuning.candidates import Candidate, TuningJob, candidates
+from edgespec.tuning.race import TrialLength, Tuned, label, tune
+from edgespec.tuning.trial import Figures
+from race_lab import BUDGET, FormulaLab, figures
+
+DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
+
+
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are names here."""
+    monkeypatch.setattr(runtimes, "find", lambda _: None)
+
+
+def job(*drafts: Path, fixed: tuple[str, ...] = ()) -> TuningJob:
+    load = LoadSettings.model_validate(
+        {"model": "big.gguf", "memory_budget": BUDGET, "draft": (*drafts, None)[0]}
+    )
+    return TuningJob(load, EngineSettings(), drafts, default_threads=4, fixed=frozenset(fixed))
+
+
+def tuned(speed: Callable[[Candidate], float], *drafts: Path, seconds: float = 200.0) -> Tuned:
+    return tune(FormulaLab(speed, seconds), job(*(drafts or (DRAFT,))), BUDGET)
+
+
+def test_the_defaults_run_first_and_stay_where_nothing_is_faster() -> None:
+    found = tuned(lambda _: 5.0)
+    assert found.is_default and found.defaults.candidate == found.job.defaults
+
+
+@pytest.mark.parametrize(
+    ("faster", "flag"),
+    [
+        (lambda c: c.draft is None and not c.lookup, "--no-draft"),
+        (lambda c: c.draft is None and c.lookup, "--no-draft --lookup"),
+        (lambda c: not c.overlap, "--no-overlap"),
+        (lambda c: c.draft_max == 8, "--draft-max 8"),
+        (lambda c: c.threads == 2, "-t 2"),
+        (lambda c: c.threads_draft == 2, "-td 2"),
+        (lambda c: c.lookup is False, "--no-lookup"),
+    ],
+)
+def test_the_fastest_wins(faster: Callable[[Candidate], bool], flag: str) -> None:
+    found = tuned(lambda c: 6.0 if faster(c) else 5.0)
+    assert label(found.winner.candidate, found.job.defaults) == flag
+    assert found.gain == pytest.approx(0.2)
+
+
+def test_the_better_of_two_drafts_wins() -> None:
+    found = tuned(lambda c: 7.0 if c.draft == BETTER else 5.0, DRAFT, BETTER)
+    assert found.winner.candidate.draft == BETTER
+
+
+def test_two_that_are_faster_alone_are_tried_together() -> None:
+    def speed(candidate: Candidate) -> float:
+        return 5.0 * (1.1 if not candidate.overlap else 1) * (1.2 if candidate.threads == 2 else 1)
+
+    best = tuned(speed).winner.candidate
+    assert (best.overlap, best.threads) == (False, 2)
+
+
+def test_a_gain_within_the_noise_changes_nothing() -> None:
+    turns = iter([5.0, *[4.0, 7.0] * 200])
+    assert tuned(lambda _: next(turns)).is_default
+
+
+def test_what_the_user_gave_stays() -> None:
+    fixed = job(DRAFT, fixed=("threads", "no_overlap"))
+    changed = {name for one in candidates(fixed) for name in one.settings(fixed.defaults)}
+    assert "threads" not in changed and "no_overlap" not in changed and "draft_max" in changed
+
+
+def test_a_model_without_a_draft_is_tuned_too() -> None:
+    lab = FormulaLab(lambda c: 9.0 if c.lookup else 5.0)
+    found = tune(lab, job(), BUDGET)
+    assert found.winner.candidate.lookup is True
+
+
+def test_a_run_that_fails_leaves_with_its_reason() -> None:
+    class Failing(FormulaLab):
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+            if not candidate.overlap:
+                raise EdgespecError("no room")
+            return super().run(job, candidate, length)
+
+    found = tune(Failing(lambda _: 5.0), job(DRAFT), BUDGET)
+    assert "left out: no room" in "\n".join(report.lines(found))
+
+
+def test_a_run_above_the_budget_cannot_win() -> None:
+    class Large(FormulaLab):
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+            self.ran.append(candidate)
+            if candidate.threads == 2:
+                return figures(50.0, 2 * BUDGET)
+            return figures(5.0)
+
+    assert tune(Large(lambda _: 5.0), job(DRAFT), BUDGET).is_default
+
+
+def test_it_ends_with_the_time() -> None:
+    lab = FormulaLab(lambda c: 5.0 + c.threads % 3, seconds=12.0)
+    found = tune(lab, job(DRAFT), BUDGET)
+    assert len(lab.ran) <= 16
+    assert any(not one.runs for one in found.entrants)
+
+
+def test_a_busy_machine_is_said() -> None:
+    class Busy(FormulaLab):
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+            self.ran.append(candidate)
+            return figures(5.0, others=0.4)
+
+    assert "up to 40% of the cores" in "\n".join(
+        report.lines(tune(Busy(lambda _: 5.0), job(DRAFT), BUDGET))
+    )
+
+
+def test_a_preset_says_what_differs() -> None:
+    found = tuned(lambda c: 6.0 if not c.overlap else 5.0)
+    settings = report.preset_settings(found)
+    assert settings["no_overlap"] is True and "threads" not in settings
+    assert settings["draft"].name == DRAFT.name
+
+
+def test_a_preset_without_a_draft_says_so() -> None:
+    settings = report.preset_settings(tuned(lambda c: 6.0 if c.draft is None else 5.0))
+    assert settings["no_draft"] is True and "draft" not in settings
+
+
+def test_programs_get_every_trial() -> None:
+    found = tuned(lambda _: 5.0)
+    told = report.as_dict(found)
+    assert told["trials"][0]["flags"] == "defaults"
+    assert len(told["trials"]) == len(found.entrants)

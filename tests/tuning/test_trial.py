@@ -1,0 +1,56 @@
+"""Trials: texts written in a process of its own, within the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError
+from edgespec.models.embedded import embedded_pair
+from edgespec.tuning.trial import MESSAGES, Figures, Trial, plan_trial, run_trial
+from edgespec_runtimes.gguf.options import GgufOptions
+
+BUDGET = 200 << 20
+
+
+def trial(budget: int = BUDGET) -> Trial:
+    pair = embedded_pair()
+    load = LoadSettings(model=pair.target, draft=pair.draft, memory_budget=budget, ctx_size=256)
+    prompts = ("import os\n", "class Queue:\n")
+    return Trial(load, EngineSettings(remember=False), prompts, n_tokens=6, seconds=20.0)
+
+
+def test_a_trial_reports_its_figures_within_the_budget() -> None:
+    figures = run_trial(trial())
+    assert (figures.n_texts, figures.n_tokens) == (2, 12)
+    assert figures.tokens_per_s > 0 and figures.tokens_per_pass >= 1
+    assert figures.peak_bytes <= BUDGET
+
+
+def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:
+    with pytest.raises(BudgetError) as refused:
+        run_trial(trial(1 << 20))
+    assert refused.value.smallest_bytes
+
+
+def test_options_of_a_runtime_reach_the_process() -> None:
+    job = trial()
+    options = {"gguf": GgufOptions(cache_type_k="q8_0")}
+    load = job.load.model_copy(update={"options": options})
+    sent = MESSAGES.from_json(
+        MESSAGES.to_json(Trial(load, job.engine, job.prompts, job.n_tokens, job.seconds))
+    )
+    assert GgufOptions.of(sent.load.options["gguf"]).cache_type_k == "q8_0"
+
+
+def test_figures_survive_the_pipe() -> None:
+    figures = Figures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
+    assert MESSAGES.from_json(MESSAGES.to_json(figures)) == figures
+
+
+def test_a_plan_comes_from_a_process_like_a_trials() -> None:
+    job = trial()
+    plan = plan_trial(job.load, job.engine)
+    assert plan.paged is False and plan.budget_bytes == BUDGET
+    assert run_trial(job).peak_bytes <= plan.budget_bytes
