@@ -14,14 +14,10 @@ from edgespec import session
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS
-from edgespec.config import LoadSettings
-from edgespec.diagnosis.levers import Lever, Outlook, outlook
+from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
 from edgespec.diagnosis.machine import examine
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
-from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
 from edgespec.tuning import kept, report
@@ -81,35 +77,9 @@ def _examined_pair(given: argparse.Namespace, request: Request, console: Console
         ),
     )
     console.end_of_progress()
-    figures = keep_figures(load, plan, run)
-    found = outlook(load, partial(plan_trial, engine=engine), disk_of(load, run), figures)
+    figures = kept.keep_run(load, plan, run)
+    found = outlook(load, partial(plan_trial, engine=engine), kept.disk_of(load, run), figures)
     return Pair(found, run)
-
-
-def keep_figures(load: LoadSettings, plan: MemoryPlan, run: Figures) -> PairFigures:
-    """Keep what a run with the default settings showed, for `plan`, if nothing disturbed it."""
-    figures = PairFigures.of(run, plan, disk_of(load, run))
-    if not run.is_disturbed:
-        kept.keep(load, plan, figures)
-    return figures
-
-
-def disk_of(load: LoadSettings, run: Figures) -> float | None:
-    """Bytes a second of passes that waited, else of plain reads; None where nothing is paged."""
-    if not run.bytes_per_pass:
-        return None
-    return run.disk_bytes_per_s or disk_speed.bytes_per_second(largest_of(load.model))
-
-
-def helpful_changes(
-    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: Figures
-) -> list[str]:
-    """What else would help, in predicted tokens a second; nothing of it was chosen."""
-    found = outlook(load, partial(plan_trial, engine=engine), disk_of(load, run), figures)
-    if not found.levers or found.tokens_per_s is None:
-        return []
-    now = f"{found.tokens_per_s:.2f}"
-    return [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]
 
 
 def _tokens_per_pass(given: argparse.Namespace) -> float:
@@ -174,14 +144,3 @@ def _pair_lines(pair: Pair) -> list[str]:
         bound = "predicted" if pair.run else "at most"
         lines += [f"what would help, {bound}:", *lever_lines(found.levers)]
     return lines
-
-
-def lever_lines(levers: Sequence[Lever]) -> list[str]:
-    """What would help."""
-    return [f"  {lever.change}: {_reached(lever)}" for lever in levers]
-
-
-def _reached(lever: Lever) -> str:
-    if lever.tokens_per_s is None:
-        return "all of it fits: computing decides"
-    return f"{lever.tokens_per_s:.2f} tokens/s"

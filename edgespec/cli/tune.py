@@ -14,16 +14,16 @@ from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
-from edgespec.cli.doctor import helpful_changes, keep_figures
 from edgespec.cli.flags import installed_version
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
+from edgespec.diagnosis.levers import helpful_changes
 from edgespec.errors import UsageError
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
-from edgespec.tuning import presets, report
+from edgespec.tuning import kept, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.presets import TUNED
 from edgespec.tuning.race import TrialLength, tune
@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> None:
     say = _silent if "json" in given else partial(console.note)
     tuned = tune(lab, job, plan.budget_bytes, say)
     console.end_of_progress()
-    figures = keep_figures(job.load, plan, tuned.defaults.runs[0])
+    figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
     if "out" not in given and best.draft is not None:

@@ -5,15 +5,19 @@ Plans the pair again with one thing changed at a time; loads no weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from edgespec import options
 from edgespec.config import LoadSettings
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
+from edgespec.tuning import kept
 from edgespec.tuning.kept import PairFigures
+from edgespec.tuning.trial import Figures, plan_trial
 
 GIB = 1 << 30
 LEAST_CONTEXT, LEAST_BATCH = 512, 32
@@ -100,3 +104,26 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
 
 def _gain(lever: Lever, now: float) -> float:
     return float("inf") if lever.tokens_per_s is None else lever.tokens_per_s / now - 1
+
+
+def helpful_changes(
+    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: Figures
+) -> list[str]:
+    """Lines about what else would help, in predicted tokens a second; nothing of it was chosen."""
+    planner = partial(plan_trial, engine=engine)
+    found = outlook(load, planner, kept.disk_of(load, run), figures)
+    if not found.levers or found.tokens_per_s is None:
+        return []
+    now = f"{found.tokens_per_s:.2f}"
+    return [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]
+
+
+def lever_lines(levers: Sequence[Lever]) -> list[str]:
+    """What would help."""
+    return [f"  {lever.change}: {_reached(lever)}" for lever in levers]
+
+
+def _reached(lever: Lever) -> str:
+    if lever.tokens_per_s is None:
+        return "all of it fits: computing decides"
+    return f"{lever.tokens_per_s:.2f} tokens/s"

@@ -21,7 +21,9 @@ from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
 from edgespec.memory.budget import MemoryPlan
+from edgespec.models.model_files import largest_of
 from edgespec.options import Role
+from edgespec.paging import disk_speed
 from edgespec.tuning import presets
 from edgespec.tuning.trial import Figures
 
@@ -105,6 +107,21 @@ def keep(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
     with suppress(EdgespecError):
         text = _KEPT.dump_json((figures, *others)[:_MOST_KEPT]).decode()
         presets.save(text, path)
+
+
+def keep_run(load: LoadSettings, plan: MemoryPlan, run: Figures) -> PairFigures:
+    """Keep the figures of a run with the default settings, unless other work disturbed it."""
+    figures = PairFigures.of(run, plan, disk_of(load, run))
+    if not run.is_disturbed:
+        keep(load, plan, figures)
+    return figures
+
+
+def disk_of(load: LoadSettings, run: Figures) -> float | None:
+    """Bytes a second of passes that waited, else of plain reads; None where nothing is paged."""
+    if not run.bytes_per_pass:
+        return None
+    return run.disk_bytes_per_s or disk_speed.bytes_per_second(largest_of(load.model))
 
 
 def predicted(
