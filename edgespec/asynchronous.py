@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from edgespec.chat.messages import Message
 from edgespec.config import SamplingParams
@@ -72,21 +72,41 @@ class AsyncSession:
                 pass
         return generation.result
 
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
+    ) -> InThread[dict[str, Any]]: ...
+
     async def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_chat_completion
-        return await self._complete(
-            await asyncio.to_thread(create, messages, True, **fields), stream
-        )
+        begun = await asyncio.to_thread(lambda: create(messages, True, **fields))
+        return await self._complete(begun, stream)
+
+    @overload
+    async def create_completion(
+        self, prompt: str | Sequence[int], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    async def create_completion(
+        self, prompt: str | Sequence[int], stream: Literal[True], **fields: Any
+    ) -> InThread[dict[str, Any]]: ...
 
     async def create_completion(
         self, prompt: str | Sequence[int], stream: bool = False, **fields: Any
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_completion`, likewise."""
         create = self._session.create_completion
-        return await self._complete(await asyncio.to_thread(create, prompt, True, **fields), stream)
+        begun = await asyncio.to_thread(lambda: create(prompt, True, **fields))
+        return await self._complete(begun, stream)
 
     async def _complete(
         self, completion: Any, stream: bool

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -151,6 +151,26 @@ class LoadSettings(Settings):
     """Keep memory for structured answers; a target that is paged gives none without."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
+
+    if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
+
+        def __init__(
+            self,
+            *,
+            model: str | Path,
+            draft: str | Path | None = None,
+            lookup_cache_static: str | Path | None = None,
+            memory_budget: int | str = "auto",
+            ctx_size: int = 0,
+            batch_size: int | None = None,
+            threads: int | None = None,
+            threads_draft: int | None = None,
+            options: Mapping[str, RuntimeOptions] = ...,
+            gpu_memory_budget: int | str | None = None,
+            grammars: bool = False,
+            state_files: bool = False,
+            **of_runtimes: Any,
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:

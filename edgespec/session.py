@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgespec import arguments
 from edgespec.chat.messages import Message
@@ -230,6 +230,16 @@ class Session(Owner):
             prompts.template()
         self._prompts = prompts
 
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
+    ) -> ChatCompletion: ...
+
     def create_chat_completion(
         self, messages: Sequence[Message], stream: bool = False, **fields: Any
     ) -> dict[str, Any] | ChatCompletion:
@@ -245,6 +255,16 @@ class Session(Owner):
         request = ChatRequest.parse({"messages": list(messages), "stream": stream} | fields)
         completion = Completions(self).chat(request)
         return completion if stream else completion.whole()
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], stream: Literal[True], **fields: Any
+    ) -> TextCompletion: ...
 
     def create_completion(
         self, prompt: str | Sequence[int], stream: bool = False, **fields: Any

@@ -28,9 +28,9 @@ class PromptCache:
     makes room for this one's, which a note says.
     """
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: str | Path, read_only: bool = False) -> None:
         """Raises StateError at once where the file can never serve."""
-        self.path = path
+        self.path = path = Path(path)
         self.read_only = read_only
         self.failure: EdgespecError | None = None
         """Why the file could not be written: no reason to lose the text."""
