@@ -284,9 +284,17 @@ class GenerateSettings(Sampling):
         """`max_tokens` as the session takes it."""
         return None if self.max_tokens == -1 else self.max_tokens
 
-    def sampling(self, seed: int) -> SamplingParams:
-        """How tokens are picked with this seed, where `self.seed` leaves it open."""
+    def sampling(self, seed: int, otherwise: Mapping[str, Any] | None = None) -> SamplingParams:
+        """How tokens are picked with this seed, where `self.seed` leaves it open.
+
+        `otherwise` takes the place of our defaults for what was not set.
+        """
         rules = {name: getattr(self, name) for name in Sampling.model_fields}
+        rules |= {
+            name: value
+            for name, value in (otherwise or {}).items()
+            if name not in self.model_fields_set
+        }
         return SamplingParams(**rules, seed=seed)
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from edgespec import arguments
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
+from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Owner, close_forgotten
 from edgespec.config import LoadSettings
 from edgespec.engine.drafting.remembering import CalibrationFile
@@ -230,6 +231,12 @@ class Session(Owner):
             prompts.template()
         self._prompts = prompts
 
+    @property
+    def chat_sampling(self) -> dict[str, Any]:
+        """How `edgespec chat` and `serve` sample where nobody says it, by the names of
+        `SamplingParams`: as the model's makers recommend, otherwise by llama.cpp's defaults."""
+        return chat_sampling(self._chat_format.sampling)
+
     @overload
     def create_chat_completion(
         self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
@@ -309,13 +316,18 @@ class Session(Owner):
         with self._engine.use():
             return self._models.target.vocabulary.piece(token)
 
+    @property
+    def _chat_format(self) -> ChatFormat:
+        vocabulary = self._models.target.vocabulary
+        return vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
+
     def _new_prompts(self, source: str | None = None) -> ChatPrompts:
         vocabulary, encoder = self._models.target.vocabulary, self._encoder
 
         def encode(text: str) -> list[int]:  # knows no session, which may be forgotten
             return encoder.encode(text, add_special=False)
 
-        told = vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
+        told = self._chat_format
         bos = encoder.encode("")[:1]
         return ChatPrompts(
             self.target.name, told, encode, source, vocabulary.piece, encoder.most_characters, bos

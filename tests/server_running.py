@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import edgespec
 from edgespec.config import LoadSettings
@@ -29,9 +30,10 @@ def pair(**settings: object) -> Iterator[Session]:
 
 
 @contextmanager
-def serving(session: Session, guard: Guard | None = None, **options: int) -> Iterator[str]:
-    """The address of a server over `session`."""
+def serving(session: Session, guard: Guard | None = None, **options: Any) -> Iterator[str]:
+    """The address of a server over `session`, greedy unless a request says otherwise."""
     guard = guard or Guard("127.0.0.1")
+    options.setdefault("sampling", {"temperature": 0.0})
     server = Server(session, guard, "pair", options.pop("most_waiting", 32), **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))

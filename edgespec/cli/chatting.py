@@ -24,7 +24,7 @@ from edgespec.memory import process
 from edgespec.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.config import GenerateSettings
+    from edgespec.config import GenerateSettings, SamplingParams
     from edgespec.generation import Generation
     from edgespec.grammar.specification import Grammar
     from edgespec.session import Session
@@ -141,6 +141,8 @@ class Chat:
         self.exit_code = 0
         """The first failure's; 0 without one."""
         self._n_answers = 0
+        self._sampling: SamplingParams | None = None
+        """How the last answer's tokens were picked."""
         self._last: GenerationResult | None = None
         self._running: Generation | None = None
         self._is_stopped = False
@@ -197,6 +199,8 @@ class Chat:
             f"reused: {result.reused_tokens} tokens that were read before, "
             f"{result.saved_passes} passes saved"
         )
+        if self._sampling is not None:
+            self._console.note(f"sampling: {reports.sampling_line(self._sampling)}")
         for line in reports.generation_summary(
             result, self._session.plan, self._session.load_report, peak_bytes
         ):
@@ -231,7 +235,7 @@ class Chat:
 
         with self._session.stream(
             prompt.tokens,
-            settings.sampling(self._next_seed()),
+            self._next_sampling(),
             settings.limit,
             settings.stop,
             self._console.progress,
@@ -254,11 +258,12 @@ class Chat:
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 
-    def _next_seed(self) -> int:
-        """Another one for each answer: the noise of a text goes by its places alone."""
+    def _next_sampling(self) -> SamplingParams:
+        """With another seed for each answer: the noise of a text goes by its places alone."""
         seed = (self._seed + self._n_answers) % (1 << 64)
         self._n_answers += 1
-        return seed
+        self._sampling = self._settings.sampling(seed, self._session.chat_sampling)
+        return self._sampling
 
     def _show(self, kind: str, text: str, said: dict[str, str]) -> None:
         """Reasoning is dim where there are colours, and set apart where there are none."""

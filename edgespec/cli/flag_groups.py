@@ -7,6 +7,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Iterable
 
+from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.cli import fetching
 from edgespec.config import (
     DEFAULT_CTX_SIZE,
@@ -90,7 +91,8 @@ def add_memory(parser: ArgumentParser) -> None:
             group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
 
 
-def add_sampling(parser: ArgumentParser) -> None:
+def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
+    """`chats`: what is not given is as the model's makers recommend."""
     group = parser.add_argument_group("sampling")
     for flags, metavar, setting, text in (
         (("-n", "--n-predict"), "N", "max_tokens", "most tokens, -1 for no limit"),
@@ -109,6 +111,10 @@ def add_sampling(parser: ArgumentParser) -> None:
         (("--repeat-last-n",), "N", "repeat_last_n", "tokens the three look back, -1 for all"),
     ):
         default = GenerateSettings.model_fields[setting].default
+        if chats and setting == "max_tokens":
+            default = -1
+        elif chats and setting in CHAT_DEFAULTS:
+            default = f"the model's own, otherwise {CHAT_DEFAULTS[setting]}"
         group.add_argument(
             *flags, metavar=metavar, dest=setting, help=f"{text} (default: {default})"
         )

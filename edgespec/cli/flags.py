@@ -230,7 +230,7 @@ def _chat(parser: _Parser) -> _Parser:
     parser.description, parser.epilog = chatting.DESCRIPTION, chatting.EXAMPLES
     flag_groups.add_models(parser)
     flag_groups.add_memory(parser)
-    flag_groups.add_sampling(parser)
+    flag_groups.add_sampling(parser, chats=True)
     flag_groups.add_speculation(parser)
     grammars.add_flags(parser)
     prompt_caches.add_flags(parser, keeps_text=True)

@@ -16,6 +16,7 @@ from edgespec.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
+    from edgespec.config import SamplingParams
     from edgespec.tuning.kept import Prediction
 
 GUESSED_NODES, GUESSED_TOKENS = 6, 3
@@ -104,6 +105,14 @@ def _by_source(guesses: SpeculationStats) -> str:
         return ""
     counts = (f"{by.source} {by.accepted} of {by.verified}" for by in guesses.sources)
     return f" ({', '.join(counts)})"
+
+
+def sampling_line(sampling: SamplingParams) -> str:
+    """`temperature 0.8, top_k 40, seed 7`: what is not at its neutral default."""
+    if sampling.temperature == 0:
+        return "greedy"
+    changed = sampling.model_dump(exclude_defaults=True) | {"seed": sampling.seed}
+    return ", ".join(f"{name} {value}" for name, value in changed.items() if name != "logit_bias")
 
 
 def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:

@@ -40,7 +40,8 @@ examples:
   edgespec serve -hf USER/REPO --host 0.0.0.0 --api-key-file key.txt
 
 It is reached from this machine only, unless --host says otherwise; then it wants a key. What a
-request does not say about sampling is as for `edgespec generate`: greedy, without filters."""
+request does not say about sampling is as the model's makers recommend, otherwise temperature 0.8,
+top_k 40, top_p 0.95 and min_p 0.05, as llama.cpp has it."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

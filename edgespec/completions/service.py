@@ -72,11 +72,14 @@ class Completions:
         model: str | None = None,
         most_prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
+        """`sampling` is what a request leaves open, by the names of `SamplingParams`."""
         self._session = session
         self.model = model or session.target.name
         self._most_prompt_tokens = most_prompt_tokens
         self._clock = clock
+        self.sampling = dict(sampling or {})
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""
@@ -133,7 +136,9 @@ class Completions:
             )
         return self._session.stream(
             prompt,
-            SamplingParams(**{"seed": secrets.randbits(32)} | request.sampling_fields()),
+            SamplingParams(
+                **{"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
+            ),
             limit,
             tuple(request.stop or ()),
             progress,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from edgespec.errors import ModelError
 
@@ -24,6 +24,8 @@ class ChatFormat:
     """`bos_token`, `eos_token` and so on, and their text."""
     control_tokens: frozenset[str] = frozenset()
     """Texts that are read as control tokens wherever they stand."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """What the model's makers recommend, by the names of `SamplingParams`; not checked."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError where the model has none."""

@@ -140,6 +140,7 @@ class Service:
             "created": 0,
             "owned_by": "edgespec",
             "context_length": info.n_ctx,
+            "sampling": self._completions.sampling,
         }
 
     async def _chat(self, request: Request) -> Response:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -30,11 +31,15 @@ class Server:
         model: str,
         most_waiting: int,
         most_prompt_tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
+        """`sampling` is what requests leave open; None is `session.chat_sampling`."""
         self.model = model
         self._session = session
         most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
-        completions = Completions(session, model, most_prompt_tokens)
+        if sampling is None:
+            sampling = session.chat_sampling
+        completions = Completions(session, model, most_prompt_tokens, sampling=sampling)
         service = Service(session, completions, guard, Queue(most_waiting))
         config = uvicorn.Config(
             service.application(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -38,6 +39,8 @@ class Answer:
 class Talker:
     """A session whose answers are given."""
 
+    chat_sampling: ClassVar = {"temperature": 0.6, "top_k": 40}
+
     def __init__(self, *answers: Answer | EdgespecError) -> None:
         self._answers = list(answers)
         self.seeds: list[int] = []
@@ -47,15 +50,18 @@ class Talker:
 
     def stream(self, tokens, sampling, *others, **options) -> Answer:
         self.seeds.append(sampling.seed)
+        self.sampling = sampling
         answer = self._answers.pop(0) if self._answers else Answer(("Yes.",), "stop")
         if isinstance(answer, EdgespecError):
             raise answer
         return answer
 
 
-def chat(session: Talker, seed: int | None = None) -> tuple[Chat, Dialogue, io.StringIO]:
+def chat(
+    session: Talker, seed: int | None = None, **given: float
+) -> tuple[Chat, Dialogue, io.StringIO]:
     dialogue, out = Dialogue(), io.StringIO()
-    settings = GenerateSettings(seed=seed)
+    settings = GenerateSettings(seed=seed, **given)
     console = Console("never", quiet=True, stdout=out, stderr=out)
     return Chat(session, dialogue, settings, None, console), dialogue, out
 
@@ -100,3 +106,10 @@ def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
     assert talk.exit_code == 1
     assert out.getvalue().startswith("error: the disk is full\nerror: /nothing is no command")
     assert len(dialogue.turns) == 2
+
+
+def test_answers_are_sampled_as_the_model_recommends_but_for_what_was_given():
+    session = Talker()
+    talk, _, _ = chat(session, top_k=5)
+    talk.take("Is it?")
+    assert (session.sampling.temperature, session.sampling.top_k) == (0.6, 5)

@@ -12,10 +12,20 @@ _TOKENS = ("bos", "eos", "unknown", "padding", "cls", "seperator", "mask")
 """As llama.cpp spells their keys."""
 _NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
 """Where templates call a token otherwise."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
+}
+"""What is recommended for sampling, as llama.cpp spells it and as we do."""
 
 
 def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
-    """Templates and special tokens of the metadata; what has the wrong type is not there."""
+    """Templates, special tokens and sampling of the metadata; a template or token of the wrong type
+    is not there."""
     templates = {}
     for key, value in header.metadata.items():
         if isinstance(value, str) and value and key == _TEMPLATE:
@@ -28,4 +38,9 @@ def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
         if type(token) is int and 0 <= token < len(token_table):
             text = token_table[token].decode(errors="replace")
             special_tokens[f"{_NAMES.get(name, name)}_token"] = text
-    return ChatFormat(templates, special_tokens)
+    sampling = {
+        setting: header.metadata[f"general.sampling.{key}"]
+        for key, setting in _SAMPLING.items()
+        if f"general.sampling.{key}" in header.metadata
+    }
+    return ChatFormat(templates, special_tokens, sampling=sampling)

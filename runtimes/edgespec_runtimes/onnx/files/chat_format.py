@@ -12,12 +12,20 @@ from edgespec.files.regular import read_regular
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
 
 MOST_BYTES = 16 << 20
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+"""What is recommended for sampling, as generation_config.json spells it and as we do."""
 
 
 def chat_format(folder: Path) -> ChatFormat:
-    """Templates and special tokens beside a model; a `.jinja` file wins over tokenizer_config.json.
+    """Templates, special tokens and sampling beside a model.
 
-    Raises ModelError for a file that is damaged.
+    A `.jinja` file wins over tokenizer_config.json. Raises ModelError for a file that is damaged.
     """
     config = _object(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
@@ -32,7 +40,19 @@ def chat_format(folder: Path) -> ChatFormat:
         for name, value in tokens.items()
         if name.endswith("_token") and (text := _token(value)) is not None
     }
-    return ChatFormat({name: text for name, text in templates.items() if text}, special_tokens)
+    return ChatFormat(
+        {name: text for name, text in templates.items() if text},
+        special_tokens,
+        sampling=_sampling(_object(folder / "generation_config.json")),
+    )
+
+
+def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers' `generate` would do, as far as the file says it."""
+    told = {
+        setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
+    }
+    return told | ({"temperature": 0.0} if config.get("do_sample") is False else {})
 
 
 def _templates(value: Any) -> dict[str, str]:

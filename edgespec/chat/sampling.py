@@ -1,0 +1,34 @@
+"""How answers of a conversation are sampled where nobody says it: as the model's makers recommend.
+
+What their files leave open is llama.cpp's default. Small models repeat themselves for ever when
+they take the best token always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from edgespec.config import SamplingParams
+from edgespec.errors import UsageError
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+)
+"""llama.cpp's own."""
+
+
+def chat_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names of `SamplingParams`; what a model's files say wrongly is left out."""
+    return dict(DEFAULTS) | {
+        name: value for name, value in recommended.items() if _is_valid(name, value)
+    }
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        SamplingParams.model_validate({name: value})
+    except UsageError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""How conversations are sampled where nobody says it."""
+
+import json
+
+import pytest
+
+from edgespec.chat.sampling import DEFAULTS, chat_sampling
+from edgespec_runtimes.gguf.file.chat_format import chat_format as gguf_format
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format
+from gguf_files import F32, I32, tiny_llama
+
+
+def test_what_the_model_leaves_open_is_llama_cpps_default():
+    assert chat_sampling({}) == DEFAULTS
+    assert chat_sampling({"temperature": 0.6}) == {**DEFAULTS, "temperature": 0.6}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"top_p": float("nan")},
+        {"top_k": [1]},
+        {"seed_of_doubt": 1},
+    ],
+)
+def test_a_wrong_recommendation_is_left_out(wrong):
+    assert chat_sampling(wrong) == DEFAULTS
+
+
+def test_a_gguf_file_recommends_by_its_own_keys(tmp_path):
+    model = tiny_llama()
+    model.metadata |= {
+        "general.sampling.temp": (F32, 0.5),
+        "general.sampling.top_k": (I32, 20),
+        "general.sampling.penalty_repeat": (F32, 1.25),
+    }
+    sampling = gguf_format(read_header(model.write(tmp_path / "m.gguf")), []).sampling
+    assert sampling == {"temperature": 0.5, "top_k": 20, "repeat_penalty": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("config", "sampling"),
+    [
+        ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"repetition_penalty": 1.1, "top_k": None}, {"repeat_penalty": 1.1}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ],
+)
+def test_an_onnx_model_recommends_by_its_generation_config(config, sampling, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert onnx_format(tmp_path).sampling == sampling
