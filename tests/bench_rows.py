@@ -40,10 +40,11 @@ def row(
         rounds=rounds,
         bytes_read=pass_bytes * len(rounds),
         peak_bytes=90 << 20,
+        decoding_since=10.0,
         notes=(),
         sources=tuple(sources),
     )
-    return Row(mode, prompt, repetition, decoded)
+    return Row(mode, prompt, repetition, decoded, ((0.0, 40 << 20), (1.0, 90 << 20)), 0.6)
 
 
 def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:

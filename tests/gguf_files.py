@@ -4,6 +4,7 @@ header is changed by hand. Knows nothing of the reader under test.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", B
     I64: "q",
     F64: "d",
 }
-TYPE_CODES = {"F32": 0, "F16": 1, "Q8_0": 8, "BF16": 30}
+TYPE_CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Gguf:
             described += struct.pack(
                 f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.code, claimed
             )
-            offset += len(padded(tensor.data, self.alignment))
+            offset += len(tensor.data) + -len(tensor.data) % self.alignment
         return head + pairs + described
 
     def content(self) -> bytes:
@@ -60,6 +61,15 @@ class Gguf:
 
     def write(self, path: Path) -> Path:
         path.write_bytes(self.content())
+        return path
+
+    def write_hollow(self, path: Path) -> Path:
+        """Weights that are all zero, in a file that takes no room on the disk."""
+        head = padded(self.header(), self.alignment)
+        n_weights = sum(len(t.data) + -len(t.data) % self.alignment for t in self.tensors)
+        with path.open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + n_weights)
         return path
 
     def tensor(self, name: str) -> Tensor:
@@ -90,13 +100,17 @@ def padded(data: bytes, alignment: int) -> bytes:
 
 
 def pack_weights(values: np.ndarray, kind: str) -> bytes:
-    """float32 [..., row] as F32, F16, BF16 or Q8_0."""
+    """float32 [..., row] as any of `TYPE_CODES`."""
     if kind == "F32":
         return values.astype("<f4").tobytes()
     if kind == "F16":
         return values.astype("<f2").tobytes()
     if kind == "BF16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    if kind != "Q8_0":
+        from edgespec_runtimes.gguf.llama.ggml import quantised  # most tests do without
+
+        return quantised(TYPE_CODES[kind], values.ravel().tolist(), values.shape[-1])
     blocks = values.reshape(-1, 32)
     scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype("<f2")
     quants = np.round(blocks / np.maximum(scale.astype("<f4"), 1e-8)).astype("i1")
@@ -133,19 +147,30 @@ def tiny_llama(
     tied: bool = True,
     biases: bool = False,
     kind: str = "Q8_0",
+    head_kind: str = "",
+    n_vocab: int = 297,
+    hollow: bool = False,
 ) -> Gguf:
-    """A whole model with random weights and a byte-level vocabulary of 297 tokens."""
+    """A whole model with random weights and a byte-level vocabulary of 297 tokens, or of more that
+    stand for nothing. `head_kind`: that of the output head, if it is another. `hollow`: all weights
+    are zero."""
     tokens, merges = byte_level_vocabulary()
+    tokens += [f"<filler {number}>" for number in range(n_vocab - len(tokens))]
     random = np.random.default_rng(seed)
     model = Gguf(llama_metadata(tokens, merges, embedding, layers, heads, kv_heads, head_size, ffn))
 
     def add(name: str, *shape: int, spread: float = 0.15, kind: str = kind) -> None:
+        if hollow:
+            zeros = bytes(math.prod(shape) // 32 * 34 if kind == "Q8_0" else 4 * math.prod(shape))
+            model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], zeros))
+            return
         values = random.standard_normal(shape[::-1]).astype(np.float32) * spread
         if name.endswith("norm.weight"):
             values += 1
         model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], pack_weights(values, kind)))
 
-    add("token_embd.weight", embedding, len(tokens), spread=1.0)
+    tied_kind = head_kind if tied and head_kind else kind
+    add("token_embd.weight", embedding, len(tokens), spread=1.0, kind=tied_kind)
     for layer in range(layers):
         at = f"blk.{layer}."
         add(at + "attn_norm.weight", embedding, kind="F32")
@@ -165,7 +190,7 @@ def tiny_llama(
             add(at + "ffn_down.bias", embedding, kind="F32")
     add("output_norm.weight", embedding, kind="F32")
     if not tied:
-        add("output.weight", embedding, len(tokens))
+        add("output.weight", embedding, len(tokens), kind=head_kind or kind)
     return model
 
 

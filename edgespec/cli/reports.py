@@ -5,6 +5,7 @@ Values in, text and dictionaries out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,8 @@ def _pass_lines(
         lines = [f"{segments} ({pinned}); the others stream through a ring of {ring}."]
     else:
         lines = [f"All {len(plan.segments)} segments are pinned ({pinned})."]
+    slices = Counter(segment.slice_of for segment in plan.segments if segment.slice_of)
+    lines += [f"{n} of the segments are slices of {name}." for name, n in slices.items()]
     if plan.experts is None:
         lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}.")
     else:

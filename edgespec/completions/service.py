@@ -60,8 +60,6 @@ class Generates(Protocol):
         progress: Progress | None = None,
         grammar: Grammar | None = None,
         logprobs: int | None = None,
-        *,
-        shown: Mapping[int, str] | None = None,
     ) -> Tokens: ...
 
 
@@ -89,14 +87,7 @@ class Completions:
         prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
         grammar = _grammar_of_chat(request, prompt)
         tokens = self._start(
-            request,
-            prompt.tokens,
-            request.limit,
-            request.n_logprobs,
-            progress,
-            "messages",
-            grammar,
-            prompt.hidden_marks,
+            request, prompt.tokens, request.limit, request.n_logprobs, progress, "messages", grammar
         )
         return ChatCompletion(
             tokens,
@@ -104,6 +95,7 @@ class Completions:
             self._session.piece,
             MessageWriter(prompt, bool(tools)),
             request.wants_usage,
+            prompt.text_of,
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
@@ -136,7 +128,6 @@ class Completions:
         progress: Progress | None,
         param: str,
         grammar: Grammar | None,
-        shown: Mapping[int, str] | None = None,
     ) -> Tokens:
         most = self._most_prompt_tokens
         if most is not None and len(prompt) > most:
@@ -153,7 +144,6 @@ class Completions:
             progress,
             grammar,
             n_logprobs,
-            shown=shown,
         )
 
     def _envelope(self, kind: Any, prefix: str) -> Envelope:

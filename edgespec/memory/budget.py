@@ -40,6 +40,8 @@ class SegmentSize:
     name: str
     nbytes: int
     slot_bytes: int
+    slice_of: str = ""
+    """The matrix of which it holds some rows; empty where it holds whole ones."""
 
 
 @dataclass(frozen=True, slots=True)

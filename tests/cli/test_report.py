@@ -96,6 +96,12 @@ def test_a_mixtures_plan_says_what_a_token_chooses_and_what_fits():
     assert "All 24 segments are pinned" in text
 
 
+def test_a_plan_says_which_segments_are_slices_of_a_matrix():
+    slices = [SegmentSize(f"rows {i}", MIB, MIB, "output.weight") for i in range(5)]
+    plan = plan_memory(8 * MIB, [], [[*(SegmentSize(f"{i}", MIB, MIB) for i in range(4)), *slices]])
+    assert "5 of the segments are slices of output.weight." in plan_table(plan)
+
+
 def test_the_summary_of_a_mixture_says_how_many_experts_were_in_memory():
     served = ExpertStats(hits=900, misses=100, bytes_read=50 * MIB, stall_s=1.5)
     paging = PagingStats(bytes_read=50 * MIB, passes=2, experts=served)

@@ -80,7 +80,13 @@ class GgufModel:
         with self._even_products, catching_backend(library, libggml) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
-        self._row_order = RowOrder(abi.library("ggml-cpu"), backends, cache_types, weight_types)
+        self._row_order = RowOrder(
+            abi.library("ggml-cpu"),
+            backends,
+            cache_types,
+            weight_types,
+            weights.sliced.backends if weights else (),
+        )
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)

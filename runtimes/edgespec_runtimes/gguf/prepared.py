@@ -151,7 +151,8 @@ class PreparedGguf:
 
     def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
         segment = group.segment
-        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes)
+        slice_of = group.weights[0].entry.name if group.rows else ""
+        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, slice_of)
 
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes

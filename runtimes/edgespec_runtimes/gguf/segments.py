@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError
-from edgespec.paging.reader import BLOCK_BYTES, Extent, Segment
+from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.stopping import Stop
@@ -24,6 +24,10 @@ from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 SMALL_BYTES = BLOCK_BYTES
 """Matrices below this are not worth a swap: they stay in memory, like norms and biases."""
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
+LEAST_SLICE_BYTES = READ_BYTES
+"""Slices are at least so large: each is a read, and a stop of the computation."""
+ROWS_ALIKE = 64
+"""A multiple of 4, 8 and 16: ggml chooses kernels by how many rows of a matrix those leave over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Weight:
     """Of a table, how many rows are looked up for each token of a batch; 0: it is no table."""
     choice: Choice | None = None
     """Of stacked experts, of which a product reads those that its tokens chose."""
+    divisible: bool = False
+    """Whether its product can be computed for some of its rows, and then for others."""
 
     @property
     def looked_up(self) -> bool:
@@ -139,6 +145,9 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: Stop) -> list[We
                 swappable=swappable,
                 rows_per_token=_rows_per_token(entries[name], seen),
                 choice=choice if choice and names[choice.name] == 1 else None,
+                divisible=swappable
+                and products[0].op == "MUL_MAT"
+                and len(entries[name].shape) == 2,
             )
         )
     return weights
@@ -175,16 +184,19 @@ def in_host_memory(weight: Weight) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """The weights of one segment."""
+    """The weights of one segment, or a slice of one weight."""
 
     segment: Segment
     weights: tuple[Weight, ...]
+    rows: range | None = None
+    """Of the only weight, those that the segment holds; None: all of all weights."""
 
 
 def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[WeightGroup]:
     """Cut weights, in order of use, at layer boundaries and wherever a piece would exceed a size.
 
-    `largest_bytes` None: whole layers. A single tensor is never divided.
+    `largest_bytes` None: whole layers. A layer's tensor is never divided. What belongs to no layer,
+    an output head, is divided into slices no larger than the largest of the other segments.
     """
     groups: list[list[Weight]] = []
     for weight in weights:
@@ -195,9 +207,60 @@ def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[Wei
                 groups[-1].append(weight)
                 continue
         groups.append([weight])
-    return [
-        WeightGroup(Segment(_group_name(g), [extent_of(w) for w in g]), tuple(g)) for g in groups
-    ]
+    sizes = [sum(w.entry.nbytes for w in g) for g in groups if not _can_be_sliced(g)]
+    slice_bytes = max([LEAST_SLICE_BYTES, *sizes])
+    found = []
+    for group in groups:
+        if _can_be_sliced(group) and group[0].entry.nbytes > slice_bytes:
+            found += slices(group[0], slice_bytes)
+        else:
+            found.append(_whole(group))
+    return found
+
+
+def slices(weight: Weight, largest_bytes: int) -> list[WeightGroup]:
+    """A matrix in slices of about a size, in order. Each has as many rows as the matrix, modulo
+    ROWS_ALIKE, and is multiplied by the same kernels: neighbours share the rows that are over."""
+    entry, n_rows = weight.entry, weight.entry.shape[1]
+    row_bytes = entry.nbytes // n_rows
+    n_over = n_rows % ROWS_ALIKE
+    n_slices = -(-entry.nbytes // largest_bytes)
+    size = ROWS_ALIKE * -(-n_rows // (n_slices * ROWS_ALIKE))
+    found = []
+    for begin in range(0, max(1, n_rows - n_over), size):
+        rows = range(begin, min(begin + size + n_over, n_rows))
+        at, nbytes = entry.offset + begin * row_bytes, len(rows) * row_bytes
+        name = f"{entry.name} rows {rows.start:,} to {rows.stop - 1:,}"
+        segment = Segment(name, [Extent(entry.file_index, at, nbytes)])
+        found.append(WeightGroup(segment, (weight,), rows))
+    return found
+
+
+def join_pinned(
+    groups: Sequence[WeightGroup], pinned: frozenset[int]
+) -> tuple[list[WeightGroup], frozenset[int]]:
+    """The same groups, but for slices that all stay in memory: they are their weight again, which
+    llama.cpp multiplies with by itself."""
+    streamed = {g.weights[0].address for i, g in enumerate(groups) if g.rows and i not in pinned}
+    joined: list[WeightGroup] = []
+    kept = set()
+    for i, group in enumerate(groups):
+        is_joined = group.rows is not None and group.weights[0].address not in streamed
+        if is_joined and group.rows and group.rows.start > 0:
+            continue
+        if i in pinned:
+            kept.add(len(joined))
+        joined.append(_whole(group.weights) if is_joined else group)
+    return joined, frozenset(kept)
+
+
+def _whole(weights: Sequence[Weight]) -> WeightGroup:
+    segment = Segment(_group_name(weights), [extent_of(weight) for weight in weights])
+    return WeightGroup(segment, tuple(weights))
+
+
+def _can_be_sliced(group: Sequence[Weight]) -> bool:
+    return len(group) == 1 and group[0].divisible and _layer(group[0].entry.name) is None
 
 
 def _layer(name: str) -> str | None:

@@ -4,7 +4,8 @@ llama.cpp asks `cb_eval` about every node before it computes a batch of nodes, a
 a node for which the answer was True. A streamed segment is acquired, and its tensors pointed into
 the slot, when the first node that reads it is asked about; after the last one it is released and
 its tensors point into the file mapping again. What is not pointed anywhere reads the mapping: a
-missed swap is slow and never wrong.
+missed swap is slow and never wrong. A matrix in slices, an output head, is multiplied slice by
+slice: llama.cpp passes over that product.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from edgespec_runtimes.gguf.llama.packer import Mark, Packer
 from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.packed_weights import marks
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
-from edgespec_runtimes.gguf.segments import MATMULS, Weight, WeightGroup, extent_of
+from edgespec_runtimes.gguf.segments import (
+    MATMULS,
+    Weight,
+    WeightGroup,
+    extent_of,
+    join_pinned,
+)
+from edgespec_runtimes.gguf.sliced import SlicedMatrices
 
 POINTER_BYTES = 8
 
@@ -58,12 +66,12 @@ class PagedWeights:
         expert_bytes: int = 0,
         n_threads: int = 1,
     ) -> None:
-        self.groups = tuple(groups)
-        self._pinned_groups = pinned
+        joined, self._pinned_groups = join_pinned(groups, pinned)
+        self.groups = tuple(joined)
         self._ring_bytes = ring_bytes
         self._stop = stop
         self._packer = Packer()
-        self._packed = marks(self._packer, header, groups)
+        self._packed = marks(self._packer, header, self.groups)
         self._reader = reader
         self._pinned = PinnedSegments(trace)
         self._trace = trace
@@ -79,17 +87,18 @@ class PagedWeights:
         self.experts = self._paged_experts(header, mixtures, expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
-        self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
+        self._streamed = [
+            group for i, group in enumerate(self.groups) if i not in self._pinned_groups
+        ]
+        self.sliced = SlicedMatrices(
+            self.groups, self._streamed, n_threads, self._packer, self._packed
+        )
         self._mapped = {w.address: w.pointer.value for w in weights}
         self._plain = {address: Mark.of(address) for address in self._packed}
-        self._swaps = [
-            [(w, g.segment.locate(w.entry.file_index, w.entry.offset)) for w in g.weights]
-            for g in self._streamed
-        ]
-        self._segment_of = {
-            w.address: i for i, group in enumerate(self._streamed) for w in group.weights
-        }
-        self._last_of = {g.weights[-1].address: i for i, g in enumerate(self._streamed)}
+        whole = {i: group for i, group in enumerate(self._streamed) if group.rows is None}
+        self._swaps = [_offsets(group) for group in self._streamed]
+        self._segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
+        self._last_of = {group.weights[-1].address: i for i, group in whole.items()}
         self._stop_after = self._boundaries()
         self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
@@ -133,10 +142,10 @@ class PagedWeights:
             if self._stop.is_set():
                 return
             base = self._pinned.load(group.segment, self._reader, self._stop.is_set)
-            for weight in group.weights:
-                entry = weight.entry
-                place = base + group.segment.locate(entry.file_index, entry.offset)
-                self._put(weight, place)
+            for weight, offset in _offsets(group):
+                self._put(weight, base + offset)
+            if group.rows is not None:
+                self.sliced.keep(group, base)
             done += group.segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
@@ -154,6 +163,7 @@ class PagedWeights:
 
     def end_pass(self) -> None:
         """Call after every llama_decode: puts back what an aborted pass left pointed."""
+        self.sliced.take_up()
         for index in list(self._held):
             self._restore(index)
         for index in self._parked:
@@ -175,6 +185,7 @@ class PagedWeights:
         close_all(
             streamed.close,
             self._pinned.close,
+            self.sliced.close,
             self._packer.close,
             *((self.experts.close,) if self.experts else ()),
             *(rows.close for _, rows in self._tables.values()),
@@ -185,7 +196,12 @@ class PagedWeights:
     ) -> dict[int, tuple[Weight, RowTable]]:
         """By address, the tables whose rows are looked up; those that are pinned anyway, because
         they are the output head too, are not among them."""
-        pinned = {w.address for i in self._pinned_groups for w in self.groups[i].weights}
+        pinned = {
+            weight.address
+            for group in map(self.groups.__getitem__, self._pinned_groups)
+            for weight in group.weights
+            if group.rows is None
+        }
         tables = [w for w in weights if w.looked_up and w.address not in pinned]
         return {
             w.address: (
@@ -249,6 +265,9 @@ class PagedWeights:
             return self.experts is not None and self.experts.is_choice(node)
         if self.experts and self.experts.use(address, node):
             return True
+        if address in self.sliced.addresses:
+            self.sliced.pass_over(node, address)
+            return True
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
             self._point(index)
@@ -256,6 +275,8 @@ class PagedWeights:
 
     def _after(self, node: int) -> bool:
         if self.experts and self.experts.multiply(node):
+            return True
+        if self.sliced.multiply(self._point, self._restore):
             return True
         op = ctypes.c_int.from_address(node + abi.OP_OFFSET).value
         address = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
@@ -275,7 +296,8 @@ class PagedWeights:
         index = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET + POINTER_BYTES).value
         rows.fetch(rows_named(index))
 
-    def _point(self, index: int) -> None:
+    def _point(self, index: int) -> int | None:
+        """Where a segment lies, to which its weights point from now on; None once cancelled."""
         assert self.pager is not None
         self._computing.end()
         try:
@@ -286,13 +308,14 @@ class PagedWeights:
         if base is None:
             self._stop.set()
             self._park(index)
-            return
+            return None
         self._held.add(index)
         self._computing = self._trace.span(Track.TARGET, "compute").note(segment=index)
         for weight, offset in self._swaps[index]:
             self._put(weight, base + offset)
         if self._on_segment:
             self._on_segment((index + 1) / len(self._streamed))
+        return base
 
     def _restore(self, index: int) -> None:
         if index not in self._held:
@@ -332,3 +355,11 @@ class PagedWeights:
         if n_pinned := self._n_pinned_before[n_passed]:
             self._computing = self._trace.span(Track.TARGET, "compute pinned")
             self._computing.note(segments=n_pinned)
+
+
+def _offsets(group: WeightGroup) -> list[tuple[Weight, int]]:
+    """Where the weights of a segment lie in its slot, which are none if it holds a slice of one."""
+    if group.rows is not None:
+        return []
+    entries = ((weight, weight.entry) for weight in group.weights)
+    return [(w, group.segment.locate(entry.file_index, entry.offset)) for w, entry in entries]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
@@ -80,12 +81,33 @@ def library(stem: str) -> ctypes.CDLL:
 
 
 def library_file(stem: str) -> Path:
-    """One of llama.cpp's libraries, as llama-cpp-python brings them. Raises EdgespecError."""
+    """One of llama.cpp's libraries, as llama-cpp-python brings them. Raises EdgespecError.
+
+    Wheels hold copies under several names, where builds have links: the one that is loaded counts,
+    since another copy would be a library with a state of its own.
+    """
     folder = Path(lib.__file__).parent / "lib"
-    for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll", f"lib{stem}.dll"):
-        if (folder / name).exists():
-            return folder / name
-    raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
+    names = (
+        f"lib{stem}.so",
+        f"lib{stem}.so.*",
+        f"lib{stem}.dylib",
+        f"{stem}.dll",
+        f"lib{stem}.dll",
+    )
+    files = [path for name in names for path in sorted(folder.glob(name))]
+    if not files:
+        raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
+    return next(filter(_is_loaded, files), files[0])
+
+
+def _is_loaded(file: Path) -> bool:
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return False
+    try:
+        ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
 
 
 def library_path() -> str:

@@ -37,7 +37,8 @@ _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
 class RowOrder:
-    """The switch of one context's CPU backend; where none was caught, rows sum up as ggml likes."""
+    """The switch of one context's CPU backend, and of others that compute products of its graph;
+    where none was caught, rows sum up as ggml likes."""
 
     def __init__(
         self,
@@ -45,27 +46,30 @@ class RowOrder:
         backends: Sequence[int],
         cache_types: Collection[str],
         weight_types: Collection[str],
+        beside: Collection[int] = (),
     ):
-        """`backends` are those that were caught; the last one is the context's. Keys and values of
-        other types than single or half precision have one kernel, as other weights have."""
+        """`backends` are those that were caught; the last one is the context's. Those `beside` it
+        compute products as it does. Keys and values of other types than single or half precision
+        have one kernel, as other weights have."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._attention_varies = len(set(cache_types)) == 1 and bool(
             {"f16", "f32"} & {*cache_types}
         )
         is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
-        self._backend = ctypes.c_void_p(backends[-1] if is_needed else None)
+        self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
         """Call before rows are computed that see up to `n_cells` cells: all sum up alike, unless
         they may go through tiles. Where they do so anyway the switch, which has other effects,
         stays off."""
-        if self._backend:
+        if self._backends:
             is_split = n_rows == 1 and n_cells > SPLIT_CELLS - CELLS_ROUNDED_TO
             tiled = n_rows >= TILE_ROWS and not in_tiles
             attention = self._attention_varies and (is_split or tiled)
             products = self._has_tiled_products and n_rows >= PRODUCT_TILE_ROWS and not in_tiles
-            self._set_reference(self._backend, ctypes.c_bool(attention or products))
+            for backend in self._backends:
+                self._set_reference(backend, ctypes.c_bool(attention or products))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Products with some of a mixture's experts, computed apart from llama.cpp's own graph.
 
-Knows MUL_MAT_ID and one CPU backend; which experts are in memory is its callers' business.
+Knows MUL_MAT_ID; which experts are in memory is its callers' business.
 
 ggml computes every row of such a product by itself, with the one expert that it chose. So rows may
 be taken out, computed among others or alone, and put back: the same numbers at the same places.
@@ -15,34 +15,21 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import Owner
-from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.lone_product import LoneProduct
 
 BUFFER_BYTES = 1 << 20
 """For the rows that are computed at once: a thing that a plan's headroom holds."""
-_GRAPH_NODES = 8
 _FLOAT_BYTES = _INT_BYTES = 4
 
 
 class ExpertProducts(Owner):
-    """A CPU backend for products of one node at a time. Belongs to one thread."""
+    """Products of one node at a time. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:
-        base, cpu = abi.ggml(), abi.library("ggml-cpu")
-        for function in (base.ggml_init, base.ggml_new_graph_custom, cpu.ggml_backend_cpu_init):
-            function.restype = ctypes.c_void_p
-        base.ggml_graph_overhead_custom.restype = ctypes.c_size_t
-        size = base.ggml_graph_overhead_custom(ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False))
-        self._base: Any = base
-        self._context = ctypes.c_void_p(base.ggml_init(abi.InitParams(size, None, True)))
-        self._backend = ctypes.c_void_p(cpu.ggml_backend_cpu_init())
-        cpu.ggml_backend_cpu_set_n_threads(self._backend, ctypes.c_int(n_threads))
-        self._product, self._operand, self._ids = (abi.GgmlTensor() for _ in range(3))
-        graph = base.ggml_new_graph_custom(
-            self._context, ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False)
-        )
-        self._graph = ctypes.c_void_p(graph)
-        base.ggml_graph_add_node(self._graph, ctypes.byref(self._product))
+        self._lone = LoneProduct(n_threads)
+        self._product = self._lone.node
+        self._operand, self._ids = abi.GgmlTensor(), abi.GgmlTensor()
 
     def compute(self, node: int, choices: np.ndarray, experts: Sequence[int]) -> None:
         """The rows of `node`, a MUL_MAT_ID, that chose one of `experts`; int [n_tokens, n_used].
@@ -61,10 +48,7 @@ class ExpertProducts(Owner):
             wanted[at] = self._multiply(product, operand, rows, choices[at])
 
     def close(self) -> None:
-        if self._context:
-            self._base.ggml_backend_free(self._backend)
-            self._base.ggml_free(self._context)
-            self._context = ctypes.c_void_p(None)
+        self._lone.close()
 
     def _multiply(
         self, product: Any, operand: Any, rows: np.ndarray, chosen: np.ndarray
@@ -82,9 +66,7 @@ class ExpertProducts(Owner):
         self._product.op = abi.op_number("MUL_MAT_ID")
         self._product.src[1] = ctypes.addressof(self._operand)
         self._product.src[2] = ctypes.addressof(self._ids)
-        status = self._base.ggml_backend_graph_compute(self._backend, self._graph)
-        if status != 0:
-            raise EdgespecError(f"ggml failed to multiply with experts (status {status})")
+        self._lone.compute()
         return out
 
 

@@ -1,0 +1,107 @@
+"""Matrices that are read in slices: an output head needs no part of memory that holds it whole.
+
+Knows which slices there are and their order; `llama.row_slices` multiplies with one, and the pager
+brings those that do not stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from edgespec.concurrency.owning import Owner
+from edgespec_runtimes.gguf.llama.packer import Mark, Packer
+from edgespec_runtimes.gguf.llama.row_slices import RowSlices
+from edgespec_runtimes.gguf.segments import WeightGroup
+
+
+class SlicedMatrices(Owner):
+    """Multiplies with sliced matrices in place of llama.cpp, slice by slice."""
+
+    def __init__(
+        self,
+        groups: Sequence[WeightGroup],
+        streamed: Sequence[WeightGroup],
+        n_threads: int,
+        packer: Packer,
+        marks: Mapping[int, Mark],
+    ) -> None:
+        """`groups` in order of use, of which `streamed` are read in every pass. `marks`: by the
+        address of a matrix, how it is marked if it is packed."""
+        self._slices: dict[int, list[WeightGroup]] = {}
+        for group in groups:
+            if group.rows:
+                self._slices.setdefault(group.weights[0].address, []).append(group)
+        self._index = {group.segment: i for i, group in enumerate(streamed)}
+        self._places: dict[object, int] = {}
+        """By segment, where slices lie that stay in memory."""
+        self._packer = packer
+        self._marks = marks
+        self._row_slices = RowSlices(n_threads) if self._slices else None
+        self._sliced = 0
+        """The matrix whose product llama.cpp passes over now."""
+
+    @property
+    def addresses(self) -> Collection[int]:
+        """The matrices' tensors."""
+        return self._slices.keys()
+
+    @property
+    def backends(self) -> list[int]:
+        """The addresses of the CPU backends that multiply."""
+        return [self._row_slices.backend] if self._row_slices else []
+
+    def keep(self, group: WeightGroup, base: int) -> None:
+        """The segment of a slice was read to `base` and stays there."""
+        self._places[group.segment] = self._packed(group, base)
+
+    def pass_over(self, node: int, matrix: int) -> None:
+        """llama.cpp is about to compute a product with one of these matrices: it is to stop after
+        it, and `multiply` to follow."""
+        assert self._row_slices is not None
+        self._row_slices.pass_over(node)
+        self._sliced = matrix
+
+    def multiply(
+        self, acquire: Callable[[int], int | None], release: Callable[[int], None]
+    ) -> bool:
+        """Compute the product that llama.cpp has passed over; False if there was none. `acquire`
+        says where the segment of that number lies, until `release`; None ends it early.
+
+        Raises EdgespecError, and what `acquire` raises.
+        """
+        node = self.take_up()
+        if not node or self._row_slices is None:
+            return False
+        mark = self._marks.get(self._sliced)
+        for group in self._slices[self._sliced]:
+            assert group.rows is not None
+            place = self._places.get(group.segment)
+            if place is not None:
+                self._row_slices.multiply(node, group.rows, place, mark)
+                continue
+            index = self._index[group.segment]
+            base = acquire(index)
+            if base is None:
+                break
+            self._row_slices.multiply(node, group.rows, self._packed(group, base), mark)
+            release(index)
+        return True
+
+    def take_up(self) -> int:
+        """Make the node that was passed over again what it is; 0 if there was none."""
+        return self._row_slices.take_up() if self._row_slices else 0
+
+    def close(self) -> None:
+        if self._row_slices:
+            self._row_slices.close()
+
+    def _packed(self, group: WeightGroup, base: int) -> int:
+        """Where the rows of a slice lie, packed if they are to be."""
+        (weight,), rows = group.weights, group.rows
+        assert rows is not None
+        place = base + group.segment.locate(
+            weight.entry.file_index, group.segment.extents[0].offset
+        )
+        if weight.address in self._marks:
+            self._packer.pack(place, weight.entry.type.code, weight.entry.shape[0], len(rows))
+        return place

@@ -1,0 +1,170 @@
+"""An output head is read and multiplied in slices: its logits are those of the whole head, bit for
+bit, and no part of memory holds it whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime, segments
+from edgespec_runtimes.gguf.model import GgufModel
+from gguf_files import tiny_llama
+from reference import LlamaCpp
+from zoo_files import LARGER_VOCABULARIES, write_model
+from zoo_species import Species
+
+KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32")
+TOKENS = [5, 91, 17, 44, 208, 91, 33, 260]
+SLICE_BYTES = 32 << 10
+SCALED_OR_CAPPED = ("gemma2", "granite", "cohere2", "command-r", "phi2", "grok")
+"""Architectures whose graphs go on after the head: with a cap, a scale or a bias."""
+
+
+@dataclass(frozen=True)
+class Head:
+    kind: str
+    tied: bool
+    n_vocab: int
+    """A number that 64 does not divide leaves rows over, for which ggml may have other kernels."""
+
+    def write(self, folder: Path) -> Path:
+        model = tiny_llama(
+            embedding=256, layers=3, tied=self.tied, head_kind=self.kind, n_vocab=self.n_vocab
+        )
+        return model.write(folder / "model.gguf")
+
+
+def opened(path: Path, share: float = 0.0, max_nodes: int = 40) -> GgufModel:
+    request = ModelRequest(path, "target", 128, max_nodes, 4, 1, batch_size=32)
+    model = load_paged(runtime.prepare(request), share)
+    assert isinstance(model, GgufModel)
+    return model
+
+
+def n_slices(model: GgufModel) -> int:
+    assert model._weights is not None
+    return sum(group.rows is not None for group in model._weights.groups)
+
+
+def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
+    """After each of `n_rows` tokens that a pass computes together."""
+    model.truncate(0)
+    model.prefill(TOKENS)
+    tree = TokenTree(7)
+    nodes = [ROOT]
+    for token in range(1, n_rows):
+        nodes.append(tree.add(nodes[-1], 3 * token, 0.9))
+    return model.evaluate(tree, nodes)
+
+
+@pytest.mark.parametrize("n_vocab", [512, 601])
+@pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_slices_have_the_logits_of_the_whole_head(
+    kind: str, tied: bool, n_vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Head(kind, tied, n_vocab).write(tmp_path)
+    whole = opened(path)
+    assert n_slices(whole) == 0
+    expected = {n_rows: logits_of(whole, n_rows) for n_rows in (1, 2, 8, 33)}
+    whole.close()
+    monkeypatch.setattr(segments, "LEAST_SLICE_BYTES", SLICE_BYTES)
+    sliced = opened(path)
+    assert n_slices(sliced) > 2
+    for n_rows, logits in expected.items():
+        assert np.array_equal(logits_of(sliced, n_rows), logits), n_rows
+    sliced.close()
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LEAST_SLICE_BYTES", SLICE_BYTES)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 0.95])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_it_does_not_matter_which_slices_stay_in_memory(
+    kind: str, share: float, tmp_path: Path
+) -> None:
+    path = Head(kind, False, 601 if kind == "Q8_0" else 512).write(tmp_path)
+    every = opened(path, 1.5)
+    assert n_slices(every) == 0, "a head that stays whole is not sliced"
+    some = opened(path, share)
+    assert n_slices(some) > 0
+    assert np.array_equal(logits_of(some, 5), logits_of(every, 5))
+    some.close()
+    every.close()
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("architecture", SCALED_OR_CAPPED)
+def test_what_a_graph_does_with_the_logits_sees_all_of_them(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LARGER_VOCABULARIES, architecture, 2048)
+    path = write_model(tmp_path / "m.gguf", Species(architecture, architecture == "grok"))
+    model = opened(path)
+    assert n_slices(model) > 2
+    with LlamaCpp(path, n_ctx=128) as whole:
+        whole.start()
+        expected = np.stack([whole.decode([token]) for token in TOKENS])
+    assert np.array_equal(one_by_one(model, TOKENS), expected)
+    model.close()
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
+    model = opened(Head("Q8_0", True, 512).write(tmp_path))
+    one_by_one(model, TOKENS[:1])
+    before = model.paging().bytes_read
+    one_by_one(model, TOKENS)
+    assert model._weights is not None
+    groups, ring = model._weights.groups, model._weights._ring_bytes
+    assert n_slices(model) > 2
+    pass_bytes = sum(group.segment.slot_bytes for group in groups)
+    read = model.paging().bytes_read - before
+    model.close()
+    assert abs(read - len(TOKENS) * pass_bytes) <= ring
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_slices_share_less_than_the_rows_that_64_leaves_over(tmp_path: Path) -> None:
+    model = opened(Head("Q8_0", True, 601).write(tmp_path))
+    assert model._weights is not None
+    rows = [group.rows for group in model._weights.groups if group.rows]
+    model.close()
+    assert {len(some) % 64 for some in rows} == {601 % 64}
+    assert set().union(*rows) == set(range(601))
+    assert sum(map(len, rows)) == 601 + (len(rows) - 1) * (601 % 64)
+
+
+@pytest.mark.usefixtures("small_slices")
+class TestSlicesKeepThePagingContract(PagingContract):
+    @pytest.fixture
+    def paged(self, tmp_path: Path) -> Iterator[GgufModel]:
+        model = opened(Head("Q8_0", False, 512).write(tmp_path), 0.3)
+        assert n_slices(model) > 0
+        yield model
+        model.close()
+
+
+def test_the_smallest_budget_of_a_model_that_is_mostly_head_is_below_half_of_its_size(
+    tmp_path: Path,
+) -> None:
+    """Its head had a slot of its own: the smallest budget was larger than the file."""
+    path = tmp_path / "mostly-head.gguf"
+    tiny_llama(embedding=8192, n_vocab=32_768, ffn=512, hollow=True).write_hollow(path)
+    command = [sys.executable, "-m", "edgespec", "plan", "-m", str(path), "--json", "-c", "128"]
+    done = subprocess.run([*command, "--memory-budget", "4GiB"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["smallest_bytes"] < 0.5 * path.stat().st_size
