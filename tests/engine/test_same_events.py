@@ -76,44 +76,47 @@ def nan_where(language: Language, is_damaged: Callable[[tuple[int, ...]], bool])
 
 @dataclass
 class Observed:
-    """What a caller sees of one text, and what the target holds afterwards."""
+    """What a caller sees of one text, and what the target has read and holds afterwards."""
 
     events: list[tuple[int, str, TokenLogprobs | None]]
     end: tuple[Any, ...]
     """The finish reason and the whole text, or the error's type and words."""
     committed: tuple[int, ...]
+    prefilled: tuple[int, ...]
 
 
 def observe(
+    engine: Engine,
     target: FakeModel,
-    draft: FakeModel | None,
+    prompt: Sequence[int] = PROMPT,
     *,
     sampling: SamplingParams = GREEDY,
     max_tokens: int | None = 20,
     stop: Sequence[str] = (),
     constraint: ScriptedGrammar | None = None,
     n_logprobs: int | None = None,
-    **rules: Any,
 ) -> Observed:
-    with Engine(target, draft, EngineSettings(step_aside=False, **rules)) as engine:
-        request = engine.request(
-            PROMPT, sampling, max_tokens, stop, constraint=constraint, n_logprobs=n_logprobs
-        )
-        events: list[TokenEvent] = []
-        try:
-            events.extend(engine.run(request))
-        except (ModelError, GrammarError) as error:
-            end: tuple[Any, ...] = (type(error), str(error))
-        else:
-            end = (request.result().finish_reason, request.result().text)
-            assert request.result().tokens == tuple(event.token for event in events)
-        assert tuple(engine.committed) == target.committed
-    assert_nothing_provisional(target, *([draft] if draft else []))
+    request = engine.request(
+        prompt, sampling, max_tokens, stop, constraint=constraint, n_logprobs=n_logprobs
+    )
+    events: list[TokenEvent] = []
+    try:
+        events.extend(engine.run(request))
+    except (ModelError, GrammarError) as error:
+        end: tuple[Any, ...] = (type(error), str(error))
+    else:
+        end = (request.result().finish_reason, request.result().text)
+        assert request.result().tokens == tuple(event.token for event in events)
+    assert tuple(engine.committed) == target.committed
     seen = [(event.token, event.text, event.logprobs) for event in events]
-    return Observed(seen, end, target.committed)
+    return Observed(seen, end, target.committed, tuple(target.prefilled))
 
 
-@settings(max_examples=300)
+def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
+    return Engine(target, draft, EngineSettings(step_aside=False, **(rules if draft else {})))
+
+
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10_000),
     disagreement=st.sampled_from([0.0, 0.3, 1.0]),
@@ -134,6 +137,7 @@ def observe(
     grammar=st.none()
     | st.tuples(st.integers(0, 999), st.none() | st.integers(0, 12), st.booleans()),
     damage=st.none() | st.tuples(st.booleans(), st.integers(0, 12)),
+    draft_is_damaged_after=st.none() | st.integers(0, N_VOCAB - 1),
     n_logprobs=st.sampled_from([None, 2]),
     is_hybrid=st.booleans(),
 )
@@ -146,25 +150,27 @@ def test_a_draft_changes_neither_the_events_nor_the_end_nor_what_is_held(
     max_tokens: int | None,
     grammar: tuple[int, int | None, bool] | None,
     damage: tuple[bool, int] | None,
+    draft_is_damaged_after: int | None,
     n_logprobs: int | None,
     is_hybrid: bool,
 ) -> None:
+    """In a first text, and in a second one that goes on from it."""
     language = random_language(seed, N_VOCAB)
     draft_language = blend(language, random_language(seed + 1, N_VOCAB), disagreement)
+    if draft_is_damaged_after is not None:
+        draft_language = nan_where(draft_language, lambda c: c[-1] == draft_is_damaged_after)
     if damage is not None:
         by_place, which = damage
         language = nan_where(
             language,
-            lambda context: (
-                len(context) == len(PROMPT) + which if by_place else context[-1] == which
-            ),
+            lambda c: len(c) == len(PROMPT) + which if by_place else c[-1] == which,
         )
 
-    def seen(draft: FakeModel | None) -> Observed:
+    def seen(draft: FakeModel | None) -> list[Observed]:
         target = FakeModel(
             language,
             N_VOCAB,
-            n_ctx=30,
+            n_ctx=40,
             eog_tokens=[EOG],
             stall_share=0.9,
             tree_capable=not is_hybrid,
@@ -172,36 +178,29 @@ def test_a_draft_changes_neither_the_events_nor_the_end_nor_what_is_held(
             max_nodes=4 if is_hybrid else 13,
             max_branches=1 if is_hybrid else 8,
         )
-        return observe(
-            target,
-            draft,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            constraint=ScriptedGrammar(*grammar) if grammar else None,
-            n_logprobs=n_logprobs,
-            **(rules if draft else {}),
-        )
+
+        def text(prompt: Sequence[int]) -> Observed:
+            return observe(
+                engine,
+                target,
+                prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop,
+                constraint=ScriptedGrammar(*grammar) if grammar else None,
+                n_logprobs=n_logprobs,
+            )
+
+        with paired(target, draft, **rules) as engine:
+            first = text(PROMPT)
+            second = text([*PROMPT, *(token for token, _, _ in first.events), 5][:40])
+        assert_nothing_provisional(target, *([draft] if draft else []))
+        return [first, second]
 
     assert seen(FakeModel(draft_language, N_VOCAB)) == seen(None)
 
 
 LINE = {"pacer": "linear", "fallback": "fixed", "draft_max": 8, "lookup": False}
-
-
-@pytest.mark.parametrize("with_draft", [False, True])
-def test_what_fails_after_a_stop_string_is_never_asked(with_draft: bool) -> None:
-    """The text is "abcd"; with a draft the grammar's error came instead of it."""
-    target, draft = counting(), counting()
-    seen = observe(
-        target,
-        draft if with_draft else None,
-        stop=["ef"],
-        constraint=Permissive(fails_at=7),
-        **(LINE if with_draft else {}),
-    )
-    assert seen.end == ("stop", "abcd")
-    assert seen.committed == (*PROMPT, 0, 1, 2, 3, 4)
 
 
 class Permissive(ScriptedGrammar):
@@ -215,13 +214,20 @@ class Permissive(ScriptedGrammar):
 
 
 @pytest.mark.parametrize("with_draft", [False, True])
+def test_what_fails_after_a_stop_string_is_never_asked(with_draft: bool) -> None:
+    """The text is "abcd"; with a draft the grammar's error came instead of it."""
+    target = counting()
+    with paired(target, counting() if with_draft else None, **LINE) as engine:
+        seen = observe(engine, target, stop=["ef"], constraint=Permissive(fails_at=7))
+    assert seen.end == ("stop", "abcd")
+    assert seen.committed == (*PROMPT, 0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
 def test_tokens_before_an_error_are_yielded(with_draft: bool) -> None:
-    seen = observe(
-        counting(),
-        counting() if with_draft else None,
-        constraint=Permissive(fails_at=7),
-        **(LINE if with_draft else {}),
-    )
+    target = counting()
+    with paired(target, counting() if with_draft else None, **LINE) as engine:
+        seen = observe(engine, target, constraint=Permissive(fails_at=7))
     assert seen.end == (GrammarError, "no token is allowed after 7")
     assert [token for token, _, _ in seen.events] == list(range(7))
     assert seen.committed == (*PROMPT, *range(6))
@@ -229,9 +235,8 @@ def test_tokens_before_an_error_are_yielded(with_draft: bool) -> None:
 
 def test_a_hybrid_goes_on_after_a_stop_string_without_reading_its_text_again() -> None:
     target = counting(tree_capable=False, max_rollback=8, max_nodes=9, max_branches=1)
-    with Engine(target, counting(), EngineSettings(step_aside=False, **LINE)) as engine:
-        first = list(engine.generate(PROMPT, GREEDY, 20, stop=["ef"]))
+    with paired(target, counting(), **LINE) as engine:
+        first = observe(engine, target, stop=["ef"])
         target.prefilled.clear()
-        again = [*PROMPT, *(event.token for event in first), 6]
-        list(engine.generate(again, GREEDY, 3))
-    assert target.prefilled == [1]
+        again = [*PROMPT, *(token for token, _, _ in first.events), 6]
+        assert observe(engine, target, again, max_tokens=3).prefilled == (1,)
