@@ -52,7 +52,13 @@ def _wanted() -> set[str]:
     for top in ("edgespec", "runtimes/edgespec_runtimes"):
         for path in (ROOT / top).rglob("*.py"):
             wanted.add(path.relative_to(ROOT).as_posix().removeprefix("runtimes/"))
-    return wanted | {"edgespec/py.typed", "edgespec_runtimes/py.typed"}
+    for path in (ROOT / "edgespec/server/static").iterdir():
+        wanted.add(path.relative_to(ROOT).as_posix())
+    return wanted | {
+        "edgespec/chat/named_templates.toml",
+        "edgespec/py.typed",
+        "edgespec_runtimes/py.typed",
+    }
 
 
 if __name__ == "__main__":

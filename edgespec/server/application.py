@@ -10,14 +10,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
-    HTMLResponse,
     JSONResponse,
     PlainTextResponse,
     Response,
@@ -33,6 +31,7 @@ from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.memory import process
 from edgespec.server.guarding import Guard
+from edgespec.server.page import page
 from edgespec.server.queueing import Figures, Queue
 from edgespec.server.refusals import Refusal, refusal_of
 from edgespec.session import Session
@@ -41,10 +40,6 @@ R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 class Service:
@@ -62,7 +57,8 @@ class Service:
     def application(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            Route("/", self._open(self._page)),
+            Route("/", self._open(page)),
+            Route("/page/{name}", self._open(page)),
             Route("/health", self._open(self._health)),
             Route("/metrics", self._closed(self._metrics)),
             Route("/v1/models", self._closed(self._models)),
@@ -107,11 +103,6 @@ class Service:
         response = self._refuse(Refusal(status, message, code="not_found"))
         self._figures.answers[status] += 1
         return response
-
-    async def _page(self, request: Request) -> Response:
-        page = files("edgespec.server").joinpath("page.html").read_text(encoding="utf-8")
-        headers = {"Content-Security-Policy": PAGE_POLICY, "Referrer-Policy": "no-referrer"}
-        return HTMLResponse(page, headers=headers)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "requests_in_progress": self._queue.n_inside})

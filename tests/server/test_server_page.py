@@ -1,5 +1,6 @@
 """The page of the server in a real browser, driven by WebDriver's own protocol."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -89,9 +90,10 @@ def test_a_conversation_in_the_browser(browser, session):
         browser.write("#text", "write gcd\ue007")  # Enter
         browser.until("document.querySelector('.assistant')?.textContent")
         browser.until("!document.querySelector('#send').hidden")
-        shown = browser.run("return document.querySelector('.assistant').textContent")
+        shown = browser.run("return document.querySelector('.assistant').innerText")
     with session.chat([{"role": "user", "content": "write gcd"}]) as generation:
-        assert shown == "".join(event.text for event in generation)
+        first = next(event.text for event in generation if event.text.strip())
+    assert shown.split()[0].startswith(first.split()[0])
 
 
 def test_what_the_model_writes_is_never_markup(browser, session):
@@ -102,6 +104,100 @@ def test_what_the_model_writes_is_never_markup(browser, session):
         browser.until("!document.querySelector('#send').hidden")
         assert browser.run("return document.querySelector('.user').textContent").startswith("<img")
         assert browser.run("return document.querySelectorAll('#log img').length") == 0
+
+
+ANSWER = """
+const answer = %s;
+window.asked = [];
+window.fetch = async (path, options) => {
+  window.asked.push(JSON.parse(options.body));
+  if (answer === null) throw new Error("the server is gone");
+  const body = new ReadableStream({start(controller) {
+    window.more = content => controller.enqueue(new TextEncoder().encode(
+      "data: " + JSON.stringify({choices: [{delta: {content}}]}) + "\\n\\n"));
+    window.more(answer);
+    window.end = () => controller.close();
+    options.signal.addEventListener("abort", () =>
+      controller.error(new DOMException("", "AbortError")));
+  }});
+  return new Response(body, {status: 200});
+};
+"""
+"""The server's answers, as a test wants them."""
+
+
+@pytest.fixture
+def page(browser, session):
+    """The page, open; `answering` decides what it is told."""
+    with serving(session, sampling={"temperature": 0.6}) as address:
+        browser.open(address)
+        browser.until("document.title === 'pair'")
+        yield browser
+
+
+def answering(page: Browser, text: str | None) -> None:
+    page.run(ANSWER % json.dumps(text))
+
+
+def ask(page: Browser, text: str) -> None:
+    page.write("#text", text + "\ue007")
+
+
+def test_markdown_is_shown_and_html_is_text(page):
+    nasty = "<img src=x onerror=alert(1)> [x](javascript:alert(1)) ![i](http://a.test/b.png)"
+    answering(page, f"# Title\n\n* one **two**\n\n```py\na < b\n```\n\n{nasty} [y](http://a.test)")
+    ask(page, "go on")
+    page.until("document.querySelector('.assistant a[href]')")
+    shown = "document.querySelector('.assistant')"
+    assert page.run(f"return {shown}.querySelector('h1').textContent") == "Title"
+    assert page.run(f"return {shown}.querySelector('li strong').textContent") == "two"
+    assert page.run(f"return {shown}.querySelector('pre code').textContent") == "a < b\n"
+    assert "<img src=x onerror=alert(1)>" in page.run(f"return {shown}.textContent")
+    tags = page.run(f"return [...{shown}.querySelectorAll('*')].map(part => part.nodeName)")
+    assert {"IMG", "SCRIPT"}.isdisjoint(tags)
+    links = page.run(f"return [...{shown}.querySelectorAll('a')].map(part => part.outerHTML)")
+    assert not any("javascript" in link for link in links)
+    assert any('rel="noopener noreferrer"' in link for link in links)
+
+
+def test_text_becomes_elements_by_the_sanitiser_alone(page):
+    refused = page.run(
+        "try { document.body.innerHTML = '<b>x</b>'; return false; } catch { return true; }"
+    )
+    assert refused
+
+
+def test_reset_during_an_answer_leaves_nothing_of_it(page):
+    answering(page, "abandoned")
+    ask(page, "first")
+    page.until("document.querySelector('.assistant')")
+    page.run("document.querySelector('#reset').click(); try { more('late') } catch {}")
+    answering(page, "second answer")
+    ask(page, "second")
+    page.until("document.querySelector('.assistant')")
+    assert page.run("return asked[0].messages") == [{"role": "user", "content": "second"}]
+    assert page.run("return document.querySelector('#log').textContent") == "secondsecond answer\n"
+
+
+@pytest.mark.parametrize("how", ["fails", "is stopped"])
+def test_a_question_without_an_answer_comes_back(page, how):
+    answering(page, None if how == "fails" else "")
+    ask(page, "precious")
+    if how == "is stopped":
+        page.until("!document.querySelector('#stop').hidden")
+        page.run("document.querySelector('#stop').click()")
+    page.until("document.querySelector('#text').value === 'precious'")
+    errors = page.run("return [...document.querySelectorAll('.error')].map(e => e.textContent)")
+    assert errors == (["the server is gone"] if how == "fails" else [])
+    assert page.run("return document.querySelectorAll('.user').length") == 0
+
+
+def test_the_temperature_is_the_models_until_it_is_changed(page):
+    answering(page, "Yes.")
+    page.until("document.querySelector('#temperature').value === '0.6'")
+    page.run("document.querySelector('#temperature').value = '1.5'")
+    ask(page, "hot?")
+    assert page.until("asked[0]")["temperature"] == 1.5
 
 
 def test_stop_ends_the_answer(browser, session):

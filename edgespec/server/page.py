@@ -1,0 +1,48 @@
+"""The page to chat in a browser, and the files that it is made of.
+
+All of them come along: nothing is fetched from elsewhere, and the page may do nothing but ask the
+server that it came from.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgespec.server.refusals import Refusal
+
+_FILES = {
+    "index.html": "text/html",
+    "chat.css": "text/css",
+    "chat.js": "text/javascript",
+    "marked.umd.js": "text/javascript",
+    "purify.min.js": "text/javascript",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+"""Only the sanitiser may turn text into elements."""
+
+
+async def page(request: Request) -> Response:
+    """The page itself, or the file of it that the path names. Raises Refusal for another one."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _FILES:
+        raise Refusal(404, f"there is nothing at {request.url.path}", code="not_found")
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    return Response(_content(name), headers=headers, media_type=_FILES[name])
+
+
+@cache
+def _content(name: str) -> bytes:
+    return files("edgespec.server").joinpath("static", name).read_bytes()

@@ -1,0 +1,48 @@
+"""What the page is made of: served whole, from here alone, and others' files as they were made."""
+
+import hashlib
+import re
+from importlib.resources import files
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from edgespec.server.page import page
+
+STATIC = files("edgespec.server").joinpath("static")
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(Starlette(routes=[Route("/", page), Route("/page/{name}", page)]))
+
+
+def test_everything_the_page_names_is_served_from_here(client):
+    html = client.get("/").text
+    named = re.findall(r'(?:src|href)="([^"]+)"', html)
+    assert len(named) == 4
+    for path in named:
+        response = client.get(f"/{path}")
+        assert response.status_code == 200
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["content-type"].startswith("text/")
+
+
+def test_nothing_runs_but_what_was_served(client):
+    response = client.get("/")
+    policy = response.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "script-src 'self'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert "<script>" not in response.text
+    assert "style=" not in response.text
+
+
+def test_others_files_are_unchanged():
+    told = STATIC.joinpath("THIRD_PARTY.md").read_text()
+    rows = re.findall(r"^\| (\S+\.js) \|.*\| ([0-9a-f]{64}) \|$", told, re.MULTILINE)
+    assert len(rows) == 2
+    for name, digest in rows:
+        assert hashlib.sha256(STATIC.joinpath(name).read_bytes()).hexdigest() == digest
