@@ -69,6 +69,8 @@ MOST_DRAFTED = 1024
 MOST_BIAS = 10_000.0
 """Of whatever is added to a logit: far more than logits are apart, and sums of them stay finite."""
 MOST_CONFIG_BYTES = 1 << 20
+LEAST_BUDGET_BYTES = 1 << 20
+"""A number without a unit below this is no budget of a process."""
 
 
 def _budget(value: object, info: ValidationInfo) -> object:
@@ -85,7 +87,11 @@ def _budget(value: object, info: ValidationInfo) -> object:
         if parse_size(text, whole, given) > whole:
             raise UsageError(f"{given}: there is no more than 100% of the memory")
         return text
-    return parse_size(value, named=given)
+    n_bytes = parse_size(value, named=given)
+    if text == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
+        unit = "GiB" if n_bytes < 128 else "MiB"
+        raise UsageError(f"{given} means so many bytes; did you mean {text}{unit}?")
+    return n_bytes
 
 
 def _biases(value: object) -> object:

@@ -5,11 +5,21 @@ Knows names of packages and extras; what is done with a package is its users' bu
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 
 from edgespec.errors import UsageError
+
+
+def install_command(extra: str) -> str:
+    """A command line that installs an extra beside this edgespec, from where it came."""
+    return shlex.join([_shortest(Path(sys.executable)), "-m", "pip", "install", *_source(extra)])
 
 
 @contextmanager
@@ -18,7 +28,7 @@ def needed(extra: str, why: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError(f'{why} ({error}): pip install "edgespec[{extra}]"') from error
+        raise UsageError(f"{why} ({error}): {install_command(extra)}") from error
 
 
 def find(package: str, extra: str, why: str) -> None:
@@ -30,3 +40,24 @@ def find(package: str, extra: str, why: str) -> None:
             is_there = False
         if not is_there:
             raise ModuleNotFoundError(f"No module named {package!r}")
+
+
+def _source(extra: str) -> list[str]:
+    """What pip is to install: the clone that runs, the file or address that was installed, or by
+    name what an index of packages has."""
+    clone = Path(__file__).parents[1]
+    if (clone / "pyproject.toml").is_file():
+        return ["-e", f"{_shortest(clone)}[{extra}]"]
+    try:
+        told = json.loads(distribution("edgespec").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        told = {}
+    vcs = told.get("vcs_info", {}).get("vcs")
+    address = f" @ {f'{vcs}+' if vcs else ''}{told['url']}" if "url" in told else ""
+    return [f"edgespec[{extra}]{address}"]
+
+
+def _shortest(path: Path) -> str:
+    """From the working directory where it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from edgespec import extras
 from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
@@ -211,7 +212,7 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
         except ImportError as exc:
             yield (
                 f"the runtime '{entry.name}' cannot be imported ({exc}): "
-                f'install it with: pip install "edgespec[{entry.name}]"'
+                f"install it with: {extras.install_command(entry.name)}"
             )
 
 

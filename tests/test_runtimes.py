@@ -42,7 +42,7 @@ def test_a_model_is_found_where_another_runtime_is_not_installed(model: Path) ->
 
 def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -> None:
     other = model.rename(model.with_suffix(".other"))
-    with pytest.raises(ModelError, match=r"installed: knowing.*edgespec\[absent\]"):
+    with pytest.raises(ModelError, match=r"installed: knowing.*pip install .*\[absent\]"):
         runtimes.find(other)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -124,6 +124,9 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What was given, and only that: no defaults. Raises UsageError, SystemExit after `--help`."""
     parser, commands, of_models = _parsers()
+    _check_command(arguments, "edgespec", commands, of_models)
+    if arguments[:1] == ["models"]:
+        _check_command(arguments[1:], "edgespec models", of_models, {})
     given, unknown = parser.parse_known_args(arguments)
     if getattr(given, "command", None) is None:
         if unknown and unknown[0] in _ELSEWHERE:
@@ -134,8 +137,31 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
             raise UsageError(f"unknown flag {flag}{nearest(flag, command.known_flags())}")
-        command.error(f"unexpected argument {unknown[0]!r}")
+        _refuse(unknown[0], given.command, command)
     return given
+
+
+def _check_command(
+    arguments: Sequence[str],
+    program: str,
+    commands: Collection[str],
+    of_models: Collection[str],
+) -> None:
+    """What comes first is a command, or a flag that stands in the place of one."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        from edgespec.cli import meant
+
+        said = meant.by_command(arguments[0], commands, of_models)
+        raise UsageError(f"there is no command {arguments[0]!r} of {program}{said}")
+
+
+def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
+    if "--model" not in command.known_flags():
+        command.error(f"unexpected argument {argument!r}")
+    from edgespec.cli import meant
+
+    said = meant.by_argument(argument, command.known_flags())
+    raise UsageError(f"edgespec {name} takes no argument {argument!r} without a flag{said}")
 
 
 def installed_version() -> str:

@@ -96,7 +96,7 @@ def find(name: str) -> Path:
         raise ModelError(said)
     raise ModelError(
         f"{name}: no such file, and no model of this name{nearest(name, _names())} "
-        "(edgespec models list shows the names)"
+        "(edgespec models list shows the names; -hf USER/REPO fetches others)"
     )
 
 
@@ -115,16 +115,32 @@ def hint(name: str) -> str | None:
     """What to do about a name that means something elsewhere, where no file is called so."""
     if re.match(r"[a-z]+://", name):
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
-    if _REPOSITORY.fullmatch(name):
+    if repo := repository(name):
         return (
             f"{name}: there is no such file; a repository of Hugging Face is fetched with "
-            f"-hf {name}, or by edgespec models pull {name}"
+            f"-hf {repo}, or by edgespec models pull {repo}"
+        )
+    if _TAGGED.fullmatch(name):
+        return (
+            f"{name}: there is no such file, and names of Ollama's library mean nothing here; "
+            "-hf USER/REPO fetches a model from Hugging Face"
         )
     return None
 
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?")
-"""`USER/REPO` and `USER/REPO:QUANT`; what ends like a model's file is one."""
+def repository(name: str) -> str | None:
+    """The repository of Hugging Face, `USER/REPO` or `USER/REPO:QUANT`, that a name can be."""
+    match = _REPOSITORY.fullmatch(name)
+    return match["repo"] if match else None
+
+
+_REPOSITORY = re.compile(
+    r"(?:(?:hf\.co|huggingface\.co)/)?"
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?)"
+)
+"""What ends like a model's file is one."""
+_TAGGED = re.compile(r"\w[\w.-]+:[\w.-]+")
+"""`llama3.2:1b`, but no drive of Windows."""
 
 
 def embedded() -> list[KnownModel]:

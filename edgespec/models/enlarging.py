@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
+from edgespec import extras
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
@@ -85,7 +86,7 @@ def tool_for(source: Path) -> Enlarger:
         try:
             tool: Enlarger = entry.load()
         except ImportError as error:
-            missing.append(f'pip install "edgespec[{entry.name}]" ({error})')
+            missing.append(f"{extras.install_command(entry.name)} ({error})")
             continue
         if tool.recognises(source):
             return tool

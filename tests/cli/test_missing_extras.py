@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import extras
 from edgespec.models import embedded
 
 WITHOUT = (
@@ -36,7 +37,7 @@ def test_serving_wants_the_extra_serve(package: str) -> None:
     code, line = refused(package, "serve", "-m", "/nowhere.gguf")
     assert code == 2
     assert line.startswith("edgespec: error: serving needs starlette and uvicorn")
-    assert line.endswith('pip install "edgespec[serve]"')
+    assert line.endswith(extras.install_command("serve"))
 
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
@@ -44,7 +45,7 @@ def test_templates_want_the_extra_chat(command: str) -> None:
     code, line = refused("jinja2", command, "-m", "/nowhere.gguf", "--quiet")
     assert code == 2
     assert line.startswith("edgespec: error: chat templates need jinja2")
-    assert line.endswith('pip install "edgespec[chat]"')
+    assert line.endswith(extras.install_command("chat"))
 
 
 def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
@@ -58,7 +59,7 @@ def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
         os.close(screen)
     assert code == 2
     assert line.startswith("edgespec: error: a terminal to chat in needs prompt_toolkit")
-    assert line.endswith('pip install "edgespec[chat]"')
+    assert line.endswith(extras.install_command("chat"))
 
 
 def test_a_pipe_to_chat_in_wants_no_terminal() -> None:
@@ -72,7 +73,7 @@ def test_fetching_wants_the_extra_hub(package: str) -> None:
     code, line = refused(package, "generate", "-hf", "user/model", "-p", "x")
     assert code == 2
     assert line.startswith("edgespec: error: fetching models needs huggingface_hub")
-    assert line.endswith('pip install "edgespec[hub]"')
+    assert line.endswith(extras.install_command("hub"))
 
 
 @pytest.mark.parametrize("flag", ["--grammar", "--json-schema", "--regex"])
@@ -82,17 +83,50 @@ def test_structured_answers_want_the_extra_grammar(flag: str) -> None:
     )
     assert code == 2
     assert line.startswith("edgespec: error: grammars and JSON schemas need llguidance")
-    assert line.endswith('pip install "edgespec[grammar]"')
+    assert line.endswith(extras.install_command("grammar"))
 
 
 def test_an_onnx_model_wants_the_extra_onnx() -> None:
     model: Path = embedded.embedded_pair().target.parent / "edgespec-target-onnx-fp16"
     code, line = refused("onnxruntime", "generate", "-m", str(model), "-p", "x", "--quiet")
     assert code == 3
-    assert line.endswith('pip install "edgespec[onnx]"')
+    assert line.endswith(extras.install_command("onnx"))
 
 
 def test_completion_scripts_want_the_extra_completion() -> None:
     code, line = refused("shtab", "completion", "bash")
     assert code == 2
-    assert line.endswith('pip install "edgespec[completion]"')
+    assert line.endswith(extras.install_command("completion"))
+
+
+def test_the_command_installs_from_the_clone_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = Path(extras.__file__).parents[1]
+    monkeypatch.setattr(sys, "executable", str(clone / ".venv/bin/python"))
+    monkeypatch.chdir(clone)
+    assert extras.install_command("serve") == ".venv/bin/python -m pip install -e '.[serve]'"
+    monkeypatch.chdir(clone.parent)
+    assert f"install -e '{clone.name}[serve]'" in extras.install_command("serve")
+
+
+@pytest.mark.parametrize(
+    ("told", "source"),
+    [
+        ('{"url": "file:///w/edgespec-0.1.0.whl"}', "edgespec[hub] @ file:///w/edgespec-0.1.0.whl"),
+        (
+            '{"url": "https://h/edgespec", "vcs_info": {"vcs": "git"}}',
+            "edgespec[hub] @ git+https://h/edgespec",
+        ),
+        (None, "edgespec[hub]"),
+        ("no JSON", "edgespec[hub]"),
+    ],
+)
+def test_it_installs_from_where_a_wheel_came(
+    told: str | None, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return told
+
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "edgespec/extras.py"))
+    monkeypatch.setattr(extras, "distribution", lambda name: Installed())
+    assert extras.install_command("hub").endswith(f" -m pip install '{source}'")
