@@ -145,12 +145,14 @@ class Session(Owner):
         grammar: Grammar | None = None,
         logprobs: int | None = None,
         prompt_cache: PromptCache | None = None,
+        shown: Mapping[int, str] | None = None,
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
         `grammar` says what the text has to look like. With `logprobs` each token comes with its
         log probability and those of so many others, the target's own. `prompt_cache` keeps what the
-        prompt costs in a file. Raises UsageError at once for what cannot be meant.
+        prompt costs in a file. `shown` is text of control tokens, which add none otherwise. Raises
+        UsageError at once for what cannot be meant.
         """
         if isinstance(prompt, str):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
@@ -168,6 +170,7 @@ class Session(Owner):
             None if logprobs is None else _n_logprobs(logprobs),
             None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
         )
+        request.transcript.shown = dict(shown or {})
         return Generation(
             self._engine, request, self._models.target.paging, self.load_report["total"], owner=self
         )
@@ -209,7 +212,16 @@ class Session(Owner):
         included. Raises UsageError, and ModelError for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
-        return self.stream(prompt.tokens, sampling, max_tokens, stop, progress, grammar, logprobs)
+        return self.stream(
+            prompt.tokens,
+            sampling,
+            max_tokens,
+            stop,
+            progress,
+            grammar,
+            logprobs,
+            shown=prompt.hidden_marks,
+        )
 
     def chat_prompt(
         self,

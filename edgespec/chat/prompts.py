@@ -16,7 +16,6 @@ from edgespec.chat.named_templates import named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.chat_format import ChatFormat
-from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate
@@ -47,16 +46,13 @@ class ChatPrompt:
     template: str
     """The source it was rendered from."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
-    """Of the marks, those that are a control token, which adds no text, by their token."""
+    """Of the marks, those that are a control token, which adds no text, by their token: a
+    generation has to show them."""
 
     def splitter(self) -> ReasoningSplitter:
         """Tells reasoning from answer in what the model writes next."""
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
-
-    def text_of(self, event: TokenEvent) -> str:
-        """What a token adds for the splitter: its text, or the mark that it is."""
-        return self.hidden_marks.get(event.token, "") + event.text
 
 
 class ChatPrompts:

@@ -240,13 +240,14 @@ class Chat:
             settings.stop,
             self._console.progress,
             self._grammar,
+            shown=prompt.hidden_marks,
         ) as generation:
             self._running = generation
             if self._is_stopped:
                 generation.cancel()
             n_characters = 0
             for event in generation:
-                show(prompt.text_of(event))
+                show(event.text)
                 n_characters += len(event.text)
             self._running, self._last = None, generation.result
         show(self._last.text[n_characters:])

@@ -5,8 +5,7 @@ A generation makes the text; here it gets its shape. Nothing waits for a network
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import Protocol, Self
 
 from edgespec.completions import answers
@@ -100,16 +99,13 @@ class ChatCompletion(Completion):
         piece_of: answers.PieceOf,
         writer: MessageWriter,
         wants_usage: bool = False,
-        text_of: Callable[[TokenEvent], str] = attrgetter("text"),
     ) -> None:
-        """`text_of` tells what a token adds for the writer."""
         super().__init__(tokens, envelope, piece_of, wants_usage)
         self._writer = writer
-        self._text_of = text_of
 
     def _choice(self, events: list[TokenEvent]) -> Answer:
         for event in events:
-            self._writer.push(self._text_of(event))
+            self._writer.push(event.text)
         self._writer.push(self.result.text[sum(len(event.text) for event in events) :])
         self._writer.finish()
         reason = answers.finish_reason(self.result, self._writer.has_calls)
@@ -122,7 +118,7 @@ class ChatCompletion(Completion):
         for event in self._tokens:
             waiting.append(event)
             n_characters += len(event.text)
-            for delta in self._writer.push(self._text_of(event)):
+            for delta in self._writer.push(event.text):
                 yield answers.chat_delta(delta, None, waiting, self._piece_of)
                 waiting = []
         # a text that was cancelled ends with what was held back

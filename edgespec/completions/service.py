@@ -60,6 +60,8 @@ class Generates(Protocol):
         progress: Progress | None = None,
         grammar: Grammar | None = None,
         logprobs: int | None = None,
+        *,
+        shown: Mapping[int, str] | None = None,
     ) -> Tokens: ...
 
 
@@ -87,7 +89,14 @@ class Completions:
         prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
         grammar = _grammar_of_chat(request, prompt)
         tokens = self._start(
-            request, prompt.tokens, request.limit, request.n_logprobs, progress, "messages", grammar
+            request,
+            prompt.tokens,
+            request.limit,
+            request.n_logprobs,
+            progress,
+            "messages",
+            grammar,
+            prompt.hidden_marks,
         )
         return ChatCompletion(
             tokens,
@@ -95,7 +104,6 @@ class Completions:
             self._session.piece,
             MessageWriter(prompt, bool(tools)),
             request.wants_usage,
-            prompt.text_of,
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
@@ -128,6 +136,7 @@ class Completions:
         progress: Progress | None,
         param: str,
         grammar: Grammar | None,
+        shown: Mapping[int, str] | None = None,
     ) -> Tokens:
         most = self._most_prompt_tokens
         if most is not None and len(prompt) > most:
@@ -144,6 +153,7 @@ class Completions:
             progress,
             grammar,
             n_logprobs,
+            shown=shown,
         )
 
     def _envelope(self, kind: Any, prefix: str) -> Envelope:

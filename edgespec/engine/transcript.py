@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edgespec.engine.stopping import TextStream
 from edgespec.ports import Vocabulary
@@ -28,6 +28,8 @@ class Transcript:
         self._limit = limit
         self._limit_reason = limit_reason
         self._texts: list[str] = []
+        self.shown: Mapping[int, str] = {}
+        """Text of control tokens, which add none by themselves."""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None if limit > 0 else limit_reason
 
@@ -53,7 +55,8 @@ class Transcript:
         if token in self._vocabulary.eog_tokens:
             self.finish_reason = "stop"
         else:
-            text = self._stream.push(self._vocabulary.piece(token))
+            shown = self.shown.get(token, "").encode()
+            text = self._stream.push(shown or self._vocabulary.piece(token))
             if self._stream.stopped:
                 self.finish_reason = "stop"
             elif self.room == 0:

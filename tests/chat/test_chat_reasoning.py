@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompts
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.engine.transcript import Transcript
 from edgespec.ports.chat_format import ChatFormat
-from edgespec.values import TokenEvent
+from edgespec.testing.fake_model import FakeVocabulary
 
 MARKS = Marks("<think>", "</think>")
 
@@ -95,6 +96,21 @@ def test_a_prompt_that_ends_with_the_mark_has_opened_it():
 # Marks that are control tokens add no text
 
 
+def test_text_that_is_held_for_a_stop_string_stays_before_the_mark() -> None:
+    pieces = {1: b"first en", 8: b"", 2: b"so"}
+    vocabulary = FakeVocabulary(9, pieces=[pieces.get(token, b"") for token in range(9)])
+    transcript = Transcript(vocabulary, ("end",), 99, "length")
+    transcript.shown = {8: "</think>"}
+    splitter = ReasoningSplitter(MARKS, inside=True)
+    parts = [
+        (part.kind, part.text)
+        for token in (1, 8, 2)
+        for part in splitter.push(transcript.take(token, "target", 0).text)
+    ]
+    assert parts == [("reasoning", "first"), ("reasoning", " en"), ("answer", "so")]
+    assert transcript.text == "first en</think>so"
+
+
 def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
     tokens = {"<think>": [7], "</think>": [8]}
     prompts = ChatPrompts(
@@ -105,14 +121,7 @@ def test_marks_that_add_no_text_are_known_by_their_tokens() -> None:
         lambda token: b"" if token in (7, 8) else b"x",
     )
     prompt = prompts.prompt([{"role": "user", "content": "hi"}])
-    said = [(7, ""), (1, "first"), (8, ""), (2, "then")]
-    splitter = prompt.splitter()
-    parts = [
-        (part.kind, part.text)
-        for token, text in said
-        for part in splitter.push(prompt.text_of(TokenEvent(text, token, "target", 0)))
-    ]
-    assert parts == [("reasoning", "first"), ("answer", "then")]
+    assert prompt.hidden_marks == {7: "<think>", 8: "</think>"}
 
 
 def test_marks_that_are_text_are_not_told_twice() -> None:
@@ -120,4 +129,4 @@ def test_marks_that_are_text_are_not_told_twice() -> None:
         "fake", ChatFormat(), lambda text: [7], "<think>{{ messages }}", lambda token: b"<think>"
     )
     prompt = prompts.prompt([{"role": "user", "content": "hi"}])
-    assert prompt.text_of(TokenEvent("<think>", 7, "target", 0)) == "<think>"
+    assert prompt.hidden_marks == {}
