@@ -23,7 +23,7 @@ sys.exit(b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info())
 endef
 export HAS_AMX
 
-.PHONY: demo test check bench-check clean
+.PHONY: demo test check clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -40,10 +40,6 @@ check: $(TESTABLE)
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) test
 	$(BIN)/python -m pytest -m slow
-
-# Minutes, and as root, who may limit memory and reads: sudo make bench-check
-bench-check: $(READY)
-	$(BIN)/edgespec bench --compare tests/bench_expected.toml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

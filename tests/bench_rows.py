@@ -40,11 +40,10 @@ def row(
         rounds=rounds,
         bytes_read=pass_bytes * len(rounds),
         peak_bytes=90 << 20,
-        decoding_since=10.0,
         notes=(),
         sources=tuple(sources),
     )
-    return Row(mode, prompt, repetition, decoded, ((0.0, 40 << 20), (1.0, 90 << 20)), 0.6)
+    return Row(mode, prompt, repetition, decoded)
 
 
 def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:

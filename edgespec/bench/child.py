@@ -66,7 +66,6 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
     settings = _load_settings(job, job.draft if mode.drafts else None)
     with session.load(settings, mode.engine) as running:
         result = running.generate(job.prompt, max_tokens=job.n_tokens)
-        decoding_since = time.monotonic() - result.timings.decode_s
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
@@ -78,7 +77,6 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
             rounds=guesses.round_costs,
             bytes_read=sum(cost.bytes_read for cost in guesses.round_costs),
             peak_bytes=process.peak_rss_bytes(),
-            decoding_since=decoding_since,
             notes=(*running.plan.notes, *result.notes),
             sources=guesses.sources,
         )
@@ -103,7 +101,6 @@ def _run_baseline(job: Decode) -> Decoded:
         rounds=run.rounds,
         bytes_read=run.bytes_read,
         peak_bytes=process.peak_rss_bytes(),
-        decoding_since=time.monotonic() - decode_s,
     )
 
 

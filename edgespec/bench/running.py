@@ -20,7 +20,7 @@ from edgespec.bench.report import LeftOut
 from edgespec.bench.runs import CHILD, Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
 from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
 from edgespec.bench.settings import BenchSettings
-from edgespec.bench.summary import Row, thinned
+from edgespec.bench.summary import Row
 from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs import limits
 from edgespec.jobs.launching import Launched, launch
@@ -123,7 +123,7 @@ def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
         left_s = elapsed * sum(estimates[number:])
         match launched.answer:
             case Decoded() as decoded:
-                row = _row(turn, prompt, decoded, launched)
+                row = _row(turn, prompt, decoded)
                 results.rows.append(row)
                 display.note(table.run_line(row, number, len(due), left_s))
             case RawRead() as read:
@@ -158,15 +158,12 @@ def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
     return launch(job, CHILD, bench.limiter, cold, tick)
 
 
-def _row(turn: Turn, prompt: Prompt, decoded: Decoded, launched: Launched) -> Row:
-    series = [(sample.at_s - launched.began_s, sample.rss_bytes) for sample in launched.samples]
+def _row(turn: Turn, prompt: Prompt, decoded: Decoded) -> Row:
     return Row(
         mode=turn.mode,
         prompt=prompt.name,
         repetition=turn.repetition,
         decoded=decoded,
-        memory=thinned(series),
-        decoding_at_s=decoded.decoding_since - launched.began_s,
     )
 
 

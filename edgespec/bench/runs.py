@@ -62,8 +62,6 @@ class Decoded:
     bytes_read: int
     """While decoding."""
     peak_bytes: int
-    decoding_since: float
-    """On the machine's monotonic clock."""
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
     """Who guessed; of the engine's modes only."""

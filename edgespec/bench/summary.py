@@ -32,10 +32,6 @@ class Row:
     prompt: str
     repetition: int
     decoded: Decoded
-    memory: tuple[tuple[float, int], ...] = ()
-    """Seconds since the process began, resident bytes."""
-    decoding_at_s: float = 0.0
-    """Seconds since the process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +100,6 @@ class ModeSummary:
 def spread(values: Sequence[float]) -> Spread:
     """Of at least one value."""
     return Spread(statistics.median(values), min(values), max(values))
-
-
-def thinned(
-    series: Sequence[tuple[float, int]], n_most: int = 200
-) -> tuple[tuple[float, int], ...]:
-    """A series of at most `n_most` points that keeps the highest of every stretch."""
-    width = -(-len(series) // n_most) if series else 1
-    stretches = (series[at : at + width] for at in range(0, len(series), width))
-    return tuple(max(stretch, key=lambda point: point[1]) for stretch in stretches)
 
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> Agreement:

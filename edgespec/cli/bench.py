@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
-from edgespec.bench import table
-from edgespec.bench.expectations import (
-    Expectations,
-    compare,
-    comparison_lines,
-    modes_of,
-    read_expectations,
-)
-from edgespec.bench.modes import Mode, choose, known_modes
-from edgespec.bench.page import html_page
+from edgespec.bench import charts, table
+from edgespec.bench.modes import ENGINE_MODES, Mode, choose, known_modes
 from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
 from edgespec.bench.running import Bench, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
@@ -57,17 +49,14 @@ class Request:
     settings: BenchSettings
     json_file: Path | None = None
     json_to_stdout: bool = False
-    html_file: Path | None = None
-    expectations: Expectations | None = None
+    svg_file: Path | None = None
     command: str = "edgespec bench"
 
 
 def request_from(given: argparse.Namespace) -> Request:
-    """Flags win over the file of `--compare`, which wins over `--quick` and the defaults."""
-    expectations = read_expectations(Path(given.compare)) if "compare" in given else None
+    """Flags win over `--quick`, which wins over the defaults. Raises UsageError."""
     known = BenchSettings.model_fields
     settings: dict[str, Any] = dict(QUICK) if "quick" in given else {}
-    settings |= expectations.bench if expectations else {}
     settings |= {name: value for name, value in vars(given).items() if name in known}
     for role in ("model", "draft"):
         if role in settings:
@@ -77,11 +66,10 @@ def request_from(given: argparse.Namespace) -> Request:
         settings=BenchSettings.model_validate(settings),
         json_file=None if json_name in {None, "-"} else Path(json_name),
         json_to_stdout=json_name == "-",
-        html_file=Path(given.html) if "html" in given else None,
-        expectations=expectations,
+        svg_file=Path(given.svg) if "svg" in given else None,
         command=spelled(given),
     )
-    for path in (request.json_file, request.html_file):
+    for path in (request.json_file, request.svg_file):
         if path is not None and path.is_dir():
             raise UsageError(f"{path} cannot be written: it is a folder")
         if path is not None and not path.parent.is_dir():
@@ -90,12 +78,12 @@ def request_from(given: argparse.Namespace) -> Request:
 
 
 def run(request: Request, console: Console) -> None:
-    """Measure, report, compare. Raises what a command raises; figures are written before."""
+    """Measure and report. Raises what a command raises; figures are written before."""
     report = measure(request, console)
     lines = "\n".join(table.summary_table(report))
-    if request.html_file is not None:
-        request.html_file.write_text(html_page(report), encoding="utf-8")
-        console.note(f"report: {request.html_file}")
+    if request.svg_file is not None:
+        request.svg_file.write_text(picture(report), encoding="utf-8")
+        console.note(f"picture: {request.svg_file}")
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, allow_nan=False)
     if request.json_file is not None:
         request.json_file.write_text(as_json + "\n", encoding="utf-8")
@@ -104,8 +92,6 @@ def run(request: Request, console: Console) -> None:
         console.write(as_json)
     else:
         console.write("\n" + lines)
-    if request.expectations is not None:
-        _judge(request, report, console)
     if report.failures:
         raise EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
 
@@ -117,7 +103,7 @@ def measure(request: Request, console: Console) -> BenchReport:
     runtime = runtimes.find(settings.model or pair.target)
     is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
-    wanted = _wanted_modes(request, known_modes(baselines))
+    wanted = choose(request.settings.modes, known_modes(baselines))
     prompts = chosen_prompts(settings)
     target, draft = settings.model, settings.draft
     if target is None:
@@ -125,7 +111,7 @@ def measure(request: Request, console: Console) -> BenchReport:
     began = datetime.now().astimezone()
     models_bytes = size_of(target) + (size_of(draft) if draft else 0)
     wanted_limits = Limits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
-    limiter = _limiter(request, wanted_limits, target, console)
+    limiter = _limiter(wanted_limits, target, console)
     memory_bytes = wanted_limits.memory_bytes
     budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     n_threads = settings.threads or process.usable_cores()
@@ -198,41 +184,26 @@ def applicable(
     return fitting, left_out
 
 
-def _wanted_modes(request: Request, known: Sequence[Mode]) -> tuple[Mode, ...]:
-    expected = modes_of(request.expectations) if request.expectations else set()
-    modes = choose(request.settings.modes, known)
-    choose(expected, known)
-    if missing := sorted(expected - {mode.name for mode in modes}):
-        raise UsageError(f"--modes lacks what --compare speaks of: {', '.join(missing)}")
-    return modes
+def picture(report: BenchReport) -> str:
+    """The SVG of tokens a second by mode: medians, whiskers from the slowest to the fastest run."""
+    ours = {mode.name for mode in ENGINE_MODES}
+    rows = []
+    for mode in report.modes:
+        rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)
+        if mode.ratio and mode.name != report.reference:
+            text += f", {mode.ratio.median:.2f} times {report.reference}"
+        kind = "best" if mode.name == "auto" else "ours" if mode.name in ours else "theirs"
+        rows.append(charts.Bar(mode.name, rate.median, rate.least, rate.most, text, kind))
+    return charts.bars(rows, "tokens/s")
 
 
-def _limiter(request: Request, wanted: Limits, target: Path, console: Console) -> Limiter:
+def _limiter(wanted: Limits, target: Path, console: Console) -> Limiter:
     """What binds the runs; where nothing may, that is said."""
     limiter, reasons = limits.find(wanted, target)
     if wanted and limiter is limits.UNLIMITED:
         why = f"limits cannot be set here ({'; '.join(reasons)})"
-        if request.expectations is not None:
-            raise EdgespecError(f"{why}, and the expectations are for limited runs: try sudo")
         console.note(f"{why}: everything runs unlimited")
     return limiter
-
-
-def _judge(request: Request, report: BenchReport, console: Console) -> None:
-    """Say what moved; what fell below its tolerance is an error."""
-    expectations = request.expectations
-    assert expectations is not None
-    meant = BenchSettings.model_validate(expectations.bench)
-    for name in expectations.bench:
-        here, there = getattr(request.settings, name), getattr(meant, name)
-        if here != there:
-            console.note(f"{spell(name)} is {here} here, the expectations are for {there}")
-    findings = compare(report, expectations)
-    lines = ["", f"expected: {expectations.note}", *comparison_lines(findings)]
-    show = console.note if request.json_to_stdout else console.write
-    show("\n".join(lines))
-    if fallen := [finding.name for finding in findings if finding.fell]:
-        raise EdgespecError(f"below expectation: {', '.join(fallen)}")
 
 
 def _prompt(number: int, text: str) -> Prompt:

@@ -34,7 +34,7 @@ and always raw: a plain loop of direct reads.
 examples:
   edgespec bench --quick
       a first look at this machine, in a minute or two
-  sudo edgespec bench --memory 50% --disk-bandwidth 300M --html report.html
+  sudo edgespec bench --memory 50% --disk-bandwidth 300M --svg report.svg
       the embedded pair, its target enlarged to 1 GiB, as on a slow device
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
@@ -110,10 +110,5 @@ def add_to(parser: Parser) -> Parser:
         const="-",
         help="everything that was measured; without FILE on stdout, the table then on stderr",
     )
-    output.add_argument("--html", metavar="FILE", help="a report with plots, in one file")
-    output.add_argument(
-        "--compare",
-        metavar="FILE",
-        help="TOML file of expected ratios and their settings: say what moved, exit 1 if one fell",
-    )
+    output.add_argument("--svg", metavar="FILE", help="tokens per second by mode as a picture")
     return parser

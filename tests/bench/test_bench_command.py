@@ -15,7 +15,6 @@ from edgespec.bench.settings import BenchSettings
 from edgespec.cli import bench, entry, flags
 from edgespec.cli.bench import applicable, chosen_prompts, request_from
 from edgespec.errors import UsageError
-from edgespec.jobs import limits
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, files_of, largest_of, size_of
 from edgespec.ports.baselines import Baseline
@@ -32,8 +31,7 @@ KNOWN = known_modes(
         ("--memory 0%", "not a size"),
         ("--disk-bandwidth 50%", "--disk-bandwidth 50%: write bytes a second"),
         ("--quik", "did you mean '--quick'?"),
-        ("--html /nonexistent/a.html", "/nonexistent/a.html cannot be written"),
-        ("--compare /nonexistent.toml", "--compare /nonexistent.toml: No such file"),
+        ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
         ("--repetitions 0", "--repetitions 0"),
         ("-md d.gguf", "--model-draft needs the model"),
     ],
@@ -75,16 +73,6 @@ def settings_of(*words: str) -> BenchSettings:
 def test_quick_gives_way_to_what_is_said():
     settings = settings_of("--quick", "-n", "7")
     assert (settings.n_prompts, settings.repetitions, settings.max_tokens) == (1, 1, 7)
-
-
-def test_expected_ratios_bring_their_settings_and_flags_win(tmp_path: Path):
-    path = tmp_path / "expected.toml"
-    path.write_text(
-        'note = "n"\n[bench]\nsize = "64MiB"\nn_prompts = 2\n'
-        '[ratios]\n"auto to mmap" = { ratio = 1.0, tolerance = 0.1 }'
-    )
-    settings = settings_of("--compare", str(path), "--n-prompts", "1")
-    assert (settings.size, settings.n_prompts) == (64 << 20, 1)
 
 
 def test_the_report_says_the_command():
@@ -176,8 +164,8 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     """Two modes write the same four tokens; every output holds both."""
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
-    page, data = tmp_path / "a.html", tmp_path / "a.json"
-    assert entry.main(["bench", *words.split(), "--html", str(page), "--json", str(data)]) == 0
+    picture, data = tmp_path / "a.svg", tmp_path / "a.json"
+    assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
     out, err = capsys.readouterr()
     assert "nothing was limited" in out
     assert "[3/3]" in err
@@ -188,7 +176,7 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     mmap, auto = content["modes"]
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
     assert mmap["tokens_per_pass"] == 1.0
-    assert ElementTree.fromstring(page.read_text()).tag == "html"
+    assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
 
 
 def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
@@ -205,15 +193,15 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
         f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
         "-c 64 -t 1"
     )
-    page, data = tmp_path / "a.html", tmp_path / "a.json"
-    assert entry.main(["bench", *words.split(), "--html", str(page), "--json", str(data)]) == 0
+    picture, data = tmp_path / "a.svg", tmp_path / "a.json"
+    assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
     content = json.loads(data.read_text())
     assert "onnxruntime" in content["versions"]
     mmap, auto = content["modes"]
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
     assert mmap["tokens_per_pass"] == 1.0
-    assert ElementTree.fromstring(page.read_text()).tag == "html"
-    assert "llama.cpp" not in capsys.readouterr().out + page.read_text()
+    assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
+    assert "llama.cpp" not in capsys.readouterr().out + picture.read_text()
 
 
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
@@ -236,38 +224,13 @@ def test_json_on_stdout_is_alone_there(measured: None, capsys):
     assert "tokens/s" in err
 
 
-def compare_with(path: Path, ratio: float) -> list[str]:
-    path.write_text(
-        'note = "a wish"\n[bench]\nn_prompts = 2\n'
-        f'[ratios]\n"paged to mmap" = {{ ratio = {ratio}, tolerance = 0.1 }}'
+def test_the_picture_says_how_many_times_the_reference():
+    text = "".join(
+        ElementTree.fromstring(
+            bench.picture(report([row("mmap", 1.0), row("auto", 2.0)]))
+        ).itertext()
     )
-    return ["bench", "--compare", str(path)]
-
-
-def test_a_ratio_that_fell_is_exit_code_1(tmp_path: Path, measured: None, capsys):
-    assert entry.main(compare_with(tmp_path / "expected.toml", 3.0)) == 1
-    out, err = capsys.readouterr()
-    assert "fell" in out
-    assert err == "edgespec: error: below expectation: paged to mmap\n"
-
-
-def test_a_ratio_that_holds_is_exit_code_0(tmp_path: Path, measured: None, capsys):
-    assert entry.main(compare_with(tmp_path / "expected.toml", 2.0)) == 0
-    assert "as expected" in capsys.readouterr().out
-
-
-def test_other_settings_than_the_expectations_are_told(tmp_path: Path, measured: None, capsys):
-    assert entry.main([*compare_with(tmp_path / "expected.toml", 2.0), "--n-prompts", "1"]) == 0
-    assert "--n-prompts is 1 here, the expectations are for 2" in capsys.readouterr().err
-
-
-def test_expectations_are_not_held_against_runs_without_their_limits(
-    tmp_path: Path, unenlarged: None, monkeypatch: pytest.MonkeyPatch, capsys
-):
-    pytest.importorskip("llama_cpp")
-    monkeypatch.setattr(limits, "find", lambda *args: (limits.UNLIMITED, ["no"]))
-    assert entry.main(compare_with(tmp_path / "expected.toml", 2.0)) == 1
-    assert "the expectations are for limited runs" in capsys.readouterr().err
+    assert "2.00, 2.00 times mmap" in text
 
 
 def test_engine_modes_are_named_once():

@@ -14,7 +14,6 @@ from edgespec.bench.summary import (
     round_share,
     spread,
     summarise,
-    thinned,
 )
 
 
@@ -93,14 +92,6 @@ def test_a_round_is_drafting_stall_computing_and_the_rest():
 def test_a_histogram_counts_from_zero():
     assert histogram([2, 0, 2]) == (1, 0, 2)
     assert histogram([]) == ()
-
-
-def test_thinning_keeps_the_peak():
-    series = [(float(at), 5 if at == 333 else 1) for at in range(1000)]
-    thin = thinned(series, 100)
-    assert len(thin) == 100
-    assert (333.0, 5) in thin
-    assert thinned([]) == ()
 
 
 def test_each_prompt_has_its_own_figures():
