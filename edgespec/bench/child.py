@@ -27,6 +27,7 @@ from edgespec.bench.runs import (
     Survey,
     Surveyed,
 )
+from edgespec.concurrency.owning import close_all
 from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
 from edgespec.jobs.messages import answer_one
@@ -137,8 +138,7 @@ def _reads(path: Path) -> Generator[int, None, None]:
             at = (at + n) % size
             yield n
     finally:
-        reader.close()
-        block.close()
+        close_all(reader.close, block.close)
 
 
 def _survey(job: Survey) -> Surveyed:

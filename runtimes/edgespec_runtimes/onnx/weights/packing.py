@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source import refer
@@ -94,11 +95,9 @@ class PackedWeights(PagedWeights):
     def close(self) -> None:
         self.cancel()
         self._forget_next()
-        if self._worker:
-            self._worker.shutdown()
-            for session in self._pinned_sessions.values():
-                session.close()
-        super().close()
+        worker = (self._worker.shutdown,) if self._worker else ()
+        sessions = (session.close for session in self._pinned_sessions.values())
+        close_all(*worker, *sessions, super().close)
 
     def _pin(self, index: int) -> None:
         """Let onnxruntime map a pinned segment and pack it; what it packs it unmaps."""

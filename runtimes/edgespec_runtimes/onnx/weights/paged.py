@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Owner, close_all
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Segment
@@ -226,14 +226,9 @@ class PagedWeights(Owner):
         self._resident |= located(group.segment, group.weights, base)
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.close()
-        if self.pager:
-            self.pager.close()
-            self.pager = None
-        else:
-            self._reader.close()
-        self._memory.close()
+        streamed, self.pager = self.pager or self._reader, None
+        sessions = (session.close for session in self._sessions)
+        close_all(*sessions, streamed.close, self._memory.close)
 
 
 def _read(source: Source, weight: Weight) -> np.ndarray:
