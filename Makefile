@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TESTABLE := $(VENV)/testable
+DOCUMENTABLE := $(VENV)/documentable
 
 # Built by GCC, llama.cpp's AMX code ends the process at its first product of several rows. Only x86-64
 # has it, and only compilers that know AMX can leave it out.
@@ -23,7 +24,7 @@ sys.exit(b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info())
 endef
 export HAS_AMX
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -38,8 +39,13 @@ check: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tests/check_wheel.py
+	$(MAKE) docs
 	$(MAKE) test
 	$(BIN)/python -m pytest -m slow
+
+# The site, in build/site; a dead link or a page that is missing fails.
+docs: $(DOCUMENTABLE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -62,4 +68,8 @@ $(READY): pyproject.toml
 # The ONNX runtime is a download of 250 MB, which the demo does without.
 $(TESTABLE): $(READY)
 	$(PIP_INSTALL) -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
+	@touch $@
+
+$(DOCUMENTABLE): $(READY)
+	$(BIN)/python -m pip install -e ".[gguf,docs]"
 	@touch $@

@@ -1,7 +1,6 @@
-"""The programs of docs/embedding.md run as they stand there."""
+"""The programs in examples/, which docs/embedding.md shows, run as they are."""
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -14,8 +13,11 @@ import pytest
 
 import edgespec
 from edgespec.models.embedded import embedded_pair
+from server_running import pair as served_pair
+from server_running import serving
 
-PAGE = Path(__file__).parents[1] / "docs" / "embedding.md"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 DRIVER = """
 import window, edgespec, sys
 def drive(self):
@@ -30,13 +32,40 @@ with edgespec.load(edgespec.LoadSettings(model=sys.argv[1], draft=sys.argv[2])) 
 """
 
 
-def program(name: str, folder: Path) -> Path:
-    """A code block of the page, which begins with its file's name, as that file."""
-    blocks = re.findall(r"^```\w+\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if block.startswith(f"# {name}")]
-    path = folder / name
-    path.write_text(code)
-    return path
+def run(name: str, *arguments: object) -> str:
+    """What an example writes to its standard output."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_streamed_text_is_what_the_target_writes_alone():
+    pair = embedded_pair()
+    written = run("stream.py", pair.target, pair.draft, "import ")
+    with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:
+        assert written == "import " + session.generate("import ", max_tokens=64).text
+
+
+def test_texts_of_one_event_loop_come_one_after_the_other():
+    pair = embedded_pair()
+    written = run("two_at_once.py", pair.target, pair.draft, "import ", "class Queue:")
+    with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:
+        texts = [p + session.generate(p, max_tokens=32).text for p in ("import ", "class Queue:")]
+    assert written == "".join(f"{text}\n" for text in texts)
+
+
+def test_the_client_prints_what_the_server_streams():
+    with served_pair(memory_budget="1GiB") as session, serving(session) as address:
+        question = {"role": "user", "content": "write gcd"}
+        expected = session.create_chat_completion([question], max_tokens=32, temperature=0)
+        written = run("client.py", f"{address}/v1", "write gcd")
+    assert written == expected["choices"][0]["message"]["content"] + "\n"
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="the service has a Unix socket")
@@ -45,7 +74,7 @@ def test_the_service_answers_and_ends_when_it_is_told(tmp_path):
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notices.bind(str(tmp_path / "notify"))
     notices.settimeout(120)
-    command = [sys.executable, program("service.py", tmp_path), path, pair.target, pair.draft]
+    command = [sys.executable, EXAMPLES / "service.py", path, pair.target, pair.draft]
     with subprocess.Popen(
         command, env=os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     ) as process:
@@ -66,7 +95,6 @@ def test_the_service_answers_and_ends_when_it_is_told(tmp_path):
 @pytest.mark.skipif(shutil.which("xvfb-run") is None, reason="there is no Xvfb to show a window")
 def test_the_window_shows_what_is_written(tmp_path):
     pair = embedded_pair()
-    program("window.py", tmp_path)
     (tmp_path / "driver.py").write_text(DRIVER)
     done = subprocess.run(
         ["xvfb-run", "-a", sys.executable, tmp_path / "driver.py", pair.target, pair.draft],
@@ -74,14 +102,22 @@ def test_the_window_shows_what_is_written(tmp_path):
         text=True,
         timeout=300,
         check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path])},
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > len("def f(")
 
 
 def test_the_unit_names_the_service_and_waits_for_it():
-    (unit,) = re.findall(r"^```ini\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     parsed = ConfigParser(interpolation=None)
-    parsed.read_string(unit)
+    parsed.read_string((EXAMPLES / "edgespec.service").read_text(encoding="utf-8"))
     assert parsed["Service"]["Type"] == "notify"
     assert "service.py" in parsed["Service"]["ExecStart"]
+
+
+def test_every_example_is_shown() -> None:
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    listing = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
+    assert not [name for name in files if f"\n--8<--\nexamples/{name}\n" not in page]
+    assert not [name for name in files if f"({name})" not in listing]

@@ -17,7 +17,7 @@ from edgespec import config
 from edgespec.config import LoadSettings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/embedding.md")
+PAGES = ("README.md", "docs/getting-started.md")
 EXAMPLE = """
 from pathlib import Path
 
@@ -48,7 +48,7 @@ with edgespec.load("big.gguf") as session:
 
 
 @pytest.mark.slow
-def test_the_python_of_the_pages_passes_a_strict_type_checker(tmp_path: Path) -> None:
+def test_the_python_of_pages_and_examples_passes_a_strict_type_checker(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     blocks = [EXAMPLE]
     for page in PAGES:
@@ -56,6 +56,7 @@ def test_the_python_of_the_pages_passes_a_strict_type_checker(tmp_path: Path) ->
             r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
         )
     assert len(blocks) > len(PAGES)
+    blocks += [path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))]
     for number, block in enumerate(blocks):
         (tmp_path / f"example_{number}.py").write_text(block)
     command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path)]
