@@ -1,0 +1,80 @@
+"""Models with large vocabularies keep the smallest budget that is named for them, of which logits
+are a good part."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_files import tiny_llama
+
+N_VOCAB = 150_000
+RUN = """
+import json, sys
+import edgespec
+from edgespec.memory import process
+
+load, rules, generate = (json.loads(text) for text in sys.argv[1:])
+settings = edgespec.LoadSettings(**load)
+rules = edgespec.EngineSettings(**rules)
+if generate is None:
+    print(json.dumps({"smallest_bytes": edgespec.plan(settings, rules).smallest_bytes}))
+else:
+    with edgespec.load(settings, rules) as session:
+        tokens = session.encode("hello the rain in the inn")
+        sampling = edgespec.SamplingParams(logit_bias={0: -100.0})
+        result = session.generate(tokens, sampling, **generate)
+    said = {"verified": result.speculation.verified, "rounds": result.speculation.rounds}
+    said |= {"paged": session.plan.paged, "tokens": len(result.tokens)}
+    print(json.dumps(said | {"peak_bytes": process.peak_rss_bytes()}))
+"""
+
+
+def run(load: dict[str, Any], rules: dict[str, Any], generate: dict[str, Any] | None) -> Any:
+    arguments = [json.dumps(value) for value in (load, rules, generate)]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def at_the_smallest_budget(
+    load: dict[str, Any], rules: dict[str, Any], generate: dict[str, Any]
+) -> Any:
+    smallest = run(load | {"memory_budget": "8GiB"}, rules, None)["smallest_bytes"]
+    said = run(load | {"memory_budget": smallest}, rules, generate)
+    print(smallest >> 20, said["peak_bytes"] >> 20, said)
+    return said | {"budget_bytes": smallest}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vocabulary") / "model.gguf"
+    return tiny_llama(n_vocab=N_VOCAB, seed=1).write(path)
+
+
+@pytest.mark.slow
+def test_trees_of_97_nodes_keep_the_smallest_budget(model: Path) -> None:
+    """A third copy of their logits, 58 MB, was in no plan."""
+    load = {"model": str(model), "draft": str(model), "ctx_size": 128}
+    rules = {"draft_max": 96, "step_aside": False, "fallback": "full"}
+    said = at_the_smallest_budget(load, rules, {"max_tokens": 60})
+    assert said["verified"] / said["rounds"] > 80
+    assert said["peak_bytes"] <= said["budget_bytes"]
+
+
+@pytest.mark.slow
+def test_a_sliced_head_keeps_the_smallest_budget(tmp_path: Path) -> None:
+    path = tmp_path / "hollow.gguf"
+    tiny_llama(embedding=1024, n_vocab=131_072, layers=4, hollow=True).write_hollow(path)
+    load = {"model": str(path), "ctx_size": 128}
+    said = at_the_smallest_budget(load, {}, {"max_tokens": 20})
+    assert said["paged"]
+    assert said["tokens"] == 20
+    assert said["peak_bytes"] <= said["budget_bytes"]
