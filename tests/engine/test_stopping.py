@@ -47,6 +47,11 @@ def test_a_beginning_that_repeats_itself_is_held_back_as_far_as_needed() -> None
     assert stream.stopped
 
 
+def test_a_long_stop_string_is_held_back_from_its_beginning_on() -> None:
+    stream = TextStream(["abcdef"])
+    assert shown(stream, b"abc", b"d", b"x") == ["", "", "abcdx", ""]
+
+
 def test_nothing_is_shown_after_a_stop_string() -> None:
     stream = TextStream(["x"])
     stream.push(b"x")

@@ -58,6 +58,12 @@ def test_decoding_is_the_rounds_alone():
     assert timings.tokens_per_s == 4 / 3.0
 
 
+def test_a_first_token_that_came_with_the_prompt_waited_for_no_round():
+    tally = Tally(prompt_s=4.0, outcomes=[outcome(0), outcome(2)])
+    tally.read_first_token(0.5)
+    assert (tally.timings().prompt_s, tally.timings().first_token_s) == (4.5, 4.5)
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_round_tells_what_its_pass_read_and_waited_for(drafts: bool) -> None:
     """Without a draft, too: a round without guesses is summed up by itself."""

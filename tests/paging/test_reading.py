@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import random
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Memory, Segment
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Memory, Segment, read_segment
 
 
 def test_neighbouring_extents_are_read_as_one_run() -> None:
@@ -34,6 +39,75 @@ def test_locating_a_byte_that_the_segment_does_not_hold_is_refused() -> None:
 def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(WeightReadError, match="cannot open"):
         DirectReader([tmp_path / "nothing.gguf"])
+
+
+FILE_BYTES = 2 * BLOCK_BYTES + 700
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(random.Random(3).randbytes(FILE_BYTES))
+    return path
+
+
+def whole(reader: DirectReader) -> bytes:
+    """The file, read as a segment."""
+    segment = Segment("s", [Extent(0, 0, FILE_BYTES)])
+    with Memory(segment.slot_bytes) as memory:
+        assert read_segment(reader, segment, memory, 0, lambda: False) == FILE_BYTES
+        return bytes(memory.view(0, FILE_BYTES))
+
+
+def fail_with_einval(
+    monkeypatch: pytest.MonkeyPatch, call: str, is_refused: Callable[..., bool]
+) -> None:
+    """As file systems without direct reads do, some when a file is opened, some when it is read."""
+    real = getattr(os, call)
+
+    def refusing(*arguments: Any) -> Any:
+        if is_refused(*arguments):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, refusing)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reads here")
+def test_where_no_file_can_be_opened_for_direct_reads_it_is_read_plainly(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with_einval(monkeypatch, "open", lambda path, flags, *_: bool(flags & os.O_DIRECT))
+    with DirectReader([weights]) as reader:
+        assert whole(reader) == weights.read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reads here")
+def test_where_direct_reads_are_refused_the_file_is_read_plainly_from_then_on(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    refused: list[int] = []
+
+    def is_direct(descriptor: int, *_: object) -> bool:
+        is_direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        refused.extend([descriptor] * is_direct)
+        return is_direct
+
+    with DirectReader([weights]) as reader:
+        if not reader._direct[0]:
+            pytest.skip("the file system of the test has no direct reads")
+        fail_with_einval(monkeypatch, "preadv", is_direct)
+        assert [whole(reader), whole(reader)] == [weights.read_bytes()] * 2
+    assert len(refused) == 1
+
+
+def test_a_plain_read_that_fails_is_told(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid argument is no reason to open the file again for ever."""
+    with DirectReader([weights]) as reader:
+        fail_with_einval(monkeypatch, "preadv", lambda *_: True)
+        with pytest.raises(WeightReadError, match=r"weights\.bin failed: Invalid argument"):
+            whole(reader)
 
 
 def test_memory_that_was_forgotten_reads_as_zero() -> None:

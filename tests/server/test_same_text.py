@@ -19,9 +19,9 @@ from server_running import TEMPLATE, pair, serving
 N_TOKENS = 40
 PROMPT = "def read_lines(filename):"
 MESSAGES = [{"role": "user", "content": "write gcd"}]
-GREEDY: dict[str, Any] = {"seed": 7}
-WARM: dict[str, Any] = {"seed": 7, "temperature": 0.8}
-FILTERED: dict[str, Any] = WARM | {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
+GREEDY: dict[str, Any] = {"seed": 7, "temperature": 0}
+WARM: dict[str, Any] = {"seed": 7, "temperature": 0.8, "top_k": 0, "top_p": 1, "min_p": 0}
+FILTERED: dict[str, Any] = WARM | {"top_k": 40, "top_p": 0.9, "min_p": 0.05}
 RULES = pytest.mark.parametrize("rules", [GREEDY, WARM, FILTERED], ids=["greedy", "warm", "kpm"])
 FLAGS = {"temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p"}
 
@@ -40,7 +40,7 @@ def server(session: Session) -> Iterator[httpx.Client]:
 
 def run(command: str, rules: dict[str, Any], *arguments: str, lines: str = "") -> str:
     flags = [part for name, value in rules.items() for part in (FLAGS.get(name, "--seed"), value)]
-    limit = ("-n", N_TOKENS)
+    limit = () if "-n" in arguments else ("-n", N_TOKENS)
     done = subprocess.run(
         [sys.executable, "-m", "edgespec", command, *map(str, [*arguments, *flags, *limit])],
         input=lines,
@@ -86,6 +86,17 @@ def test_a_conversation_is_answered_alike(
     chunks = session.create_chat_completion(stream=True, **asked)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index, union-attr]
     assert "".join(delta.get("content", "") for delta in deltas) == expected  # type: ignore[union-attr, attr-defined]
+
+
+def test_what_nobody_says_is_as_the_model_recommends(session: Session) -> None:
+    with session.chat(MESSAGES, SamplingParams(seed=7, **session.chat_sampling), 8) as generation:
+        expected = "".join(event.text for event in generation)
+    flags = ("--quiet", "--chat-template", TEMPLATE, "-n", "8")
+    assert run("chat", {"seed": 7}, *flags, lines="write gcd\n") == expected + "\n"
+    asked = {"messages": MESSAGES, "max_tokens": 8, "seed": 7}
+    with serving(session, sampling=None) as address:
+        answer = httpx.post(f"{address}/v1/chat/completions", json=asked, timeout=60).json()
+    assert answer["choices"][0]["message"]["content"] == expected
 
 
 def test_without_a_seed_every_answer_is_drawn_anew(server: httpx.Client) -> None:
