@@ -1,4 +1,4 @@
-"""What a runtime offers for loading, and the registry that finds the one for a model.
+"""Protocols of runtimes for loading models, and the registry that finds the runtime of a model.
 
 A runtime is reached by the entry point group `edgespec.runtimes`, and only when it is asked for:
 importing edgespec imports no model library.
@@ -34,7 +34,7 @@ _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]|<\|?(unused|reserved|extra|dummy)[^>]*
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """How one model is wanted."""
+    """Settings for preparing one model."""
 
     path: Path
     owner: str
@@ -52,9 +52,9 @@ class ModelRequest:
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
     budget_bytes: int | None = None
-    """Of the process. Where a GPU computes, a small one asks for small batches."""
+    """Budget of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF
-    """Where loading is recorded and, of a target, its passes and reads."""
+    """Receives spans of loading and, for a target, of its passes and reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class GpuMemory:
     total_bytes: int
     free_bytes: int
     reserved_bytes: int
-    """What its libraries take besides what models are given."""
+    """Bytes that its libraries take besides what models are given."""
 
 
 class PreparedModel(Protocol):
@@ -74,22 +74,21 @@ class PreparedModel(Protocol):
 
     info: ModelInfo
     seconds: Mapping[str, float]
-    """What preparing and loading took so far, by phase."""
+    """Seconds that preparing and loading took so far, by phase."""
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        """What is worth knowing about how this model runs with `plan`, or about what it needs if
-        there is none, in sentences; often nothing."""
+        """Sentences worth knowing about how this model runs with `plan`, or about what it needs if
+        there is none; often none."""
 
     @property
     def enforced(self) -> bool:
-        """Whether the platform lets this runtime hold a memory budget when paging."""
+        """True if the platform lets this runtime hold a memory budget when paging."""
 
     def tokens(self) -> Sequence[bytes]:
-        """What identifies each token, in the order of ids; the ids that are padding left out."""
+        """Bytes that identify each token, in the order of ids, without padding."""
 
     def needs(self) -> ModelNeeds:
-        """What it takes of the process's memory, however it will be loaded: the same answer every
-        time."""
+        """Needs for the process's memory, however it will be loaded: the same answer every time."""
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         """Read the weights: as the plan says, which pages the target only, or resident and in the
@@ -103,7 +102,7 @@ class PreparedModel(Protocol):
 
 @runtime_checkable
 class UsesGpu(Protocol):
-    """What a prepared model may offer besides: a GPU's memory is divided as the process's is."""
+    """Optional protocol of a prepared model: a GPU's memory is divided as the process's is."""
 
     @property
     def gpu_memory(self) -> GpuMemory | None:
@@ -119,19 +118,19 @@ class UsesGpu(Protocol):
 
 @runtime_checkable
 class Tokenises(Protocol):
-    """What a prepared model may offer besides: it need not be loaded for its tokenizer."""
+    """Optional protocol of a prepared model: its tokenizer works without loading it."""
 
     def vocabulary(self) -> AbstractContextManager[Vocabulary]:
         """Tokens and text, for as long as the block lasts; no weights are read."""
 
 
 class Runtime(Protocol):
-    """What an entry point of the group `edgespec.runtimes` names."""
+    """Protocol of an entry point of the group `edgespec.runtimes`."""
 
     name: str
 
     def recognises(self, path: Path) -> bool:
-        """Whether the file or folder looks like one of this runtime's models."""
+        """True if the file or folder looks like one of this runtime's models."""
 
     def prepare(self, request: ModelRequest) -> PreparedModel:
         """Read headers, validate them, measure what the model needs. Raises ModelError."""
@@ -139,23 +138,23 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Describes(Protocol):
-    """What a runtime may offer besides."""
+    """Optional protocol of a runtime: it describes models."""
 
     def describe(self, path: Path) -> ModelDetails:
-        """What the model's headers say: no weights are read. Raises ModelError."""
+        """Details from the model's headers; no weights are read. Raises ModelError."""
 
 
 @runtime_checkable
 class Diagnoses(Protocol):
-    """What a runtime may offer besides."""
+    """Optional protocol of a runtime: it diagnoses its library."""
 
     def diagnose(self) -> Sequence[Finding]:
-        """What its library is and can use here; known-bad combinations are problems."""
+        """Findings about its library here; known-bad combinations are problems."""
 
 
 @runtime_checkable
 class OffersGpu(Protocol):
-    """What a runtime may offer besides."""
+    """Optional protocol of a runtime: it knows of GPUs."""
 
     def gpu(self) -> str | None:
         """The name of the GPU that its library would use here; None without one, and where the
@@ -242,12 +241,12 @@ def find(path: Path) -> Runtime:
 
 
 def _ends_with(path: Path, name: str) -> bool:
-    """Whether a file, or one of a folder's, has this ending."""
+    """True if a file, or one of a folder's, has this ending."""
     return any(path.glob(f"*.{name}")) if path.is_dir() else path.suffix == f".{name}"
 
 
 def describe(path: Path) -> ModelDetails:
-    """What is to be said about the model at `path`, a file or a folder. Raises ModelError."""
+    """Details of the model at `path`, a file or a folder. Raises ModelError."""
     runtime = find(path)
     if isinstance(runtime, Describes):
         return runtime.describe(path)

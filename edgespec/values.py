@@ -17,7 +17,7 @@ ENLARGED_FROM = "edgespec.enlarged_from"
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine has to know about a model; sizes in bytes."""
+    """Facts about a model that the engine needs; sizes in bytes."""
 
     name: str
     architecture: str
@@ -28,10 +28,10 @@ class ModelInfo:
     tree_capable: bool = True
     """False for recurrent or hybrid state, which cannot drop any single token."""
     max_rollback: int = 0
-    """Of a model that is not tree-capable: the most tokens of a line that it can drop again. Such a
-    model verifies lines of guesses, where 0 verifies none."""
+    """Most tokens of a line that a model which is not tree-capable can drop again. Such a model
+    verifies lines of guesses; with 0 it verifies none."""
     used_share: float = 1.0
-    """Of a mixture's experts that are read one by one, what a token uses; 1 for other models."""
+    """Share of a mixture's experts, read one by one, that a token uses; 1 for other models."""
     prompt_batch: int = 512
     """Most tokens of a prompt that one pass reads."""
     max_nodes: int = 64
@@ -39,7 +39,7 @@ class ModelInfo:
     max_branches: int = 32
     """Most leaves that a tree of provisional nodes may have."""
     n_threads: int = 0
-    """That compute it; 0 where a runtime does not say."""
+    """Threads that compute it; 0 where a runtime does not say."""
 
     @property
     def verifies_guesses(self) -> bool:
@@ -48,69 +48,69 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExpertDetails:
-    """What a mixture's files say about its experts, for people."""
+    """Facts about a mixture's experts, for people."""
 
     experts: int
     """In a layer."""
     used: int
-    """That a token chooses in a layer."""
+    """Experts that a token chooses in a layer."""
     nbytes: int
-    """Of all experts."""
+    """Bytes of all experts."""
     token_bytes: int
-    """Of all weights, what one token needs at least."""
+    """Bytes of all weights that one token needs at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """What a model's files say about it, for people; None where they do not say, or not one thing.
+    """Facts from a model's files, for people; None where they are missing or ambiguous.
 
     The engine needs none of it.
     """
 
     format: str
     quantization: str | None = None
-    """Of most of the weights."""
+    """Type of most of the weights."""
     parameters: int | None = None
     layers: int | None = None
     embedding_length: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
     context_length: int | None = None
-    """What the model was trained on."""
+    """Context that the model was trained on, in tokens."""
     licence: str | None = None
     equals: str | None = None
-    """Of an enlarged model, the name of the one that it computes the same as."""
+    """Name of the model that an enlarged one computes the same as."""
     experts: ExpertDetails | None = None
-    """Of a mixture."""
+    """Facts about a mixture's experts."""
     files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one `evaluate` or `prefill` call cost."""
+    """Cost of one `evaluate` or `prefill` call."""
 
     wall_s: float = 0.0
     stall_s: float = 0.0
     """Time in which compute waited for weights."""
     choice_stall_s: float = 0.0
-    """Of it, for experts that the tokens had chosen: the more tokens, the longer."""
+    """Part of the stall for experts that the tokens had chosen: it grows with the tokens."""
     bytes_read: int = 0
     """Since the call before: what was read ahead between them counts."""
     read_s: float = 0.0
-    """That reading took which no choice asked for, since the call before; 0 where none is known."""
+    """Seconds of reading that no choice asked for, since the call before; 0 where unknown."""
     passes: int = 1
     n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """How a mixture's experts were served. One that was chosen counts once a layer and pass."""
+    """Counts of a mixture's experts. One that was chosen counts once a layer and pass."""
 
     layers: int = 0
     experts: int = 0
     """In each of these layers."""
     used: int = 0
-    """That one token chooses."""
+    """Experts that one token chooses."""
     cache_bytes: int = 0
     """Room for experts; what they take in whole blocks counts."""
     hits: int = 0
@@ -121,12 +121,12 @@ class ExpertStats:
 
     @property
     def hit_rate(self) -> float:
-        """Of the experts that were chosen, the share that was in memory or on its way."""
+        """Share of the chosen experts that was in memory or on its way."""
         chosen = self.hits + self.misses
         return self.hits / chosen if chosen else 0.0
 
     def since(self, before: ExpertStats | None) -> ExpertStats:
-        """What happened after `before`."""
+        """Counts since `before`."""
         if before is None:
             return self
         return replace(
@@ -140,7 +140,7 @@ class ExpertStats:
 
 @dataclass(frozen=True, slots=True)
 class PagingStats:
-    """What a model pages, and what that has cost: since it was loaded, or in one generation."""
+    """Bytes that a model pages, and the cost of that: since it was loaded, or in one generation."""
 
     segments: int = 0
     pinned_bytes: int = 0
@@ -149,10 +149,10 @@ class PagingStats:
     stall_s: float = 0.0
     passes: int = 0
     experts: ExpertStats | None = None
-    """Of a mixture whose experts are read one by one; the rest of it is in `segments`."""
+    """Counts of a mixture's experts that are read one by one; the rest of it is in `segments`."""
 
     def since(self, before: PagingStats) -> PagingStats:
-        """What it cost after `before`."""
+        """Cost since `before`."""
         return replace(
             self,
             bytes_read=self.bytes_read - before.bytes_read,
@@ -164,23 +164,23 @@ class PagingStats:
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """Where one round's time went, and what it brought."""
+    """Seconds, passes and tokens of one round."""
 
     n_tokens: int
     """Tokens that the text gained."""
     accepted: int
-    """Of those, drafted ones."""
+    """Drafted tokens among them."""
     verified: int
     passes: int
     draft_s: float
     """Drafting that the pass did not hide."""
     pass_s: float
     stall_s: float
-    """Of the pass: time in which compute waited for weights."""
+    """Seconds of the pass in which compute waited for weights."""
     wall_s: float
     """The whole round."""
     bytes_read: int = 0
-    """Of the target's weights, ahead of the next round too."""
+    """Bytes of the target's weights that were read, ahead of the next round too."""
 
     @property
     def compute_s(self) -> float:
@@ -194,14 +194,14 @@ class RoundCost:
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """What one source of guesses brought."""
+    """Counts of one source of guesses."""
 
     source: str
     """`draft` for a draft model, `lookup` for the text itself."""
     verified: int
     """Its nodes that the target evaluated."""
     accepted: int
-    """Of those, nodes that stood."""
+    """Accepted nodes."""
 
 
 def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats, ...]:
@@ -230,14 +230,14 @@ class SpeculationStats:
     provisional_drafted: int = 0
     """Nodes drafted while the target verified."""
     provisional_kept: int = 0
-    """Of those, the nodes that survived the next re-rooting."""
+    """Nodes among them that survived the next re-rooting."""
     accepted_lengths: tuple[int, ...] = ()
     """Accepted drafted tokens, one entry a round."""
     draft_s: float = 0.0
     """Drafting that no target pass hid."""
     round_costs: tuple[RoundCost, ...] = ()
     sources: tuple[SourceStats, ...] = ()
-    """By whoever guessed, the one with most nodes first."""
+    """Counts by source of guesses, the one with most nodes first."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -257,7 +257,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the target alone thought of a token, before temperature, filters and grammars."""
+    """Log probabilities of the target alone, before temperature, filters and grammars."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -273,7 +273,7 @@ class TokenEvent:
     origin: Origin
     round: int
     logprobs: TokenLogprobs | None = None
-    """Where they were asked for."""
+    """Log probabilities, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +290,14 @@ class GenerationResult:
     notes: tuple[str, ...] = ()
     """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""
     reused_tokens: int = 0
-    """Of the prompt: those that were in the models already and cost no pass."""
+    """Tokens of the prompt that were in the models already and cost no pass."""
     saved_passes: int = 0
-    """Of the target, that reading those tokens would have taken."""
+    """Passes of the target that reading those tokens would have taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnlargeReport:
-    """What was written."""
+    """Sizes of the model that was written."""
 
     path: Path
     size_bytes: int

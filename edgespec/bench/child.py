@@ -36,7 +36,7 @@ from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
-"""Of a read loop: what is not timed."""
+"""Start of a read loop that is not timed."""
 RAW_S = 5.0
 """A slow device has told its speed by then."""
 ANY_BUDGET_BYTES = 1 << 50

@@ -30,7 +30,8 @@ class Mode:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it gets fewer tokens: its passes read weights and yield hardly more than one."""
+        """True for modes whose passes read weights and yield hardly more than one token; they get
+        fewer tokens."""
         guesses = self.engine is not None and (self.drafts or bool(self.engine.lookup))
         return not self.resident and not guesses
 

@@ -16,11 +16,11 @@ from edgespec.bench.summary import ModeSummary, Row, Spread
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured."""
+    """The machine that the runs were measured on."""
 
     cpu: str
     n_threads: int
-    """That each run computed with."""
+    """Threads of each run."""
     n_cpus: int
     memory_bytes: int
     system: str
@@ -38,7 +38,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class AppliedLimits:
-    """What each process was bound to."""
+    """Limits of each run's process."""
 
     method: str
     """`cgroup v1`, `cgroup v2`, `systemd` or `unlimited`."""
@@ -74,7 +74,7 @@ class BenchReport:
     prompts: Sequence[str]
     raw_bytes_per_s: Spread
     descriptions: Mapping[str, str]
-    """What each mode is."""
+    """One line about each mode, by its name."""
     modes: Sequence[ModeSummary]
     """The first is the reference of ratios and agreement."""
     left_out: Sequence[LeftOut]
@@ -93,7 +93,7 @@ class BenchReport:
 
 
 def this_machine(path: Path, n_threads: int) -> Machine:
-    """What can be found out about this machine and the disk of `path`."""
+    """A description of this machine and the disk of `path`."""
     return Machine(
         cpu=_cpu_name(),
         n_threads=n_threads,

@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What stays the same from run to run."""
+    """Settings and models that all runs share."""
 
     settings: BenchSettings
     target: Path
@@ -62,7 +62,7 @@ class Bench:
 
 @dataclass(slots=True)
 class Results:
-    """What the runs brought."""
+    """Outcomes of all runs."""
 
     rows: list[Row] = field(default_factory=list)
     raw: list[RawRead] = field(default_factory=list)
@@ -70,7 +70,8 @@ class Results:
 
 
 def survey(bench: Bench) -> Surveyed:
-    """What the models take. A budget that is too small for a mode of edgespec's is an error."""
+    """Sizes of the models in memory. A budget that is too small for a mode of edgespec's is an
+    error."""
     drafts = any(mode.engine is not None and mode.drafts for mode in bench.modes)
     pages = any(mode.engine is not None for mode in bench.modes)
     job = Survey(
@@ -94,7 +95,7 @@ def survey(bench: Bench) -> Surveyed:
 
 
 class Display(Protocol):
-    """Where a bench says how far it is."""
+    """Receives notes and progress of a bench."""
 
     def note(self, text: str) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What one process is asked to measure and what it answers.
+"""Jobs and answers of the processes that a bench starts.
 
 Values only: who starts the process, and how it measures, is elsewhere.
 """
@@ -25,7 +25,7 @@ class Decode:
     ctx_size: int
     n_threads: int
     budget_bytes: int | None
-    """Of the process; None is what is free."""
+    """Budget of the process; None for what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Decoded:
     peak_bytes: int
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
-    """Who guessed; of the engine's modes only."""
+    """Counts by source of guesses; empty for other libraries' modes."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,12 +89,12 @@ class RawRead:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """What the models would take."""
+    """Memory that the models take."""
 
     resident_bytes: int
     """The whole process with the target alone, all its weights in memory."""
     pass_bytes: int
-    """What a pass reads under the budget; 0 where the target fits."""
+    """Bytes that a pass reads under the budget; 0 where the target fits."""
 
 
 Job = Decode | ReadRaw | Survey

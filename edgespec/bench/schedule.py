@@ -40,13 +40,13 @@ def turns(modes: Sequence[str], n_prompts: int, n_repetitions: int) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides how long a run takes."""
+    """Sizes and speeds that decide how long a run takes."""
 
     target_bytes: int
     fits: bool
     """The whole target stays in memory."""
     pass_bytes: int
-    """What a pass of edgespec reads."""
+    """Bytes that a pass of edgespec reads."""
     disk_bytes_per_s: float
     raw_bytes: int
 

@@ -1,4 +1,4 @@
-"""What a user may set of a bench, checked. It knows names, sizes and ranges, and no model."""
+"""Settings of a bench, validated. Knows names, sizes and ranges, and no model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.units import parse_rate, parse_size
 CTX_SIZE = 512
 UNLIMITED = "unlimited"
 QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
-"""What `--quick` means where nothing else was said."""
+"""Settings of `--quick`, unless flags say otherwise."""
 
 
 def _memory(value: object) -> object:
@@ -42,20 +42,20 @@ class BenchSettings(Settings):
     draft: Path | None = None
     size: Annotated[int, BeforeValidator(_size)] = 1 << 30
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"
-    """Of each run's process: a size, a share of target plus draft, or `unlimited`."""
+    """Limit of each run's process: a size, a share of target plus draft, or `unlimited`."""
     disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
     modes: Annotated[tuple[str, ...] | None, BeforeValidator(_names)] = None
-    """By name; None is all."""
+    """Names of modes; None for all."""
     prompts: Path | None = None
     """A file of them; None is the shipped one."""
     n_prompts: int = Field(default=3, ge=1)
-    """How many of the file's."""
+    """Number of prompts from the file."""
     first_prompt: int = Field(default=1, ge=1)
-    """By its number in the file: a long bench can be run in pieces."""
+    """Number of the first prompt in the file: a long bench can be run in pieces."""
     repetitions: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=48, ge=1)
     baseline_tokens: int = Field(default=16, ge=1)
-    """Of modes whose passes yield hardly more than a token."""
+    """Tokens of modes whose passes yield hardly more than one."""
     ctx_size: int = Field(default=CTX_SIZE, ge=1)
     threads: int | None = Field(default=None, ge=1)
 

@@ -50,7 +50,7 @@ class RoundShare:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far texts go together: tokens before the first difference, of those compared."""
+    """Tokens before the first difference of two texts, and the number compared."""
 
     tokens: int
     compared: int
@@ -73,32 +73,32 @@ class ModeSummary:
     name: str
     n_runs: int
     n_tokens: int
-    """Of the longest run."""
+    """Tokens of the longest run."""
     tokens_per_s: Spread
     ratio: Spread | None
-    """To the reference mode's run on the same prompt in the same repetition."""
+    """Ratio to the reference mode's run on the same prompt in the same repetition."""
     tokens_per_pass: float
     pass_bytes: float
     """Read from storage in a mean pass."""
     disk_bytes_per_s: Spread
     bound_tokens_per_s: float | None
-    """What the raw read rate allows at these bytes and tokens per pass; None where nothing is read.
-    """
+    """Tokens a second that the raw read rate allows at these bytes and tokens per pass; None where
+    nothing is read."""
     share_of_bound: float | None
     round: RoundShare
     accepted_lengths: tuple[int, ...]
-    """How many rounds accepted 0, 1, 2 ... drafted tokens."""
+    """Number of rounds that accepted 0, 1, 2 ... drafted tokens."""
     load_s: float
     prompt_s: float
     peak_bytes: int
     agreement: Agreement
     prompts: tuple[PromptSummary, ...]
     sources: tuple[SourceStats, ...] = ()
-    """Who guessed in all runs; of the engine's modes only."""
+    """Counts by source of guesses in all runs; empty for other libraries' modes."""
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """The spread of at least one value."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
@@ -131,7 +131,7 @@ def round_share(costs: Sequence[RoundCost]) -> RoundShare:
 
 
 def histogram(lengths: Iterable[int]) -> tuple[int, ...]:
-    """How often 0, 1, 2 ... occurs."""
+    """Number of times that 0, 1, 2 ... occurs."""
     counts = Counter(lengths)
     return tuple(counts[length] for length in range(max(counts, default=-1) + 1))
 

@@ -37,7 +37,7 @@ def left(left_s: float) -> str:
 
 
 def token_counts(n_tokens: int, n_baseline_tokens: int) -> str:
-    """How long the texts are."""
+    """One phrase about the length of the texts."""
     if n_baseline_tokens == n_tokens:
         return f"{n_tokens} tokens"
     return f"{n_tokens} tokens, {n_baseline_tokens} where a pass yields hardly more than one"
@@ -73,7 +73,7 @@ def summary_table(report: BenchReport) -> list[str]:
 
 
 def source_lines(report: BenchReport) -> list[str]:
-    """Who guessed in which mode, and how many of whose nodes stood."""
+    """Lines about the sources of guesses: accepted and verified nodes by mode."""
     return [
         f"{mode.name}: of the guesses that were verified stood "
         + ", ".join(f"{by.source} {by.accepted:,} of {by.verified:,}" for by in mode.sources)
@@ -116,7 +116,7 @@ def limit_line(report: BenchReport) -> str:
 
 
 def reading_lines(report: BenchReport) -> list[str]:
-    """What the columns mean, what is missing and why."""
+    """Lines that explain the columns and name modes without figures."""
     lines = [
         f"Medians of {counted(len(report.prompts), 'prompt')}, "
         f"{counted(report.n_repetitions, 'time')} each, greedy; "

@@ -41,7 +41,7 @@ Shown = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an index holds."""
+    """Contents of an index that was written."""
 
     n_texts: int
     n_tokens: int

@@ -31,7 +31,7 @@ class Continuation(NamedTuple):
     """A place of the corpus."""
 
     token: int
-    """That follows it."""
+    """The token that follows the place."""
     alike: int
     """Tokens before it that are the text's last ones."""
 
@@ -79,7 +79,7 @@ class CorpusIndex(Owner):
         self._file.close()
 
     def continuations(self, words: Sequence[int]) -> list[Continuation]:
-        """What followed the places that have most of the end of `words` in common, nearest first.
+        """Continuations of the places that share most of the end of `words`, nearest first.
 
         Raises ModelError where the file turns out to be damaged.
         """

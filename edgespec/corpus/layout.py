@@ -37,7 +37,7 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a header says."""
+    """The header of an index."""
 
     token_bytes: int
     """2 or 4."""
@@ -46,7 +46,7 @@ class Layout:
     stride: int
     """Places from one entry of the directory to the next."""
     fingerprint: str
-    """Of the vocabulary."""
+    """Fingerprint of the vocabulary."""
 
     @property
     def separator(self) -> int:
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def key_bytes(self) -> int:
-        """Of one entry of the directory."""
+        """Bytes of one entry of the directory."""
         return DEPTH * self.token_bytes
 
     @property
@@ -98,8 +98,8 @@ class Layout:
 
 
 def place_record(token_bytes: int) -> np.dtype[np.void]:
-    """Where it is, the token that follows, and how many tokens it has in common with the place
-    before it in the file."""
+    """One record: the place, the token that follows, and the number of tokens in common with the
+    place before it in the file."""
     return np.dtype([("position", "<u4"), ("next", f"<u{token_bytes}"), ("alike", "u1")])
 
 
@@ -108,7 +108,7 @@ def token_bytes_for(n_vocab: int) -> int:
 
 
 def parse(header: bytes, size_bytes: int, path: Path) -> Layout:
-    """What the header of a file of this size says. Raises ModelError unless they fit together."""
+    """The header of a file of this size. Raises ModelError unless they fit together."""
     if len(header) < HEADER_BYTES or header[: len(MAGIC)] != MAGIC:
         raise ModelError(
             f"{path} is no index of a corpus: `edgespec models index FILES OUT` makes one"

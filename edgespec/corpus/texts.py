@@ -16,7 +16,7 @@ from edgespec.files.regular import open_regular
 
 PIECE_BYTES = 1 << 19
 LOOK_BYTES = 1 << 13
-"""Of a folder's file: enough to see whether it is text."""
+"""Bytes of a folder's file that show whether it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class TextFile:
     path: Path
     size_bytes: int
     is_named: bool
-    """By the user: what is wrong with it is an error then, and else a reason to leave it out."""
+    """True for a file that the user named: a fault in it is an error, and elsewhere a reason to
+    skip it."""
 
 
 def text_files(paths: Sequence[Path]) -> list[TextFile]:

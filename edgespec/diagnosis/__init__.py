@@ -1,1 +1,1 @@
-"""What this machine and these models allow: `edgespec doctor`. Prints nothing."""
+"""Limits of this machine and of models on it: `edgespec doctor`. Prints nothing."""

@@ -1,4 +1,4 @@
-"""What limits a pair on this machine, and what would help most, in predicted tokens a second.
+"""Limits of a pair on this machine, and changes that would help, in predicted tokens a second.
 
 Plans the pair again with one thing changed at a time; loads no weights.
 """
@@ -39,7 +39,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a pair can reach here."""
+    """The predicted speed of a pair, its limit and helpful changes."""
 
     plan: MemoryPlan
     disk_bytes_per_s: float | None
@@ -119,7 +119,7 @@ def helpful_changes(
 
 
 def lever_lines(levers: Sequence[Lever]) -> list[str]:
-    """What would help."""
+    """Lines about helpful changes."""
     return [f"  {lever.change}: {_reached(lever)}" for lever in levers]
 
 

@@ -27,18 +27,18 @@ INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8",
     "asimd", "asimddp", "i8mm", "sve", "sve2",
 )  # fmt: skip
-"""Those that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
+"""Instruction sets that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
 SLOW_DISK_BYTES_PER_S = 200e6
 SAMPLE_BYTES = 64 << 20
 LEAST_FREE_BYTES = 1 << 30
-"""Of the cache folder's disk: below, not even the demo's model fits."""
+"""Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
 _ROOT = Path("/")
 
 
 def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Finding]:
-    """What is found, one after another; `models` say which disks matter. Raises nothing: what
-    cannot be found out is a finding."""
+    """Findings, one after another; `models` say which disks matter. Raises nothing: a check that
+    fails is a finding."""
     yield from _processor(root)
     yield from _memory(root)
     for folder, path in _disks(models):
@@ -111,7 +111,7 @@ def _disk(folder: Path, file: Path | None) -> Finding:
 
 
 def _speed(folder: Path, file: Path | None) -> float | None:
-    """Of reads from `file`, or from one that is made for it."""
+    """Bytes a second of reads from `file`, or from a file made for it."""
     if file is not None and file.stat().st_size >= 8 * READ_BYTES:
         return disk_speed.bytes_per_second(file)
     with tempfile.NamedTemporaryFile(dir=folder) as sample:

@@ -30,7 +30,7 @@ SAMPLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the process takes, `at_s` on the machine's monotonic clock."""
+    """Memory and processor time of a process, `at_s` on the machine's monotonic clock."""
 
     at_s: float
     rss_bytes: int
@@ -140,7 +140,7 @@ def _answer(messages: Messages, code: int, out: bytes, err: bytes) -> Any:
 
 @contextmanager
 def _finishing() -> Iterator[ExitStack]:
-    """What is entered here is left again even if Ctrl-C comes twice."""
+    """An ExitStack that is closed even if Ctrl-C comes twice."""
     with ExitStack() as cleanup:
         try:
             yield cleanup

@@ -26,7 +26,7 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a process may use; None is no limit."""
+    """Limits of a process; None is no limit."""
 
     memory_bytes: int | None = None
     read_bytes_per_s: int | None = None

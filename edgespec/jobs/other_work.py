@@ -1,4 +1,4 @@
-"""What other processes compute while one is measured: beside them it is slower than it should be.
+"""Processor time of other processes beside a measurement, which they slow down.
 
 Knows processor times, nothing of runs or models.
 """
@@ -13,19 +13,19 @@ import psutil
 from edgespec.memory import process
 
 TOO_MUCH = 0.1
-"""Of the cores: what was measured beside more says little."""
+"""Share of the cores above which a measurement says little."""
 
 
 class OtherWork:
-    """Of all processes but this one and the one that it measures, from now on."""
+    """Processor time from now on of all processes but this one and the one that it measures."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._others_s = _busy_s() - _own_s()
 
     def share(self, measured_s: float) -> float:
-        """Of the cores that may be used here, what others took, where the measured process took
-        `measured_s` of processor time. Cores that stay free beside both are nobody's loss."""
+        """Share of the usable cores that others took, where the measured process took `measured_s`
+        of processor time. Cores that stay free beside both do not count."""
         others_s = _busy_s() - _own_s() - self._others_s - measured_s
         n_others = others_s / max(time.monotonic() - self._began_s, 1e-3)
         n_usable = process.usable_cores()
@@ -34,7 +34,7 @@ class OtherWork:
 
 
 def _busy_s() -> float:
-    """Of all cores, since the machine began."""
+    """Busy seconds of all cores since the machine began."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 

@@ -1,1 +1,1 @@
-"""What memory there is, and who gets it."""
+"""Memory of the machine and its division: the plan of a budget."""

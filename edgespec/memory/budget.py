@@ -15,13 +15,14 @@ from edgespec.memory.experts import ExpertSizes, room_for_experts
 
 MIB = 1 << 20
 LOADING = "loading"
-"""What a row is called that is needed only until its model is loaded."""
+"""Label of rows that are needed only until their model is loaded."""
 RING_SLOTS = 3
 """One slot computed on, one read, one ready; two are the least that overlap reads and compute."""
 LEAST_RING_SLOTS = 2
 RING_SHARE = 0.1
-"""Of the room for weights; a larger ring means that segments should be cut smaller. With a fifth, a
-model of 1 GiB under half of that was 4 % slower at 300 MB/s, and no faster at 1.2 GB/s."""
+"""Share of the room for weights that the ring takes; a larger one means that segments should be cut
+smaller. With a fifth, a model of 1 GiB under half of that was 4 % slower at 300 MB/s, and no faster
+at 1.2 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class SegmentSize:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Who gets which bytes. `rows` add up to `planned_bytes`."""
+    """The division of a memory budget. `rows` add up to `planned_bytes`."""
 
     budget_bytes: int
     rows: tuple[MemoryRow, ...]
@@ -62,23 +63,24 @@ class MemoryPlan:
     """False where the platform offers no way to hold the budget."""
     notes: tuple[str, ...] = field(default=())
     gpu_budget_bytes: int = 0
-    """Of a GPU's own memory, which `budget_bytes` says nothing about; 0 where none is planned."""
+    """Budget of a GPU's own memory, which `budget_bytes` does not include; 0 where none is
+    planned."""
     gpu_rows: tuple[MemoryRow, ...] = ()
-    """Who gets which bytes of it."""
+    """Division of the GPU's memory."""
     experts: ExpertSizes | None = None
-    """Of a mixture whose experts are read one by one; they are not in `segments`."""
+    """Sizes of a mixture's experts that are read one by one; they are not in `segments`."""
     expert_bytes: int = 0
     """Room for experts that stay in memory until others need it."""
     cut: int = 0
     """Which of the ways to cut the weights `segments` are."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """By owner, which of the sizes of batches that its needs offer."""
+    """Index of the chosen batch size among those that a model's needs offer, by owner."""
     batch_size: int = 0
     """Tokens of a prompt that the target computes at once, at most."""
     ctx_size: int = 0
-    """Of the target, in tokens."""
+    """Context of the target in tokens."""
     max_nodes: int = 1
-    """Of one of the target's passes."""
+    """Most nodes of one pass of the target, the root included."""
 
     @property
     def planned_bytes(self) -> int:
@@ -105,17 +107,17 @@ class MemoryPlan:
 
     @property
     def bytes_per_pass(self) -> int:
-        """What a pass over one token reads: streamed weights widened to whole blocks, and
-        of a mixture the experts that are probably missing."""
+        """Bytes that a pass over one token reads: streamed weights widened to whole blocks, and of
+        a mixture the experts that are probably missing."""
         return self.expected_bytes(1)
 
     @property
     def expert_share(self) -> float:
-        """Of a mixture's experts, how much fits into memory at once."""
+        """Share of a mixture's experts that fits into memory at once."""
         return self.expert_bytes / self.experts.room_bytes if self.experts else 0.0
 
     def expected_bytes(self, n_nodes: int) -> int:
-        """What a pass over so many nodes will probably read."""
+        """Bytes that a pass over `n_nodes` nodes will probably read."""
         if not self.paged:
             return 0
         if self.experts is None:
@@ -327,8 +329,7 @@ def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
 
 
 def spread_evenly(sizes: Sequence[int], room: int) -> list[int]:
-    """Of parts of these sizes, in order of execution, as many as fit into `room`, evenly spaced:
-    their indices.
+    """Indices of as many parts, in order of execution, as fit into `room`, evenly spaced.
 
     Walking over the depth, a part is taken whenever the bytes taken so far fall behind the share
     that all of them can have.

@@ -1,4 +1,4 @@
-"""How large a mixture's experts are, how much room they get, and what their passes will read.
+"""Sizes of a mixture's experts, their room in memory, and the bytes that passes will read of them.
 
 Pure arithmetic on sizes, before anything was measured; `budget` divides the rest.
 """
@@ -14,13 +14,13 @@ class ExpertSizes:
     """A mixture's experts as far as planning sees them. Room is in whole blocks of files."""
 
     n_layers: int
-    """With experts."""
+    """Layers with experts."""
     n_experts: int
     """In each of them."""
     n_used: int
-    """That a token chooses in each of them."""
+    """Experts that a token chooses in each layer."""
     nbytes: int
-    """Of weights in all experts."""
+    """Bytes of weights in all experts."""
     room_bytes: int
     """For all of them."""
     layer_bytes: int
@@ -30,7 +30,7 @@ class ExpertSizes:
 
     @property
     def token_bytes(self) -> float:
-        """Of experts that one token uses."""
+        """Bytes of the experts that one token uses."""
         return self.nbytes * self.n_used / self.n_experts
 
     def chosen(self, n_nodes: int) -> float:
@@ -43,16 +43,17 @@ class ExpertSizes:
         return self.n_experts * (1 - math.pow(unused_by_one, math.pow(n_nodes, 0.75)))
 
     def expected_bytes(self, cache_bytes: int, n_nodes: int = 1) -> float:
-        """What a pass will probably read with so much room for experts.
+        """Bytes that a pass will probably read with `cache_bytes` of room for experts.
 
         A cache of the share s of all experts has about s^(2/3) of those that a token chooses
-        (measured on that mixture: 18, 32, 52, 67 and 89 % for 12, 20, 36, 50 and 75 %)."""
+        (measured on that mixture: 18, 32, 52, 67 and 89 % for 12, 20, 36, 50 and 75 %).
+        """
         missing = 1 - math.pow(min(1.0, cache_bytes / self.room_bytes), 2 / 3)
         return self.nbytes * self.chosen(n_nodes) / self.n_experts * missing
 
 
 def room_for_experts(experts: ExpertSizes, dense_bytes: int, least_ring: int, room: int) -> int:
-    """Of the room for weights, what experts get beside the dense weights.
+    """Bytes for experts out of the room for weights, beside the dense weights.
 
     Every pass needs all dense weights and few of the experts, so dense weights come first; but a
     batch of a prompt should find room for all experts of a layer, if that is not most of the room.

@@ -1,4 +1,4 @@
-"""What models need of the process's memory, and how a target and its draft share a budget.
+"""Needs of models for the process's memory, and the division of a budget between target and draft.
 
 Pure arithmetic on what was measured elsewhere: it knows no runtime and no machine.
 """
@@ -24,14 +24,16 @@ from edgespec.memory.trees import most_tokens
 
 HEADROOM_BYTES = 6 * MIB
 HEADROOM_SHARE = 0.01
-"""Of the other rows; both cover what no row names: graphs, threads, buffers of Python."""
+"""Share of the other rows; with the fixed part it covers what no row names: graphs, threads,
+buffers of Python."""
 BATCH_SHARE = 0.05
-"""Of the budget: a larger batch reads a prompt in fewer passes, and leaves less for weights."""
+"""Share of the budget for a batch: a larger batch reads a prompt in fewer passes, and leaves less
+for weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """What computing in batches of one size takes."""
+    """Memory for computing in batches of one size."""
 
     batch_size: int
     """Tokens of a prompt in one batch, at most."""
@@ -48,7 +50,7 @@ class BatchNeeds:
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What one model takes of the process's memory, in each of the ways in which it can be loaded.
+    """Memory that one model takes in each of the ways in which it can be loaded.
 
     A model without `resident` must be paged, one without `cuts` cannot be.
     """
@@ -65,14 +67,14 @@ class ModelNeeds:
     cuts: tuple[tuple[SegmentSize, ...], ...] = ()
     """Ways to cut the weights, coarse first."""
     experts: ExpertSizes | None = None
-    """Of a mixture whose experts are read one by one; no cut holds them."""
+    """Sizes of a mixture's experts that are read one by one; no cut holds them."""
     shared: tuple[MemoryRow, ...] = ()
-    """What models share that have the same rows here, such as a library: it is there once."""
+    """Rows that models share, such as a library: they count once."""
     state_bytes: int = 0
     """Most that a state file takes while it is written or read, besides small buffers."""
 
     def rows_in_any_case(self, batch: int = 0) -> tuple[MemoryRow, ...]:
-        """With the `batch`-th size of batches."""
+        """Rows that hold however the model is loaded, with the `batch`-th batch size."""
         return (*self.fixed, *self.batches[batch].rows)
 
     def rows_when_paged(self, batch: int = 0) -> tuple[MemoryRow, ...]:
@@ -127,8 +129,8 @@ def plan_models(
 
 
 def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
-    """Of batches that take so much, the larger first: the index of the largest within BATCH_SHARE
-    of the budget, or of the last."""
+    """Index of the largest batch within BATCH_SHARE of the budget, else of the last; larger batches
+    come first."""
     within = (i for i, nbytes in enumerate(batch_bytes) if nbytes <= BATCH_SHARE * budget_bytes)
     return next(within, len(batch_bytes) - 1)
 
@@ -136,8 +138,8 @@ def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
 def _choices(
     models: Mapping[str, ModelNeeds], n_nodes: int, budget_bytes: int
 ) -> list[dict[str, int]]:
-    """By owner, which of its batches: those that the budget affords where passes have so many
-    nodes, then the smallest."""
+    """Batch sizes by owner: those that the budget affords for `n_nodes` nodes, then the
+    smallest."""
     affords, least = {}, {}
     for owner, needs in models.items():
         batches = [

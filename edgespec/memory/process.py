@@ -1,4 +1,4 @@
-"""What memory and cores the machine and its cgroups leave to this process, and the auto budget.
+"""Memory and cores that the machine and its cgroups leave to this process, and the auto budget.
 
 It measures and knows nothing of models or plans. All files are read below `root`.
 """
@@ -20,19 +20,21 @@ from edgespec.units import parse_size
 MIB = 1 << 20
 LEAST_MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
-"""Of the machine's memory: what `auto` leaves to everybody else, LEAST_MARGIN_BYTES at least."""
+"""Share of the machine's memory that `auto` leaves to everybody else, LEAST_MARGIN_BYTES at least.
+"""
 
 STEP_BYTES = 4 * MIB
 """A plan counts the process in such steps: what it takes before loading differs by hundredths of a
 MiB from run to run, and would be planned otherwise each time."""
 UNLIKE_BYTES = 4 * MIB
-"""By so much may a command take more before loading than the one that told its smallest budget."""
+"""Bytes that a command may take more before loading than the one that reported its smallest budget.
+"""
 LIBRARY_SHARE = 0.5
-"""Of the mapped bytes of libraries, what is resident at the end of a run: 0.43 with llama.cpp, 0.51
-with onnxruntime. How much is before loading, varies with what else the machine has cached."""
+"""Share of the mapped bytes of libraries that is resident at the end of a run: 0.43 with llama.cpp,
+0.51 with onnxruntime. The share before loading varies with the page cache."""
 LIBRARY_GROWTH = 0.125
-"""Of the library bytes that are not resident before loading, at most what is by the end of a run:
-0.08 with onnxruntime, 0.05 with llama.cpp."""
+"""Share of the library bytes not resident before loading that becomes resident by the end of a run,
+at most: 0.08 with onnxruntime, 0.05 with llama.cpp."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")
@@ -46,8 +48,8 @@ def process_rss_bytes(root: Path = _ROOT) -> int:
 
 
 def taken_bytes(root: Path = _ROOT) -> int:
-    """What this process takes by now, nearly the same in every run of a command: private memory,
-    and of the libraries' files the most that runs touch, sooner or later."""
+    """Bytes that this process takes by now, nearly the same in every run of a command: private
+    memory, and of the libraries' files the most that runs touch."""
     if sys.platform != "linux":
         return process_rss_bytes(root)
     status = cgroups.table(root / "proc/self/status")
@@ -62,7 +64,7 @@ def in_steps(nbytes: int) -> int:
 
 
 def _library_bytes(root: Path) -> tuple[int, int]:
-    """Of the files of which code is mapped: bytes mapped, and bytes resident as in the file."""
+    """Mapped and resident bytes of the files whose code is mapped."""
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
@@ -97,7 +99,7 @@ def peak_rss_bytes(root: Path = _ROOT) -> int:
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What this process can still take without swapping or being killed.
+    """Bytes that this process can still take without swapping or being killed.
 
     The least of what the machine has available and what each cgroup above the process has left;
     page cache that the kernel can drop counts as free in both.
@@ -119,12 +121,12 @@ def total_bytes(root: Path = _ROOT) -> int:
 
 
 def margin_bytes(total: int) -> int:
-    """What the auto budget leaves alone on a machine of `total` bytes."""
+    """Bytes that the auto budget leaves alone on a machine of `total` bytes."""
     return max(LEAST_MARGIN_BYTES, int(MARGIN_SHARE * total))
 
 
 def auto_budget(rss: int, available: int, total: int) -> int:
-    """What the process has already and what is free, less the margin; all in bytes."""
+    """The auto budget: what the process has already and what is free, less the margin, in bytes."""
     return max(0, rss + available - margin_bytes(total))
 
 

@@ -1,5 +1,5 @@
-"""How large the trees of a paged target should be: what more nodes bring, against what the memory
-for their logits makes every pass read.
+"""The size of a paged target's trees: the yield of more nodes against the memory for their logits,
+which makes every pass read more.
 
 Pure arithmetic on plans. It knows neither trees nor who guesses.
 """
@@ -12,14 +12,14 @@ from edgespec.config import USUAL_DRAFT_MAX
 from edgespec.memory.budget import MemoryPlan
 
 TOKENS_PER_PASS = {16: 0.76, USUAL_DRAFT_MAX: 1.0, 64: 1.05, 96: 1.08}
-"""By drafted nodes, of what the usual number yields."""
+"""Tokens per pass by drafted nodes, relative to the usual number."""
 NODES = tuple(1 + drafted for drafted in sorted(TOKENS_PER_PASS, reverse=True))
-"""That a plan chooses from, the root among them, larger first."""
+"""Sizes of trees that a plan chooses from, the root included, larger first."""
 
 
 def most_tokens(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-    """Of plans that differ in the most nodes of a pass, the one with the most tokens for a byte
-    that is read.
+    """The plan with the most tokens per byte read, of plans that differ in the most nodes of a
+    pass.
 
     A resident target reads nothing: its trees are small, and the usual buffers hold them.
     """

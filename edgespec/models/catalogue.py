@@ -47,11 +47,11 @@ class KnownModel:
 
     name: str
     path: Path
-    """What to name elsewhere: a file, or the folder of a model of several."""
+    """Path of the model: a file, or the folder of a model of several."""
     files: tuple[KnownFile, ...]
     format: str
     role: Role | None = None
-    """Of an embedded model."""
+    """Role of an embedded model."""
     quantization: str | None = None
     parameters: int | None = None
     licence: str | None = None
@@ -76,7 +76,8 @@ class FileState:
 
     @property
     def is_intact(self) -> bool | None:
-        """Whether it is what is on record; None where nothing is, or it was not read."""
+        """True if the file's checksum is the recorded one; None where none is recorded or it was
+        not read."""
         if self.expected_sha256 is None:
             return None
         if self.size_bytes is None:
@@ -85,7 +86,8 @@ class FileState:
 
 
 def find(name: str) -> Path:
-    """What a user calls a model: a name without a folder part, or a path. Raises ModelError.
+    """Path of a model that a user names: by a name without a folder part, or by a path. Raises
+    ModelError.
 
     `embedded` and `target` are the embedded target, `draft` is its draft.
     """
@@ -101,7 +103,7 @@ def find(name: str) -> Path:
 
 
 def lookup(name: str) -> Path | None:
-    """As `find`, without objections. A name wins over a file of the same name."""
+    """Path of a known name, else None. A name wins over a file of the same name."""
     if PurePath(name).name == name and (known := _names().get(name)):
         return known
     path = expanded(name)
@@ -112,7 +114,7 @@ def lookup(name: str) -> Path | None:
 
 
 def hint(name: str) -> str | None:
-    """What to do about a name that means something elsewhere, where no file is called so."""
+    """Advice about a name that means something elsewhere and is no file here; else None."""
     if re.match(r"[a-z]+://", name):
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
     if repo := repository(name):
@@ -138,13 +140,13 @@ _REPOSITORY = re.compile(
     r"(?:(?:hf\.co|huggingface\.co)/)?"
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?)"
 )
-"""What ends like a model's file is one."""
+"""A name that ends like a model's file is a file."""
 _TAGGED = re.compile(r"\w[\w.-]+:[\w.-]+")
 """`llama3.2:1b`, but no drive of Windows."""
 
 
 def embedded() -> list[KnownModel]:
-    """What the manifest says, whether the files are there or not. Raises ModelError."""
+    """Models of the manifest, whether their files are there or not. Raises ModelError."""
     described = manifest()
     return [
         known
@@ -154,7 +156,7 @@ def embedded() -> list[KnownModel]:
 
 
 def cached() -> list[KnownModel]:
-    """What is in the cache folder. Raises ModelError."""
+    """Models in the cache folder. Raises ModelError."""
     target_sha256 = embedded_pair().target_sha256
     return [
         KnownModel(

@@ -1,4 +1,4 @@
-"""Whether a model computes what another one computes: logits along greedy texts, and their tokens.
+"""Compares what two models compute: logits along greedy texts, and their tokens.
 
 Knows how to read a text through the port; nothing of how either model was made.
 """
@@ -31,7 +31,7 @@ apart, and logits differ by up to 0.5 %. A layer or a tensor that is not what it
 logits by the size of their spread.
 """
 N_TOKENS = 64
-"""Of each text."""
+"""Tokens of each text."""
 PROMPT_TOKENS = 63
 """Most that are read of a prompt, so that a context of 128 holds its text."""
 
@@ -42,13 +42,13 @@ Reads = Callable[[Sequence[int], int], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How two models did on the same texts. Differences are those of logits."""
+    """Agreement of two models on the same texts. Differences are those of logits."""
 
     texts: int
     tokens: int
     """Places compared."""
     equal: int
-    """Of those, places at which both models rank the same token first."""
+    """Places at which both models rank the same token first."""
     largest_difference: float
     spread: float
     """The largest logit less the smallest one, the mean over all places."""
@@ -162,6 +162,6 @@ class PortReader:
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens two texts share."""
+    """Number of leading tokens that two texts share."""
     differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))

@@ -34,10 +34,10 @@ class ModelDescription:
     info: ModelInfo
     details: ModelDetails
     fingerprint: str
-    """Of the vocabulary: models that have it in common form pairs."""
+    """Fingerprint of the vocabulary: models that have it in common form pairs."""
     files: tuple[FileState, ...]
     known: KnownModel | None
-    """What the manifest or the cache says about it."""
+    """Entry of the manifest or the cache."""
 
     @property
     def size_bytes(self) -> int:

@@ -45,7 +45,7 @@ class EmbeddedModel(_Described):
 
 
 class Manifest(_Described):
-    """What `embedded.toml` says."""
+    """The contents of `embedded.toml`."""
 
     licence: str
     vocabulary: int
@@ -69,7 +69,7 @@ class EmbeddedPair:
 
 
 def manifest(package: Path = _PACKAGE) -> Manifest:
-    """What is embedded. Raises ModelError if this installation lacks it."""
+    """The manifest of the embedded models. Raises ModelError if this installation lacks it."""
     path = models_folder(package) / "embedded.toml"
     try:
         return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -84,7 +84,7 @@ def manifest(package: Path = _PACKAGE) -> Manifest:
 
 
 def models_folder(package: Path = _PACKAGE) -> Path:
-    """Where the manifest and the files that it names are."""
+    """Folder of the manifest and of the files that it names."""
     return _folder("models", package)
 
 
@@ -96,7 +96,7 @@ def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
 
 
 def default_file(model: EmbeddedModel) -> EmbeddedFile:
-    """What a model's name means where it is there in several forms. Raises ModelError."""
+    """The file that a model's name stands for where there are several forms. Raises ModelError."""
     for file in model.files:
         if (file.format, file.quantization) == ("gguf", "Q8_0"):
             return file

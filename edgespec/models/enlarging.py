@@ -21,10 +21,10 @@ ENTRY_POINTS = "edgespec.tools"
 
 
 class Enlarger(Protocol):
-    """What an entry point of the group names."""
+    """Protocol of an entry point of the group."""
 
     def recognises(self, source: Path) -> bool:
-        """Whether the file or folder looks like a model of this format."""
+        """True if the file or folder looks like a model of this format."""
 
     def quantise(
         self, source: Path, folder: Path, kind: str, progress: Progress | None = None

@@ -30,7 +30,7 @@ def files_of(model: Path) -> list[Path]:
 
 
 def copies() -> list[Path]:
-    """What runtimes keep in folders of the cache and may read instead, of whatever model."""
+    """Files that runtimes keep in folders of the cache and may read instead of a model."""
     learnt = cache_folder.calibrations()
     inside = cache_folder.folder().glob("*/[!.]*")
     return sorted(path for path in inside if path.is_file() and path.parent != learnt)

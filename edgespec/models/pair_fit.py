@@ -1,4 +1,4 @@
-"""How well a draft fits a target: what it guesses right of the text that the target writes.
+"""Measures how well a draft fits a target: the share of the target's own text that it guesses.
 
 The target runs once. Greedy text tells for every tree which guesses would have stood in it, so the
 trees are grown by the draft alone, and a target that is paged is not paged again. Reads no clock.
@@ -35,12 +35,12 @@ from edgespec.values import (
 
 TREE_SIZES = (1, 4, 8, 16, 32)
 LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
-"""What both models are to be loaded for."""
+"""Settings that both models are loaded with."""
 ENOUGH = 0.95
-"""Of the most tokens per pass: the tree that yields this much is large enough."""
+"""Share of the most tokens per pass at which a tree counts as large enough."""
 
 WRITING_NODES = 16
-"""Of the trees with which the target writes: what each source of guesses brings is counted then."""
+"""Size of the trees with which the target writes while sources are counted."""
 
 _GREEDY = SamplingParams()
 _FULL_WITH_ALL = EngineSettings(
@@ -50,7 +50,7 @@ _FULL_WITH_ALL = EngineSettings(
 
 @dataclass(frozen=True, slots=True)
 class TreeFit:
-    """What passes yield whose trees have up to `drafted_nodes` guesses."""
+    """Tokens per pass of trees with up to `drafted_nodes` guesses."""
 
     drafted_nodes: int
     rounds: int
@@ -70,7 +70,7 @@ class TreeFit:
 
 @dataclass(frozen=True, slots=True)
 class SourcesFit:
-    """What passes yielded while every source of guesses grew full trees together."""
+    """Tokens per pass while every source of guesses grew full trees together."""
 
     drafted_nodes: int
     rounds: int
@@ -84,15 +84,15 @@ class SourcesFit:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """How a draft did on greedy texts of a target."""
+    """Results of a draft on greedy texts of a target."""
 
     n_prompts: int
     n_tokens: int
-    """Of the target's texts."""
+    """Tokens of the target's texts."""
     compared: int
-    """Of those, tokens within the draft's context and vocabulary."""
+    """Tokens within the draft's context and vocabulary."""
     agreed: int
-    """Of those, tokens that the draft ranks first."""
+    """Compared tokens that the draft ranks first."""
     trees: tuple[TreeFit, ...]
     """Small ones first."""
     together: SourcesFit | None = None
@@ -187,7 +187,7 @@ def count_agreed(
     n_shared: int,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[int, int]:
-    """Of the texts' tokens, those that the draft can be asked about, and those that it ranks first.
+    """Number of tokens that the draft can be asked about, and of those that it ranks first.
 
     It knows the first `n_shared` tokens of the vocabulary; `step` is called before each text.
     """
@@ -233,7 +233,7 @@ def _replay(
     drafted_nodes: int,
     step: Callable[[], None],
 ) -> TreeFit:
-    """What full trees of this size would have brought the target on its way to `texts`."""
+    """Yield of full trees of this size on the target's way to `texts`."""
     rules = full_trees(drafted_nodes)
     rounds = verified = accepted = 0
     draft.truncate(0)

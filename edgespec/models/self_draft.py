@@ -42,19 +42,19 @@ least."""
 SPARE = 2
 """More layers than should do are ranked: what a type takes is only known on average."""
 SHARE = 0.25
-"""Of the target's size, that a draft takes unless told otherwise."""
+"""Size of a draft as a share of the target's, by default."""
 
 _LOADED = pair_fit.LOADED_FOR
 
 
 @runtime_checkable
 class LeavesOut(Protocol):
-    """What a tool of the group `edgespec.tools` may offer besides."""
+    """Optional protocol of a tool of the group `edgespec.tools`: it leaves layers out."""
 
     def n_layers(self, source: Path) -> int: ...
 
     def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
-        """Of these layers and of all that is in no layer."""
+        """Bytes of these layers and of all that is in no layer."""
 
     def subset(
         self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
@@ -72,7 +72,7 @@ class SelfDraft:
 
     type: str
     layers: tuple[int, ...]
-    """Of the target, ascending."""
+    """Layers of the target that are kept, ascending."""
     size_bytes: int
     agreement: float
     """The share of the target's own tokens that it ranks first."""
@@ -80,21 +80,21 @@ class SelfDraft:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a draft takes of a budget, and what that costs the target."""
+    """Memory that a draft takes of a budget, and its cost for the target."""
 
     budget_bytes: int
     draft_bytes: int
-    """With its KV and buffers."""
+    """Bytes of the draft with its KV and buffers."""
     most_bytes: int
-    """That any draft could take beside the target."""
+    """Bytes that any draft could take beside the target."""
     read_bytes: int
-    """By a pass of the target."""
+    """Bytes that a pass of the target reads."""
     read_alone_bytes: int
     """Without a draft."""
 
 
 def room(alone: MemoryPlan, pair: MemoryPlan) -> Room:
-    """By plans of the same budget for the target alone and for both."""
+    """Room of a draft by plans of the same budget for the target alone and for both."""
     draft_bytes = sum(row.nbytes for row in pair.rows if row.owner == "draft")
     return Room(
         pair.budget_bytes,
@@ -107,14 +107,14 @@ def room(alone: MemoryPlan, pair: MemoryPlan) -> Room:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What kind of draft, and how it is measured."""
+    """Kind of draft to make, and how it is measured."""
 
     size_bytes: int
     types: tuple[str, ...]
     prompts: tuple[str, ...]
     max_tokens: int
     load: LoadSettings
-    """Of the target: budget, context, threads."""
+    """Budget, context and threads of the target."""
 
 
 def make(

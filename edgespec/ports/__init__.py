@@ -1,4 +1,4 @@
-"""What a runtime offers: the one port of the engine here, and what it may offer besides it."""
+"""Ports of a runtime: the one that the engine needs, and optional ones."""
 
 from edgespec.ports.language_model import LanguageModel, Progress, Vocabulary, check_token
 

@@ -1,4 +1,4 @@
-"""What a runtime may offer besides its port: the ways in which its own library decodes.
+"""Optional port: the ways in which a runtime's own library decodes.
 
 An optional capability, for comparison only. The engine never uses it.
 """
@@ -23,7 +23,7 @@ class Baseline:
 
     name: str
     text: str
-    """What it does, in a line."""
+    """Description in a line."""
     drafts: bool = False
     """Needs a draft model."""
     resident: bool = False
@@ -42,12 +42,12 @@ class BaselineRequest:
     ctx_size: int
     n_threads: int
     bytes_read: Callable[[], int]
-    """What this process has read from storage so far."""
+    """Counts the bytes that this process has read from storage so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """What it wrote and cost. Waiting for storage is part of its passes and not told apart."""
+    """Tokens and costs of a run. Waiting for storage is part of its passes and not told apart."""
 
     tokens: tuple[int, ...]
     text: bytes

@@ -1,4 +1,4 @@
-"""What a model's files say about conversations: its templates and the tokens they write.
+"""Chat templates and special tokens as a model's files give them.
 
 A runtime may offer it beside the vocabulary. Nothing here is rendered.
 """
@@ -25,7 +25,8 @@ class ChatFormat:
     control_tokens: frozenset[str] = frozenset()
     """Texts that are read as control tokens wherever they stand."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """What the model's makers recommend, by the names of `SamplingParams`; not checked."""
+    """Sampling settings that the model's makers recommend, by the names of `SamplingParams`; not
+    checked."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError where the model has none."""
@@ -47,7 +48,7 @@ class ChatFormat:
 
 @runtime_checkable
 class HasChatFormat(Protocol):
-    """What a vocabulary may offer besides."""
+    """Optional protocol of a vocabulary."""
 
     @property
     def chat_format(self) -> ChatFormat:

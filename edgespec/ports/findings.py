@@ -1,4 +1,4 @@
-"""What is found out about a machine, in a form that people and programs read."""
+"""Findings about a machine, in a form that people and programs read."""
 
 from __future__ import annotations
 

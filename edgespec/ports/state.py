@@ -1,4 +1,4 @@
-"""What a model may offer besides the port: its committed prefix leaves the process and comes back.
+"""Optional port of a model: its committed prefix leaves the process and comes back.
 
 Knows pieces of bytes; not the file that holds them, and not what they mean.
 """
@@ -29,12 +29,14 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateOrigin:
-    """What keys and values depend on besides the tokens: a state fits where all of it is equal."""
+    """Everything that keys and values depend on besides the tokens: a state fits where all of it is
+    equal."""
 
     files: Sequence[Path]
-    """Of the model's weights."""
+    """Files of the model's weights."""
     settings: Mapping[str, str]
-    """By the words of the command line: the library's version, the context, the cache's types."""
+    """Settings by the words of the command line: the library's version, the context, the cache's
+    types."""
 
 
 @runtime_checkable

@@ -1,1 +1,1 @@
-"""What authors of runtimes test with: a fake model and the contracts."""
+"""Test tools for authors of runtimes: a fake model and the contracts."""

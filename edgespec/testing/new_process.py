@@ -16,7 +16,7 @@ _TIME_LIMIT_S = 300
 
 
 def passed_in_a_new_process(request: pytest.FixtureRequest) -> bool:
-    """Whether the calling test has passed in a process that ran nothing before; fails if it failed.
+    """True if the calling test has passed in a process that ran nothing before; fails if it failed.
 
     False there: that is the process in which the test goes on.
     """

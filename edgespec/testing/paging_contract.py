@@ -1,4 +1,4 @@
-"""What every runtime that pages weights promises, and how its tests open a paged model.
+"""Contract of every runtime that pages weights, and how its tests open a paged model.
 
 A suite inherits from `PagingContract` and gives the fixture `paged`: a model with some of its
 weights streamed.
@@ -22,7 +22,7 @@ from edgespec.tree import ROOT, TokenTree
 
 
 def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
-    """With room for a share of the streamable weights; 0 is the smallest budget.
+    """A model with room for a share of the streamable weights; 0 is the smallest budget.
 
     `prepared` is closed.
     """
@@ -104,7 +104,7 @@ class PagingContract:
         assert paged.n_committed < 24
 
     def test_passes_report_the_bytes_that_are_read_for_them(self, paged: LanguageModel) -> None:
-        """What is read ahead between two calls counts for the second."""
+        """Bytes read ahead between two calls count for the second."""
         reported = 0
         for token in paged.vocabulary.encode(TEXT)[:4]:
             one_by_one(paged, [token])

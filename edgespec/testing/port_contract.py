@@ -1,4 +1,4 @@
-"""What every runtime behind `edgespec.ports.LanguageModel` has to do, as tests.
+"""Contract of every runtime behind `edgespec.ports.LanguageModel`, as tests.
 
 A runtime passes it by a class of its own in a test module:
 
@@ -28,7 +28,7 @@ TEXT = "Once there were two wolves, and the younger one asked: who told you that
 
 class PortContract:
     atol: float = 0.0
-    """How far logits may differ when the same tokens are batched in another way."""
+    """Most that logits may differ when the same tokens are batched in another way."""
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
@@ -50,7 +50,7 @@ class PortContract:
         kept_open: dict[str, LanguageModel],
         model_factory: Callable[[], LanguageModel],
     ) -> LanguageModel:
-        """With an empty cache. Opened once: opening takes longer than most tests."""
+        """A model with an empty cache. Opened once: opening takes longer than most tests."""
         kind = repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
         if kind not in kept_open:
             kept_open[kind] = model_factory()

@@ -1,4 +1,4 @@
-"""What every prepared model promises a plan: one answer, and rows that are at least what is taken.
+"""Contract of every prepared model: one answer, and rows that are at least what is taken.
 
 A suite inherits from `PreparedContract` and gives the fixture `prepare`: a function that prepares a
 target of a few megabytes at least, which can be paged, for several nodes.

@@ -1,4 +1,4 @@
-"""What a runtime whose models keep state has to do, as tests.
+"""Contract of a runtime whose models keep state, as tests.
 
 A suite inherits from `StateContract` and says how it opens a model, as it does for `PortContract`.
 The model's context holds at least 48 tokens.
@@ -38,7 +38,7 @@ class Pieces:
 
 
 def pieces_of(model: LanguageModel) -> list[bytes]:
-    """What a model hands over."""
+    """Pieces that a model hands over."""
     assert isinstance(model, KeepsState)
     content: list[bytes] = []
     model.write_state(lambda piece: content.append(bytes(piece)))
@@ -52,7 +52,7 @@ class StateContract:
 
     @pytest.fixture
     def texts(self) -> tuple[list[int], list[int]]:
-        """What is kept, and what follows it."""
+        """The text that is kept, and the one that follows it."""
         tokens = [(7 * n * n + 3 * n + 1) % 40 for n in range(N_KEPT + N_MORE)]
         return tokens[:N_KEPT], tokens[N_KEPT:]
 
@@ -77,7 +77,7 @@ class StateContract:
         other: LanguageModel,
         texts: tuple[list[int], list[int]],
     ) -> None:
-        """To the last bit, whatever it held before."""
+        """The other model continues bit for bit, whatever it held before."""
         other.prefill([5, 6, 7])
         assert isinstance(other, KeepsState)
         other.read_state(N_KEPT, Pieces(kept[0]))

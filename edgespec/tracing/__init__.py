@@ -1,1 +1,1 @@
-"""What is recorded of where time and memory go, and the file that keeps it."""
+"""Records of time and memory, and the file that keeps them."""

@@ -1,4 +1,4 @@
-"""What is recorded of where time and memory go: spans on tracks, and counters of bytes.
+"""Spans on tracks, and counters of bytes: records of where time and memory go.
 
 It knows neither what it records nor where that is kept: `trace_file.py` does, and until it is asked
 to, nothing is kept and no clock is read.
@@ -59,7 +59,7 @@ NO_SPAN = Span()
 
 
 class Trace(Owner):
-    """What is recorded goes here. This one is off: it keeps nothing and reads no clock."""
+    """Receives records. This one is off: it keeps nothing and reads no clock."""
 
     is_on: bool = False
 
@@ -73,10 +73,10 @@ class Trace(Owner):
         """A span that was measured elsewhere, with `time.perf_counter`."""
 
     def count_bytes(self, name: str, **nbytes: int) -> None:
-        """What takes how much memory from now on; together these are the counter `name`."""
+        """Record bytes by owner from now on; together they are the counter `name`."""
 
     def set_budget(self, budget_bytes: int) -> None:
-        """What the process's memory is to be compared with."""
+        """Record the budget to compare the process's memory with."""
 
     def flush(self) -> None:
         """Write what was recorded. Raises nothing: a failure is kept for `close`."""

@@ -28,7 +28,7 @@ SAMPLE_S = 0.05
 """The process's memory is looked at this often, with whatever is recorded next."""
 
 _OPENING = b'[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}'
-"""By its first bytes a trace of ours is known again."""
+"""First bytes by which our traces are recognised."""
 _CLOSING = b"\n]\n"
 
 _THREADS = {track: number for number, track in enumerate(Track, 1)}
@@ -186,7 +186,7 @@ class TraceFile(Trace):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """What went wrong in the block is said rather than what went wrong with its trace."""
+        """An error in the block is raised rather than an error of its trace."""
         try:
             self.close()
         except EdgespecError:

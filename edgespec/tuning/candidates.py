@@ -21,7 +21,7 @@ class TuningJob:
     """The models and settings that are tuned, and what the user has fixed."""
 
     load: LoadSettings
-    """With the first of the drafts."""
+    """Settings of loading, with the first of the drafts."""
     engine: EngineSettings
     drafts: tuple[Path, ...]
     default_threads: int

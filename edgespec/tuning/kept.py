@@ -1,4 +1,4 @@
-"""What a run showed of a pair on this device, kept so that `plan` can predict tokens a second.
+"""Figures of a run of a pair on this device, kept so that `plan` can predict tokens a second.
 
 A round takes as long as its pass, reads or computing, whichever takes longer, and the rest that was
 measured beside it. Knows the file; measures nothing.
@@ -45,7 +45,7 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        """What takes most of a round, in a sentence."""
+        """One sentence about what takes most of a round."""
         if self.read_s > self.compute_s:
             return "storage: every pass reads the weights that are not pinned"
         return "computing decides, not storage"
@@ -94,7 +94,7 @@ class PairFigures:
         return Prediction(1 / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
     def speaks_of(self, plan: MemoryPlan) -> bool:
-        """Whether passes under `plan` are like those that were measured."""
+        """True if passes under `plan` are like those that were measured."""
         mine, other = max(self.bytes_per_pass, 1), max(plan.bytes_per_pass, 1)
         rooms = max(self.expert_bytes, 1), max(plan.expert_bytes, 1)
         return 1 / NEAR <= other / mine <= NEAR and max(rooms) <= NEAR * min(rooms)

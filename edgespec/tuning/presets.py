@@ -22,18 +22,19 @@ from edgespec.options import option_names
 from edgespec.settings import spell
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
-"""What a preset may settle by itself: nothing in it changes the text. Nor do a runtime's options
+"""Settings that a preset may change by itself: none changes the text. Nor do a runtime's options
 that are only for drafts."""
 _ELSEWHERE = frozenset(
     {"model", "draft", "memory_budget", "threads", "threads_draft", "grammars", "state_files"}
 )
 """Settings of loading that do not tell presets apart, or do it in their own way."""
 _STEPS_PER_DOUBLING = 4
-"""Of `auto`, which moves with what is free: budgets within a fifth of each other are alike."""
+"""Steps per doubling in which `auto` budgets are told apart: budgets within a fifth of each other
+are alike."""
 
 
 def place(load: LoadSettings) -> Path:
-    """Where the preset for these models, this budget and this device is kept."""
+    """Path of the preset for these models, this budget and this device."""
     said = json.dumps(
         [device(load.model), files(load.model, load.draft), _budget(load), _others(load)]
     )
@@ -96,7 +97,7 @@ def device(model: Path) -> list[Any]:
 
 
 def files(*models: Path | None) -> list[Any]:
-    """What tells these models from others; a file that was replaced is another model."""
+    """Identity of these models; a file that was replaced is another model."""
     return [_model(path) for path in models if path is not None]
 
 

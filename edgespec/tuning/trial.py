@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a trial measured. Seconds are means per round."""
+    """Figures of one trial. Seconds are means per round."""
 
     tokens_per_s: float
     """Mean over texts, however long each of them became."""
@@ -66,16 +66,16 @@ class Figures:
     load_s: float
     peak_bytes: int
     bytes_per_pass: int
-    """As planned; 0 where nothing is paged."""
+    """Planned bytes; 0 where nothing is paged."""
     disk_bytes_per_s: float | None
-    """What passes that waited for storage reached; None where none did."""
+    """Bytes a second of passes that waited for storage; None where none did."""
     notes: tuple[str, ...] = ()
     others: float = 0.0
     """Share of the cores that other processes took meanwhile."""
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine was too busy for the figures to mean much."""
+        """True if the machine was too busy for the figures to mean much."""
         return self.others > TOO_MUCH
 
 
