@@ -74,6 +74,7 @@ class Sampler:
     def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
         """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
         if self._constraint is not None:
+            _best(logits)  # damaged logits of tokens that are forbidden are damage all the same
             # forbidden before the filters: they choose among what may come
             logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
         return distribution(logits, self.params, self._recent)
@@ -125,12 +126,7 @@ def distribution(
     Raises ModelError if no logit is finite, and UsageError if a bias names an unknown token.
     """
     logits = _penalised(_biased(logits, params), params, recent)
-    best = float(logits.max())
-    if not math.isfinite(best):
-        raise ModelError(
-            f"the model's best logit is {best}: its weights are damaged, or every token is "
-            "forbidden by logit_bias"
-        )
+    best = _best(logits)
     if params.temperature == 0:
         return np.array([logits.argmax()], np.int64), np.ones(1)
 
@@ -183,6 +179,17 @@ def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
     reach = np.flatnonzero(logits >= bound)
     best_first: Tokens = reach[np.argsort(-logits[reach], kind="stable")[:k]]
     return best_first
+
+
+def _best(logits: Logits) -> float:
+    """The highest logit. Raises ModelError if one is not a number, or the highest is not finite."""
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise ModelError(
+            f"the model's best logit is {best}: its weights are damaged, or every token is "
+            "forbidden by logit_bias"
+        )
+    return best
 
 
 def _biased(logits: Logits, params: SamplingParams) -> Logits:

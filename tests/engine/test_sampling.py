@@ -175,6 +175,25 @@ def test_a_model_that_yields_no_number_is_reported() -> None:
         Sampler(SamplingParams()).pick(np.array([0.0, np.nan], np.float32))
 
 
+class OnlyTheFirst:
+    """A constraint that allows token 0."""
+
+    def allowed(self) -> np.ndarray:
+        return np.array([True, False])
+
+    def take(self, token: int) -> None: ...
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+
+def test_damaged_logits_are_reported_although_a_grammar_forbids_their_tokens() -> None:
+    """Log probabilities would be no numbers."""
+    sampler = Sampler(SamplingParams(), constraint=OnlyTheFirst(), n_logprobs=1)
+    with pytest.raises(ModelError, match="nan"):
+        sampler.pick(np.array([0.0, np.nan], np.float32))
+
+
 def test_a_bias_for_an_unknown_token_is_refused() -> None:
     with pytest.raises(UsageError, match="token 99"):
         Sampler(SamplingParams(logit_bias={99: 1.0})).pick(LOGITS)
