@@ -1,4 +1,4 @@
-"""What enlarging has in common in every format: how many layers and copies make a wanted size.
+"""Finds the layers and copies that make a wanted size, in every format.
 
 Knows no format: a plan for a number of copies and layers is asked for, and its size compared.
 """
@@ -18,9 +18,9 @@ FACTORS = (16, 8, 4, 2, 1)
 FEWEST_LAYERS = 24
 COMFORTABLE_LAYERS = 96
 MAX_LAYERS = 512
-"""What llama.cpp takes."""
+"""Most layers that llama.cpp takes."""
 TOLERANCE = 0.02
-"""How far from the wanted size the result may be."""
+"""Largest deviation of the result from the wanted size, as a share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How onnxruntime itself decodes an exported model: its weights mapped, or resident.
+"""Decodes an exported model as onnxruntime itself does: its weights mapped, or resident.
 
 For comparison only: the file as it was exported in one session. Nothing of edgespec's rewriting,
 cutting, paging or engine runs here.
@@ -41,7 +41,8 @@ BASELINES = (
 )
 
 MOST_LOGITS_BYTES = 32 << 20
-"""Of a run: a prompt is read in parts, since an export computes logits after each of its tokens."""
+"""Most bytes of logits in a run: a prompt is read in parts, since an export computes logits after
+each of its tokens."""
 _ERRORS_ONLY = 3
 
 
@@ -164,7 +165,7 @@ def _resident(n_threads: int) -> Any:
 
 
 def _mapped(n_threads: int) -> Any:
-    """What decodes fastest where the weights do not fit.
+    """The session options that decode fastest where the weights do not fit.
 
     Measured on 1 GiB of fp16 weights, in a cgroup of half of that at 300 MB/s. The defaults convert
     all weights to fp32 while loading, 1.9 GB at the peak, and are killed. Below the highest level

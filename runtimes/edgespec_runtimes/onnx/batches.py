@@ -1,4 +1,4 @@
-"""What is fed to the graph to evaluate tokens or tree nodes, and where what comes out belongs.
+"""Inputs of the graph for tokens or tree nodes, and the places that its outputs belong to.
 
 Where the graph takes a mask of ours, a tree is one row that sees its branches through the mask.
 Elsewhere every branch is a row of its own: a leaf's path, behind the committed prefix and what of
@@ -35,7 +35,7 @@ class Batch:
     places: Ints
     """Which of rows x tokens count, flat; the others are padding or repeated."""
     slots: Ints
-    """Where in the cache the keys and values of `places` belong."""
+    """Slots of the cache for the keys and values of `places`."""
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the caller's logits, one for each of `places`; empty if none are wanted."""
     is_direct: bool = True
@@ -44,7 +44,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batcher:
-    """How batches are made for one model."""
+    """Makes the batches of one model."""
 
     masks: Sequence[MaskForm]
     """Masks that the graph takes; without any every branch is a row."""
@@ -103,7 +103,7 @@ class Batcher:
 
     @cached_property
     def _mask_values(self) -> list[tuple[str, Any, Any]]:
-        """Of each mask: its name, and its two values."""
+        """Name of each mask, and its two values."""
         kinds = [helper.tensor_dtype_to_np_dtype(form.kind).type for form in self.masks]
         return [
             (form.name, kind(form.seen), kind(form.unseen))

@@ -39,7 +39,7 @@ class KeyValueCache(Owner):
         self._kind, self._token_shape = self.entries.dtype.type, shape[3:]
         self.n_committed = 0
         self._chains: dict[int, tuple[int, ...]] = {}
-        """Of each provisional node, by its key: the slots from the root down to its own."""
+        """Slots from the root down to each provisional node, by the node's key."""
 
     @property
     def n_used(self) -> int:

@@ -1,4 +1,4 @@
-"""What onnxruntime is here and can use, for `edgespec doctor`. Loads no model."""
+"""Findings about onnxruntime here, for `edgespec doctor`. Loads no model."""
 
 from __future__ import annotations
 

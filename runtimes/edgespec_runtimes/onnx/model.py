@@ -26,7 +26,7 @@ from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
 
 PIECE_BYTES = 1 << 20
-"""Of the cache, in a state file."""
+"""Bytes of the cache in one piece of a state file."""
 
 
 class OnnxModel:

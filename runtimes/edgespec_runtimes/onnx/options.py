@@ -1,4 +1,4 @@
-"""What may be set for ONNX models besides what may be set for all; needs no onnxruntime."""
+"""Options of ONNX models besides those of all models; needs no onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})
 
 
 class OnnxOptions(RuntimeOptions):
-    """How onnxruntime computes."""
+    """Options for computing with onnxruntime."""
 
     kind: ClassVar[str] = "an ONNX model"
 

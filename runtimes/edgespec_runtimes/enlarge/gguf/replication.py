@@ -1,4 +1,4 @@
-"""How the tensors of a LLaMA grow without changing what it computes. Reads and writes no file.
+"""Replicates the tensors of a LLaMA without changing what it computes. Reads and writes no file.
 
 The law: every vector of the model becomes K copies of itself, and what reads it reads one copy.
 
@@ -48,7 +48,7 @@ SCALES: Mapping[str, slice] = MappingProxyType(
         "TQ2_0": slice(64, 66),
     }
 )
-"""Where in a block the numbers stand that all its elements are multiples of."""
+"""Places in a block of the numbers that all its elements are multiples of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LlamaShape:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a tensor does in a layer, hence how it grows.
+    """Role of a tensor in a layer, which decides how it is replicated.
 
     `rows` and `columns` are the lengths of the runs that are repeated K times in place; None leaves
     that direction as it is.
@@ -153,7 +153,7 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
 
 
 def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
-    """Of a mixture's router and its stacked experts: rows of one expert make a run."""
+    """Roles of a mixture's router and its stacked experts: rows of one expert make a run."""
     residual, ffn, experts = shape.embedding, shape.ffn, shape.experts
     gate_or_up = Role((residual, ffn, experts), columns=residual, rows=ffn, reads=True)
     return {

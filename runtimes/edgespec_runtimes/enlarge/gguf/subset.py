@@ -55,7 +55,7 @@ def subset(
 
 
 def subset_bytes(source: Path, layers: Sequence[int]) -> int:
-    """What the weights of these layers and of what is in no layer take."""
+    """Bytes of the weights of these layers and of what is in no layer."""
     return sum(tensor.nbytes for _, tensor in _kept(read_header(source), layers))
 
 

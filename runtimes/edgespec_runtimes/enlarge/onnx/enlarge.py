@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 DATA_FILE = "model.onnx_data"
 ALIGNMENT = 4096
-"""Of tensors in their file: whole pages can be mapped, and read past the page cache."""
+"""Alignment of tensors in their file: whole pages can be mapped, and read past the page cache."""
 COPIED = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-"""What is taken over as it is, where it lies beside the source."""
+"""Files beside the source that are copied unchanged."""
 
 
 class OnnxEnlarger:
@@ -121,7 +121,7 @@ class _Plan:
     shape: LlamaShape
     tensors: tuple[_Growth, ...]
     model: onnx.ModelProto
-    """With every tensor in its place in DATA_FILE."""
+    """The graph, with every tensor in its place in DATA_FILE."""
 
     @cached_property
     def size_bytes(self) -> int:
@@ -143,7 +143,7 @@ class _Plan:
 
 
 class _Planner:
-    """What is the same in all plans for one source."""
+    """State that all plans for one source share."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -296,7 +296,7 @@ def _config(source: Source, plan: _Plan) -> dict[str, object]:
 
 
 def _name(source: Source) -> str:
-    """What the source is called: its own name, or that of its folder."""
+    """Name of the source: its own, or that of its folder."""
     name = source.config.get("_name_or_path")
     return Path(name).name if isinstance(name, str) and name else source.folder.resolve().name
 

@@ -37,7 +37,7 @@ OPERATORS = frozenset(
         *("Unsqueeze", "Where"),
     )
 )
-"""What exports of LLaMAs are made of. Another operator does something that is not known here."""
+"""Operators of exported LLaMAs. Any other does something that is not known here."""
 _LAYER_GROUPS = (3, 1, 2, 1)
 """Matrices that read one value: query, key, value; output; gate, up; down."""
 
@@ -71,7 +71,7 @@ class Llama:
     """[hidden, vocabulary]; None where the head is the embedding, transposed."""
     epsilon: float
     frequencies: np.ndarray
-    """Of the rotation, float32 [head size / 2]."""
+    """Frequencies of the rotation, float32 [head size / 2]."""
     residual_kind: int
     """Element type, of TensorProto, in which layers add to the residual stream."""
     logits_kind: int
@@ -202,7 +202,8 @@ class _Recogniser:
         return found.pop()
 
     def _ancestors(self, value: str) -> Iterator[NodeProto]:
-        """What `value` is made from, back to products with matrices; shapes lead no further."""
+        """Nodes that `value` is computed from, back to products with matrices; shapes lead no
+        further."""
         pending, seen = [value], set()
         while pending:
             node = self._maker(pending.pop())

@@ -45,7 +45,7 @@ def tensor_name(layer: int, part: str) -> str:
 
 @dataclass(frozen=True)
 class LlamaGraph:
-    """What decides the graph besides its tensors."""
+    """Everything that decides the graph besides its tensors."""
 
     layers: int
     heads: int
@@ -59,7 +59,7 @@ class LlamaGraph:
     residual_kind: int
     logits_kind: int
     kinds: Mapping[str, int]
-    """Of every tensor, by name."""
+    """Type of every tensor, by name."""
 
     @property
     def tied(self) -> bool:

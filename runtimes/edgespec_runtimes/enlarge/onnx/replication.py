@@ -1,4 +1,5 @@
-"""How the tensors of a LLaMA grow without changing what it computes, in the layout of ONNX exports.
+"""Replicates the tensors of a LLaMA without changing what it computes, in the layout of ONNX
+exports.
 
 The law is that of `gguf.replication`: every vector becomes K copies of itself, and what reads it
 reads the first. Here a matrix is [in, out]: its rows meet what is read, its columns are written.
@@ -42,7 +43,7 @@ class LlamaShape:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a tensor does, hence how it grows.
+    """Role of a tensor, which decides how it is replicated.
 
     `rows` and `columns` are the lengths of the runs that are repeated K times in place; None leaves
     that direction as it is. Of repeated rows only the first copy counts.

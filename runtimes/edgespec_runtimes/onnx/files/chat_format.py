@@ -1,4 +1,4 @@
-"""What the files of a Hugging Face tokenizer, beside an ONNX model, say about conversations."""
+"""The chat format in the files of a Hugging Face tokenizer beside an ONNX model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""What is recommended for sampling, as generation_config.json spells it and as we do."""
+"""Recommended sampling settings: names in generation_config.json, and ours."""
 
 
 def chat_format(folder: Path) -> ChatFormat:
@@ -48,7 +48,7 @@ def chat_format(folder: Path) -> ChatFormat:
 
 
 def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers' `generate` would do, as far as the file says it."""
+    """Sampling settings of transformers' `generate`, as far as the file gives them."""
     told = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
     }

@@ -1,4 +1,4 @@
-"""What a decoder's inputs and outputs are for: ids, mask, positions, past, present and logits.
+"""Roles of a decoder's inputs and outputs: ids, mask, positions, past, present and logits.
 
 Names tell them apart; shapes and types are held against what the runtime can serve.
 """
@@ -23,7 +23,7 @@ _FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a decoder's inputs and outputs are for. Lists are ordered by layer: (key, value)."""
+    """Inputs and outputs of a decoder by role. Lists are ordered by layer: (key, value)."""
 
     past: tuple[tuple[str, str], ...]
     present: tuple[tuple[str, str], ...]
@@ -41,7 +41,7 @@ class Roles:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Of one token in the cache, all layers."""
+        """Bytes of one token in the cache, all layers."""
         return 2 * self.n_layers * self.kv_heads * self.head_size * _FLOATS[self.kv_kind]
 
 

@@ -47,13 +47,13 @@ class Weight:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether its elements begin where the processor can read them, wherever it is mapped."""
+        """True if its elements begin where the processor can read them, wherever it is mapped."""
         item_bytes = max(1, self.nbytes // max(1, math.prod(self.shape)))
         return self.extent.offset % item_bytes == 0
 
     @property
     def can_be_bound(self) -> bool:
-        """Whether onnxruntime takes it from memory of ours: of numpy's own types it does."""
+        """True if onnxruntime takes it from memory of ours, as it does with numpy's own types."""
         return helper.tensor_dtype_to_np_dtype(self.kind).isbuiltin == 1
 
 
@@ -64,7 +64,7 @@ class Source:
     path: Path
     model: onnx.ModelProto
     files: tuple[Path, ...]
-    """What `Extent.file_index` counts."""
+    """Files that `Extent.file_index` counts."""
     weights: Mapping[str, Weight]
 
     @property
@@ -230,7 +230,7 @@ def _nbytes(path: Path, tensor: TensorProto) -> int:
 
 
 def _data_file(path: Path, tensor: str, location: str) -> Path:
-    """Where a tensor's bytes lie; never outside the folder that was named, links followed.
+    """Path of a tensor's bytes; never outside the folder that was named, links followed.
 
     In a download cache the model and its data are links into one folder: that is allowed.
     """
@@ -270,7 +270,7 @@ def _put_inline(tensor: TensorProto, weight: Weight, files: list[Path]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What the file says; nothing if it is missing. Raises ModelError if it is not JSON."""
+    """Contents of the file; empty if it is missing. Raises ModelError if it is not JSON."""
     try:
         content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
     except FileNotFoundError:

@@ -53,7 +53,7 @@ class TokenizerVocabulary:
 
     @property
     def table(self) -> Sequence[bytes]:
-        """What identifies each token, in the order of ids."""
+        """Bytes that identify each token, in the order of ids."""
         return self._table
 
 

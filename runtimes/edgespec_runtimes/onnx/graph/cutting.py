@@ -121,7 +121,7 @@ class _Cutter:
         self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
 
     def outputs(self, stage: int) -> list[str]:
-        """What a stage makes that a later one reads, or that the decoder returns."""
+        """Values of a stage that a later one reads, or that the decoder returns."""
         found = []
         for i, node in enumerate(self._flow.nodes):
             if self._stage_of[i] != stage:
@@ -279,7 +279,7 @@ def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 
 
 def _rename_nested(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """What a nested graph makes gets names of its own; what it captures the new ones."""
+    """Rename the values of a nested graph, and those that it captures."""
     own = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     own += [name for node in graph.node for name in node.output if name]
     for name in dict.fromkeys(own):

@@ -21,9 +21,9 @@ MIXTURES = ("MoE", "QMoE")
 PACKED = ("MatMulNBits",)
 """Fast only on weights that onnxruntime has packed for itself."""
 SHAPES = ("Shape", "Size")
-"""What they make depends on no content."""
+"""Operators whose results depend on no content."""
 _ANGLES = 7
-"""Of GroupQueryAttention."""
+"""Input of GroupQueryAttention."""
 _RING_CACHE = "sliding_window_cache"
 _SOURCES = ("Constant", "RandomNormal", "RandomUniform")
 
@@ -66,7 +66,8 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
 
 
 def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
-    """What chooses between two tables of angles by length, and the last length of the first.
+    """The node that chooses between two tables of angles by length, and the last length of the
+    first.
 
     The tables of LongRoPE: a text that grows beyond that would have to be computed anew.
     """
@@ -87,7 +88,7 @@ def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
 
 
 def _whole_number(constant: NodeProto) -> int | None:
-    """What a Constant says, if it is one integer."""
+    """Value of a Constant that is one integer, else None."""
     for attribute in constant.attribute:
         tensor = attribute.t
         if attribute.name == "value" and tensor.data_type == TensorProto.INT64:
@@ -104,7 +105,8 @@ def reads(node: NodeProto) -> list[str]:
 
 
 class Flow:
-    """What depends on what. Node numbers are places in `nodes`, which is in order of execution."""
+    """Dependencies between nodes. Node numbers are places in `nodes`, which is in order of
+    execution."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Where a decoder's layers begin, found from the structure of its graph alone.
+"""Finds a decoder's layers from the structure of its graph alone.
 
 The residual stream is followed from the embeddings to the logits; names of values play no part.
 """
@@ -18,7 +18,7 @@ class Stages:
     """The graph divided at the layers: 0 is what precedes them, the last one is the head."""
 
     stage_of: tuple[int | None, ...]
-    """Of each node; None for what depends on nothing that is fed: it goes where it is read."""
+    """Stage of each node; None for nodes that depend on no input: they go where they are read."""
     head_input: str
     """The hidden state that the head reads, [batch, tokens, hidden]."""
     head: int
@@ -71,7 +71,7 @@ def _bottlenecks(flow: Flow, stream: Sequence[int]) -> list[int]:
 def _head_cut(
     flow: Flow, stream: Sequence[int], narrow: Sequence[int], cuts: Sequence[int], where: str
 ) -> int:
-    """Where the last layer ends: as many bottlenecks after its beginning as in other layers."""
+    """End of the last layer: as many bottlenecks after its beginning as in other layers."""
     head = next(
         (
             k

@@ -25,12 +25,12 @@ _COUNT = tuple(
 
 
 def looks_up(node: NodeProto) -> bool:
-    """Whether a node gathers something by the tokens' ids."""
+    """True if a node gathers something by the tokens' ids."""
     return node.op_type in {"Gather", BLOCKS} and node.input[1:2] == [IDS]
 
 
 def is_by_row(node: NodeProto) -> bool:
-    """Whether a lookup yields rows of its table as they are."""
+    """True if a lookup yields rows of its table unchanged."""
     return node.op_type == "Gather" and _axis(node, "axis") == 0
 
 
@@ -96,7 +96,7 @@ def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:
-    """Whether all tables of a lookup have a row of whole bytes for each token."""
+    """True if all tables of a lookup have a row of whole bytes for each token."""
     found = [table for table in tables if table is not None]
     return (
         len(found) == len(tables)

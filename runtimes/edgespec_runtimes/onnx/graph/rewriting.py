@@ -24,7 +24,7 @@ from edgespec_runtimes.onnx.graph.layers import find_stages
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
 BIAS = "edgespec.attention_bias"
 _BIAS_INPUT, _POSITIONS_INPUT, _TABLES = 10, 9, slice(7, 9)
-"""Of GroupQueryAttention."""
+"""Inputs of GroupQueryAttention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ _CONSTANTS = tuple(
 
 
 def _pick(hidden: str, chosen: str) -> list[NodeProto]:
-    """Of a hidden state [rows, tokens, hidden] the tokens LOGIT_ROWS: [1, chosen, hidden]."""
+    """Nodes that pick the tokens LOGIT_ROWS of a hidden state [rows, tokens, hidden]: [1, chosen,
+    hidden]."""
     flat, picked = f"{chosen}.flat", f"{chosen}.picked"
     return [
         helper.make_node("Flatten", [hidden], [flat], axis=2),
@@ -126,7 +127,7 @@ def _pick(hidden: str, chosen: str) -> list[NodeProto]:
 def _on_our_cache(
     flow: Flow, roles: Roles, one_row: bool
 ) -> tuple[list[NodeProto], list[NodeProto]]:
-    """What makes an export's past from our cache, and our new entries from its present."""
+    """Nodes that make an export's past from our cache, and our new entries from its present."""
     before, after = [], []
     for i, (past, present) in enumerate(zip(roles.past, roles.present, strict=True)):
         for what, old, made in zip(("key", "value"), past, present, strict=True):
@@ -151,7 +152,8 @@ def _on_our_cache(
 
 
 def _appended(flow: Flow, past: str, present: str) -> str | None:
-    """What is appended to the past, [rows, heads, tokens, size], if the graph has it by itself."""
+    """The value that the graph itself appends to the past, [rows, heads, tokens, size]; None if
+    there is none."""
     made_by = flow.producer.get(present)
     if made_by is None:
         return None

@@ -39,7 +39,8 @@ class Described:
 def infer(
     model: onnx.ModelProto, feeds: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, Described]:
-    """What is known of every value; `feeds` are the shapes of the inputs, where they are given."""
+    """Types and shapes of every value; `feeds` are the shapes of the inputs, where they are
+    given."""
     scratch = onnx.ModelProto()
     scratch.CopyFrom(model)
     graph = scratch.graph

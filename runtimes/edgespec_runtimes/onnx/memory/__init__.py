@@ -1,1 +1,1 @@
-"""What a decoder needs, and where its bytes go."""
+"""Memory needs of a decoder, and the places of its bytes."""

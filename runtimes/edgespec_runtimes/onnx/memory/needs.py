@@ -1,4 +1,4 @@
-"""What a decoder needs besides its weights, and the sizes of batches that follow from a budget.
+"""Needs of a decoder besides its weights, and the sizes of batches that follow from a budget.
 
 Arithmetic on inferred shapes; runs nothing.
 """
@@ -33,16 +33,16 @@ CHUNKS = (128, 64, 32, 16)
 ROWS = (8, 4, 2, 1)
 """Branches of a tree in one batch, where each is a row."""
 TOKENS_PER_PASS = 512
-"""Of a prompt. Batches share a pass, so a pass can be longer than a batch."""
+"""Most tokens of a prompt in a pass. Batches share a pass, so a pass can be longer than a batch."""
 ALIGNMENT = 256
-"""Of tensors in CUDA's memory."""
+"""Alignment of tensors in CUDA's memory."""
 ARENA_SHARE = 0.25
 """More than all values together: what an arena may lose in gaps. No GPU has confirmed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """How large batches may be, and what the largest takes while it is computed."""
+    """Largest batches, and the bytes that the largest takes while it is computed."""
 
     chunk: int
     max_rows: int
@@ -52,7 +52,7 @@ class BatchSizes:
     more_bytes: int
     """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
     max_nodes: int
-    """Of a tree."""
+    """Most nodes of a tree."""
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +74,7 @@ def batch_sizes(
 
     @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
-        """Of each graph of the cut."""
+        """Peak bytes of each graph of the cut."""
         by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
         found = [0] * len(made.graphs)
         for piece in made.pieces:
@@ -101,7 +101,7 @@ def batch_sizes(
 
 
 def _takes_padding(flow: Flow, roles: Roles) -> bool:
-    """Whether rows of different lengths can be padded at the beginning of their past.
+    """True if rows of different lengths can be padded at the beginning of their past.
 
     Fused attention counts tokens from the first one on, and so does a graph without positions.
     """
@@ -131,13 +131,13 @@ def feed_shapes(
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """What a decoder takes of the memory of a device that computes it."""
+    """Memory that a decoder takes of the device that computes it."""
 
     weight_bytes: int
     whole_bytes: int
     """Besides, where one session computes all of it."""
     pieces_bytes: int
-    """Where each graph of the cut has a session, besides weights."""
+    """Bytes besides weights where each graph of the cut has a session."""
 
 
 def device_sizes(
@@ -168,7 +168,7 @@ def device_sizes(
 
 
 def device_bytes(weights: Sequence[Weight]) -> int:
-    """What tensors take of a device's memory, where each begins at a round address."""
+    """Bytes of tensors in a device's memory, where each begins at a round address."""
     return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
 
 
@@ -181,12 +181,12 @@ def _unpacked_bytes(node: onnx.NodeProto) -> int:
 
 
 def resident_bytes(weight: Weight) -> int:
-    """Of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
+    """Bytes of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
     return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
 
 
 def loading_bytes(source: Source) -> int:
-    """What onnxruntime takes for a while when it packs weights, besides what it keeps.
+    """Bytes that onnxruntime takes for a while when it packs weights, besides those that it keeps.
 
     Measured with matrices of one size: 1.5 copies, where half precision is converted 4.6.
     """
@@ -214,7 +214,7 @@ def converted_bytes(made: Cut, source: Source) -> int:
 
 
 def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
-    """What a prompt's batches keep from piece to piece: hidden states, angles and masks."""
+    """Bytes that a prompt's batches keep from piece to piece: hidden states, angles and masks."""
     wide = 4 * roles.kv_heads * roles.head_size
     mask_bytes = sum(helper.tensor_dtype_to_np_dtype(mask.kind).itemsize for mask in masks)
     return n_tokens * (4 * 4 * wide + n_ctx * mask_bytes)

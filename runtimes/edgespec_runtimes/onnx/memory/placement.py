@@ -22,12 +22,12 @@ class PieceSize:
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """What a decoder would take of a GPU's memory."""
+    """Memory that a decoder would take of a GPU."""
 
     whole_bytes: int
     """A session that has everything in it."""
     fixed_bytes: int
-    """What pieces need besides their weights."""
+    """Bytes that pieces need besides their weights."""
     pieces: tuple[PieceSize, ...]
     """None: it is all or nothing."""
 
@@ -41,7 +41,7 @@ class GpuNeeds:
 
     @property
     def least_bytes(self) -> int:
-        """With fewer the CPU computes it."""
+        """Least bytes of GPU memory; with fewer the CPU computes it."""
         if not self.pieces:
             return self.whole_bytes
         return min(self.whole_bytes, self.fixed_bytes + sum(self.largest.values()))
@@ -49,7 +49,7 @@ class GpuNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the weights of a decoder are while a GPU computes it."""
+    """Division of a decoder's weights while a GPU computes it."""
 
     uses_gpu: bool = False
     """False: the CPU computes all of it."""
@@ -92,7 +92,8 @@ def place(gpu_bytes: int, needs: GpuNeeds) -> Placement:
 
 
 def _spread(pieces: Sequence[PieceSize], room: int) -> list[int]:
-    """Of the pieces that are not alone with their graph as many as fit into `room`, evenly spaced.
+    """Indices of as many pieces, of those not alone with their graph, as fit into `room`, evenly
+    spaced.
 
     While one that stays computes, the next that does not is read.
     """

@@ -29,17 +29,17 @@ _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What computes, by the names that onnxruntime has for it."""
+    """A device by the names that onnxruntime has for it."""
 
     provider: str
     label: str
     """For people."""
     memory: str = "cpu"
-    """What OrtValues and bindings call the memory that it computes in."""
+    """Name of the memory that it computes in, for OrtValues and bindings."""
     total_bytes: int = 0
-    """Of memory of its own; 0 where it computes in the process's."""
+    """Bytes of its own memory; 0 where it computes in the process's."""
     free_bytes: int = 0
-    """When it was found, with the driver's context already made."""
+    """Free bytes when it was found, with the driver's context already made."""
     reserved_bytes: int = 0
     """Kept for handles and workspaces of its libraries, which no allocation of ours shows."""
     slack_bytes: int = 0
@@ -54,7 +54,8 @@ class Device:
         return self.total_bytes > 0
 
     def providers(self, most_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
-        """As a session takes them; it may allocate `most_bytes` on the device, 0 for no limit."""
+        """Providers for a session, which may allocate `most_bytes` on the device, 0 for no
+        limit."""
         options: dict[str, str] = {}
         if self.provider == CUDA_PROVIDER:
             # the other strategy doubles what it takes each time, and nobody planned for that
@@ -74,7 +75,7 @@ CPU = Device(CPU_PROVIDER, "the CPU")
 
 
 def is_listed(provider: str) -> bool:
-    """Whether this build of onnxruntime has the provider."""
+    """True if this build of onnxruntime has the provider."""
     return provider in ort.get_available_providers()
 
 
@@ -166,7 +167,7 @@ def _why_cuda_is_unusable() -> str | None:
 
 
 def _computes_with_cuda() -> bool:
-    """Whether a session that wants CUDA gets it, and multiplies with it.
+    """True if a session that wants CUDA gets it, and multiplies with it.
 
     The product makes CUDA's libraries load what they keep, before memory is measured.
     """

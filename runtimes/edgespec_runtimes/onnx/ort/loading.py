@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 MEASURED_SHARE = 0.8
-"""How much of the whole the memory stands for. The rest is work on the graph that nothing measures:
-it goes by time, and approaches the end."""
+"""Share of the progress that follows resident memory. The rest is work on the graph that nothing
+measures: it goes by time, and approaches the end."""
 PACE_S = 10.0
 """In which the part that goes by time comes to about two thirds of itself."""
 
@@ -32,7 +32,7 @@ def watched(
     progress: Progress | None,
     resident: Callable[[], int] = process_rss_bytes,
 ) -> T:
-    """What `call` returns, run in a thread that ends with it; progress is told from this one.
+    """The result of `call`, run in a thread that ends with it; progress is told from this one.
 
     `expected_bytes` is what the call is expected to make resident. `cancel` makes it end soon, and
     is used when telling raises.

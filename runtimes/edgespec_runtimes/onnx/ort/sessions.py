@@ -143,7 +143,7 @@ class Session(Owner):
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self._is_elsewhere = wanted != CPU_PROVIDER
         self.operators = _by_provider(self._session) if self._is_elsewhere else {}
-        """How many of each kind a provider computes, where another than the CPU was wanted."""
+        """Number of operators of each kind by provider, where another than the CPU was wanted."""
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 

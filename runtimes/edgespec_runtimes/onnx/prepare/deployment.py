@@ -22,7 +22,7 @@ from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 
 class Deployment(Owner):
-    """What is known of where a decoder is computed; changes until it is loaded."""
+    """Device and cut of a decoder; changes until it is loaded."""
 
     def __init__(
         self, name: str, n_threads: int, choice: Choice, fit: Callable[[Device], FittedDecoder]
@@ -30,7 +30,7 @@ class Deployment(Owner):
         """`name` is the model's; `fit` makes it ready for a device, without sessions."""
         self.placement = Placement()
         self.most_bytes = 0
-        """What a session may allocate on the device; 0 for no limit."""
+        """Most bytes that a session may allocate on the device; 0 for no limit."""
         self._name = name
         self._n_threads = n_threads
         self._choice = choice
@@ -57,7 +57,7 @@ class Deployment(Owner):
 
     @property
     def in_memory(self) -> list[PieceWeights]:
-        """What the process keeps or streams: the weights that do not stay on a GPU."""
+        """Weights that the process keeps or streams because they do not stay on a GPU."""
         return [group for i, group in enumerate(self.fitted.groups) if i not in self.placement.kept]
 
     @property
@@ -81,7 +81,7 @@ class Deployment(Owner):
     def gpu_needs(
         self, source: Source, cache_bytes: int, n_layers: int, can_be_cut: bool
     ) -> tuple[needs.DeviceSizes, GpuNeeds]:
-        """What it would take of the device's memory, whole and, if it can be cut, by pieces."""
+        """Needs for the device's memory: whole and, if the decoder can be cut, by pieces."""
         fitted = self.fitted
         sizes = needs.device_sizes(
             fitted.device,
@@ -139,7 +139,7 @@ class Deployment(Owner):
 
     @property
     def notes(self) -> list[str]:
-        """What computes it and why, in sentences; nothing where there was no choice."""
+        """Sentences about the device that computes it and why; none where there was no choice."""
         notes = [self._choice.note] if self._choice.note else []
         if self.device.is_cpu:
             return notes

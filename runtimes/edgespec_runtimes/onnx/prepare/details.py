@@ -1,4 +1,4 @@
-"""What an ONNX model's files say to people. Reads no weights and knows nothing of onnxruntime."""
+"""Details of an ONNX model for people. Reads no weights and knows nothing of onnxruntime."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class FittedDecoder(Owner):
         most = request.budget_bytes or 1 << 62
         largest = [sizes for sizes in self.batches if sizes.max_nodes == request.max_nodes]
         self.sizes = largest[affordable([sizes.nbytes for sizes in largest], most)]
-        """What a GPU is asked for; the process's plan may choose others."""
+        """Batch sizes for a GPU; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
         self.sessions: list[Session] = []
@@ -85,7 +85,7 @@ class FittedDecoder(Owner):
 
     @property
     def is_refused(self) -> bool:
-        """Whether onnxruntime gave a session another provider than was wanted."""
+        """True if onnxruntime gave a session another provider than was wanted."""
         wanted = self.device.provider if self.device.has_memory else CPU.provider
         return any(wanted not in session.providers for session in self.sessions)
 

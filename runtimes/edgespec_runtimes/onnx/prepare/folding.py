@@ -27,7 +27,7 @@ Numbers = np.ndarray[Any, Any]
 MOST_NUMBERS = 16
 """Longer tensors are no shapes."""
 ROUNDS = 3
-"""What one round finds out tells the next one more shapes."""
+"""Rounds of folding: each finds shapes that tell the next one more."""
 
 
 def sizes_to_compare(
@@ -61,11 +61,11 @@ def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx
 
 
 class _Folding:
-    """What is known of a graph's integers for each of the sizes, and what follows from it."""
+    """Integers of a graph that are known for each of the sizes, and their consequences."""
 
     def __init__(self, model: onnx.ModelProto, known: Sequence[Mapping[str, Described]]) -> None:
         self.made: dict[str, TensorProto] = {}
-        """What operators are to be told, by name."""
+        """Constants for operators, by name."""
         self.found_something = False
         self._known = known
         self._constants = _small_integers(model.graph)
@@ -93,7 +93,7 @@ class _Folding:
         return copy
 
     def _same(self, name: str) -> Numbers | None:
-        """Of a computed value that is the same for all sizes: that value."""
+        """The value of a computed name that is the same for all sizes, else None."""
         if name in self._constants:
             return None
         found = [numbers[name] for numbers in self._numbers if name in numbers]
@@ -125,13 +125,13 @@ def _known_shape(known: Mapping[str, Described], name: str) -> Shape | None:
 
 
 def _reshape(made: Sequence[Shape]) -> list[int] | None:
-    """What Reshape is to be told, if at most one dimension varies."""
+    """Argument of Reshape, if at most one dimension varies; else None."""
     told = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*made, strict=True)]
     return told if told.count(-1) <= 1 and 0 not in told else None
 
 
 def _expand(given: Sequence[Shape], wanted: Sequence[Numbers | None]) -> list[int] | None:
-    """What Expand is to be told: 1 for a dimension that it leaves as it is."""
+    """Argument of Expand: 1 for a dimension that it leaves unchanged."""
     told = []
     shapes = [tuple(numbers.tolist()) for numbers in wanted if numbers is not None]
     if len(shapes) < len(given) or {len(s) for s in shapes} != {len(g) for g in given}:
@@ -190,7 +190,7 @@ def _filled(shape: Numbers, value: TensorProto | None = None) -> Numbers:
 
 
 def _divided(numbers: Numbers, by: Numbers) -> Numbers:
-    """Where the result does not depend on which way it is rounded."""
+    """A quotient that does not depend on the direction of rounding."""
     if (numbers < 0).any() or (by <= 0).any():
         raise ValueError("these are no sizes")
     return np.floor_divide(numbers, by)

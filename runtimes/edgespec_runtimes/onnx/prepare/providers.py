@@ -25,7 +25,7 @@ _MOST_KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What computes a model."""
+    """The device chosen for a model, with the reason."""
 
     device: Device
     note: str | None = None
@@ -55,7 +55,8 @@ def device_notes(
     n_parts: int,
     operators: Sequence[Mapping[str, Mapping[str, int]]],
 ) -> list[str]:
-    """What a device does for a model, and which operators onnxruntime did not let it compute."""
+    """Sentences about a device's share of a model, and the operators that onnxruntime did not let
+    it compute."""
     if not device.has_memory:
         what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
     elif placement.is_whole:
@@ -72,7 +73,7 @@ def device_notes(
 def _left_to_cpu(
     model: str, device: Device, operators: Sequence[Mapping[str, Mapping[str, int]]]
 ) -> str | None:
-    """What to say about operators that onnxruntime did not let the device compute.
+    """A sentence about operators that onnxruntime did not let the device compute, if there are any.
 
     `operators`: for each session how many of each kind a provider computes.
     """

@@ -1,4 +1,4 @@
-"""Who gets which bytes when a decoder runs: rows of the process's memory and of a GPU's.
+"""Rows of a decoder in the plan: of the process's memory and of a GPU's.
 
 Arithmetic on what is known of the decoder and on where its weights will be; measures nothing.
 """
@@ -22,7 +22,7 @@ def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow
 
 
 def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNeeds:
-    """What a GPU leaves to the CPU is computed in the same buffers."""
+    """Needs of a batch on the CPU; operators that a GPU leaves to the CPU use the same buffers."""
     more = MemoryRow(owner, "compute buffers of further sessions", sizes.more_bytes)
     buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
     # onnxruntime's output, and the copy that the engine works on
@@ -32,7 +32,7 @@ def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNe
 
 
 def resident_rows(owner: str, there: Deployment, source: Source) -> tuple[MemoryRow, ...] | None:
-    """Of one session that has all weights; None where a GPU has room for some of them only."""
+    """Rows of one session that has all weights; None where a GPU has room for some of them only."""
     weights = source.weights.values()
     if there.placement.is_whole:
         # mapped one after another, and what the driver copies them through
@@ -83,7 +83,7 @@ def cuts(there: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ..
 
 
 def gpu_rows(owner: str, there: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:
-    """Of the GPU's memory; nothing where the CPU computes."""
+    """Rows of the GPU's memory; none where the CPU computes."""
     buffers = "compute buffers and cache in use"
     if there.placement.is_whole:
         return (

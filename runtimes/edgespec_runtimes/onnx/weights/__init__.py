@@ -1,1 +1,1 @@
-"""Where weights are while a decoder runs."""
+"""Weights of a decoder while it runs: pinned, streamed, looked up or on a device."""

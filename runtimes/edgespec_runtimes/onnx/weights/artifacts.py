@@ -112,7 +112,7 @@ def _copied(
 
 
 def _identity(source: Source) -> tuple[str, str]:
-    """Of the model, without reading it: where it lies; how large and how old its files are."""
+    """Identity of the model without reading it: its path, and the sizes and ages of its files."""
     states = [file.stat() for file in source.files]
     known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
     return _short_hash(str(source.path.resolve())), _short_hash(repr(known))

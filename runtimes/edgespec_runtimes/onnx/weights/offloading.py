@@ -1,5 +1,5 @@
-"""Where the weights of a cut decoder are while a device with memory of its own computes it: some
-stay there, the others are copied there when their turn comes.
+"""Weights of a cut decoder while a device with memory of its own computes it: some stay there, the
+others are copied there when their turn comes.
 
 What is copied comes from the process's memory: pinned there, or streamed through the pager's ring.
 """

@@ -24,7 +24,7 @@ from edgespec_runtimes.onnx.weights.paged import PagedWeights, located
 
 
 def is_packed(graph: bytes) -> bool:
-    """Whether a graph has operators whose weights must be constants."""
+    """True if a graph has operators whose weights must be constants."""
     nodes = onnx.load_from_string(graph).graph.node
     return any(node.op_type in PACKED for node in nodes)
 

@@ -1,5 +1,5 @@
-"""Where the weights of a cut decoder are while it runs: small ones resident, layers pinned or
-streamed, embeddings looked up row by row.
+"""Weights of a cut decoder while it runs: small ones resident, layers pinned or streamed,
+embeddings looked up row by row.
 
 Gives each piece of the graph the addresses of its weights. Knows pieces and segments; running them
 is `decoder.py`'s business.
@@ -54,7 +54,8 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
 
 
 def small_weights(cut: Cut, source: Source) -> list[Weight]:
-    """What stays in memory: several pieces read it, or it is too small to be aligned."""
+    """Weights that stay in memory: several pieces read them, or they are too small to be
+    aligned."""
     users: dict[str, int] = {}
     for piece in cut.pieces:
         for name in {name for _, name in piece.weights}:
@@ -105,7 +106,8 @@ class EmbeddingTable(Owner):
 def open_tables(
     cut: Cut, source: Source, is_stopped: Callable[[], bool], progress: Progress | None
 ) -> Iterator[tuple[str, EmbeddingTable]]:
-    """What is looked up by token, with its table; one that lies by column is copied by row first.
+    """Weights that are looked up by token, each with its table; one that lies by column is copied
+    by row first.
 
     Raises ModelError and Cancelled.
     """
@@ -154,7 +156,7 @@ class PagedWeights(Owner):
 
     @property
     def stores(self) -> Sequence[Store]:
-        """What reads weights while passes compute."""
+        """Stores that read weights while passes compute."""
         return (self.pager,) if self.pager else ()
 
     def fill(self, progress: Progress | None) -> None:
@@ -204,7 +206,7 @@ class PagedWeights(Owner):
 
     @contextmanager
     def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
-        """Where in memory the weights of a piece are, by name, while the block lasts."""
+        """Memory of a piece's weights by name, valid while the block lasts."""
         segment = self._segment_of.get(index)
         if segment is None:
             yield self._resident
