@@ -70,7 +70,7 @@ MOST_BIAS = 10_000.0
 """Of whatever is added to a logit: far more than logits are apart, and sums of them stay finite."""
 MOST_CONFIG_BYTES = 1 << 20
 LEAST_BUDGET_BYTES = 1 << 20
-"""A number without a unit below this is no budget of a process."""
+"""Who writes a smaller number without a unit means another one; programs may ask with any."""
 
 
 def _budget(value: object, info: ValidationInfo) -> object:
@@ -88,7 +88,7 @@ def _budget(value: object, info: ValidationInfo) -> object:
             raise UsageError(f"{given}: there is no more than 100% of the memory")
         return text
     n_bytes = parse_size(value, named=given)
-    if text == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
+    if value == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
         raise UsageError(f"{given} means so many bytes; did you mean {text}{unit}?")
     return n_bytes
