@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgespec.ports import LanguageModel
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
+from edgespec.tree import TokenTree
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -200,6 +201,29 @@ def test_the_draft_reads_the_end_of_the_path_and_the_new_root_in_one_step() -> N
     rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
     generate(counting(), draft, max_tokens=6, **rules)
     assert draft.evaluations == [1, 1, 2, 1, 1][:4]
+
+
+class CountingBranches(FakeModel):
+    most_branches = 0
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        self.most_branches = max(self.most_branches, tree.branch_count(nodes))
+        return super().evaluate(tree, nodes)
+
+
+@pytest.mark.parametrize(("pacer", "branches"), [("best-first", True), ("linear", False)])
+def test_the_pacer_that_was_asked_for_grows_the_tree(pacer: str, branches: bool) -> None:
+    target = CountingBranches(random_language(7, N_VOCAB), N_VOCAB)
+    draft = FakeModel(random_language(8, N_VOCAB), N_VOCAB)
+    generate(target, draft, pacer=pacer, fallback="full", lookup=False)
+    assert (target.most_branches > 1) == branches
+
+
+def test_for_a_target_that_verifies_lines_no_branches_are_drafted() -> None:
+    target = counting(tree_capable=False, max_rollback=8, max_nodes=9, max_branches=1)
+    draft = CountingBranches(random_language(8, N_VOCAB), N_VOCAB)
+    generate(target, draft, pacer="best-first", fallback="full", lookup=False)
+    assert draft.most_branches == 1
 
 
 def test_max_nodes_of_the_target_bounds_every_pass() -> None:

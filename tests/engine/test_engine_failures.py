@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from edgespec.engine.loop import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
+from edgespec.tree import TokenTree
 from edgespec.values import PagingStats, PassReport
 from engine_cases import (
     COUNTING,
@@ -84,6 +85,26 @@ def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
     assert again.tokens == fresh.tokens
     assert target.prefilled == [4]
     assert target.evaluations[n_passes] == 3
+
+
+class Forgetful(FakeModel):
+    """Loses its whole text when a pass fails, as recurrent models may."""
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        try:
+            return super().evaluate(tree, nodes)
+        except ModelError:
+            self._committed.clear()
+            raise
+
+
+def test_what_a_model_lost_in_a_failed_pass_is_read_again() -> None:
+    target = Forgetful(COUNTING, N_VOCAB, hook=Failing(4, ModelError("the disk is gone")))
+    with Engine(target, counting()) as engine:
+        with pytest.raises(ModelError):
+            finish(engine.generate(PROMPT, GREEDY, 30))
+        assert engine.committed == ()
+        assert finish(engine.generate(PROMPT, GREEDY, 3)).tokens == (0, 1, 2)
 
 
 def test_every_error_of_a_pass_keeps_its_type() -> None:
