@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -255,13 +256,28 @@ class Timings:
     tokens_per_s: float = 0.0
 
 
+_TOP = struct.Struct("<id")
+"""A token and its log probability."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log probabilities of the target alone, before temperature, filters and grammars."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """The most probable tokens and their log probabilities, best first; as many as asked for."""
+    packed: bytes = b""
+    """The others, in 12 bytes each, since texts with many of them are kept whole: see `top`."""
+
+    @classmethod
+    def of(cls, logprob: float, top: Iterable[tuple[int, float]]) -> Self:
+        """`top` as the property of that name."""
+        return cls(logprob, b"".join(_TOP.pack(token, value) for token, value in top))
+
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]:
+        """The most probable tokens and their log probabilities, best first; as many as asked for.
+        Made anew at each look."""
+        return tuple(_TOP.iter_unpack(self.packed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,9 @@ def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
     best = exact.max()
     log_total = best + math.log(np.exp(exact - best).sum())
     top = top_tokens(logits, n_top) if n_top else ()
-    return TokenLogprobs(
+    return TokenLogprobs.of(
         float(exact[token] - log_total),
-        tuple((int(other), float(exact[other] - log_total)) for other in top),
+        ((int(other), float(exact[other] - log_total)) for other in top),
     )
 
 
