@@ -23,6 +23,10 @@ class FakeHub:
     """By repository the token that opens it."""
     breaks_after: list[int] = field(default_factory=list)
     """Each download takes one and closes the connection after so many bytes."""
+    elsewhere: str | None = None
+    """The endpoint of another hub, to which downloads are sent."""
+    tokens: list[str | None] = field(default_factory=list)
+    """That came with requests for files."""
     refusals: list[int] = field(default_factory=list)
     """Each download takes one and answers with this status."""
     told: dict[str, object] = field(default_factory=dict)
@@ -123,6 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if self.command == "HEAD":
             self._send(200, b"", headers, len(content))
+            return
+        self.hub.tokens.append(self.headers.get("Authorization"))
+        if self.hub.elsewhere is not None:
+            self._send(302, b"", {"Location": self.hub.elsewhere + self.path})
             return
         if self.hub.refusals:
             self._json(self.hub.refusals.pop(0), {"error": "out of order"})

@@ -19,6 +19,8 @@ from edgespec.hub.choice import HubFile
 from edgespec.hub.failures import HubFailure
 
 TIMEOUT_S = 20.0
+MOST_NAME_LENGTH = 1024
+"""Of a file, with its folders: more than any repository has."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
 _SHA1_DIGITS, _SHA256_DIGITS = 40, 64
@@ -84,7 +86,9 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
 
 def _is_inside(name: object) -> bool:
     """Whether a name is a path that stays inside a folder, on every system."""
-    if not isinstance(name, str) or not name.isprintable() or {"\\", ":"} & set(name):
+    if not isinstance(name, str) or len(name) > MOST_NAME_LENGTH or not name.isprintable():
+        return False
+    if {"\\", ":"} & set(name):
         return False
     path = PurePosixPath(name)
     return str(path) == name and not path.is_absolute() and ".." not in path.parts

@@ -125,6 +125,13 @@ def test_a_token_opens_a_private_repository(hub, tmp_path):
     assert fetch(hub, tmp_path, token="hf_secret").path.read_bytes() == MODEL
 
 
+def test_a_token_stays_with_the_hub_that_it_is_for(hub, tmp_path):
+    with serving(FakeHub({REPO: dict(FILES)})) as other:
+        hub.elsewhere = other.endpoint
+        assert fetch(hub, tmp_path, token="hf_secret").path.read_bytes() == MODEL
+    assert (hub.tokens, other.tokens) == (["Bearer hf_secret"], [None])
+
+
 def test_a_quantisation_that_is_not_there_names_those_that_are(hub, tmp_path):
     with pytest.raises(ModelError, match=r"has no Q2_K; it has: Q4_K_M \(2.2 MiB\), Q8_0"):
         fetch(hub, tmp_path, f"{REPO}:Q2_K")
@@ -238,7 +245,15 @@ def test_a_commit_that_is_none_is_refused(hub, tmp_path, commit):
 
 @pytest.mark.parametrize(
     "name",
-    ["../../x.gguf", "/tmp/x.gguf", "a/../../x.gguf", "..\\x.gguf", "C:x.gguf", "\x1b[2J.gguf"],
+    [
+        "../../x.gguf",
+        "/tmp/x.gguf",
+        "a/../../x.gguf",
+        "..\\x.gguf",
+        "C:x.gguf",
+        "\x1b[2J.gguf",
+        "Q4_" * 999 + ".gguf",
+    ],
 )
 def test_a_name_that_leads_outside_is_no_file_of_the_repository(hub, tmp_path, name):
     hub.repos[REPO] = {name: MODEL}
