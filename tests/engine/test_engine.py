@@ -188,6 +188,14 @@ def test_the_text_of_the_events_is_the_text_of_the_result() -> None:
     assert tuple(event.token for event in events) == result.tokens
 
 
+def test_log_probabilities_come_where_they_were_asked_for() -> None:
+    with Engine(counting()) as engine:
+        for n_logprobs, n_top in ((None, []), (0, [0, 0]), (2, [2, 2])):
+            request = engine.request(PROMPT, GREEDY, 2, n_logprobs=n_logprobs)
+            logged = [event.logprobs for event in engine.run(request)]
+            assert [len(each.top) for each in logged if each is not None] == n_top
+
+
 def test_events_say_whose_token_it_is() -> None:
     settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
     with Engine(counting(), counting(), settings) as engine:

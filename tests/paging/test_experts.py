@@ -28,13 +28,20 @@ SLICE = 3 * BLOCK_BYTES + 160
 """Neighbours share blocks."""
 
 
-def make_layers(n_layers: int, n_experts: int, n_used: int = 2) -> list[ExpertLayer]:
-    """Two matrices a layer, packed behind one another from byte 96 on."""
-    layers, offset = [], 96
+def make_layers(
+    n_layers: int,
+    n_experts: int,
+    n_used: int = 2,
+    sizes: Sequence[int] = (SLICE, SLICE + 64),
+    begin: int = 96,
+) -> list[ExpertLayer]:
+    """Matrices with slices of these sizes in each layer, packed behind one another from byte
+    `begin` on."""
+    layers, offset = [], begin
     for number in range(n_layers):
         matrices = []
-        for slice_bytes in (SLICE, SLICE + 64):
-            extent = Extent(0, offset, n_experts * slice_bytes)
+        for nbytes in sizes:
+            extent = Extent(0, offset, n_experts * nbytes)
             matrices.append(ExpertMatrix(extent, n_experts))
             offset += extent.nbytes
         layers.append(ExpertLayer(f"layer {number}", tuple(matrices), n_used))
@@ -177,9 +184,16 @@ def resident_bytes(cache: ExpertCache) -> int:
     return total
 
 
-def test_memory_stays_within_the_capacity(opened: Callable[..., tuple]) -> None:
+@pytest.mark.parametrize(
+    "layers",
+    [make_layers(4, 8), make_layers(4, 8, sizes=[3 * BLOCK_BYTES] * 2, begin=0)],
+    ids=["neighbours share blocks", "slices are whole blocks"],
+)
+def test_memory_stays_within_the_capacity(
+    opened: Callable[..., tuple], layers: list[ExpertLayer]
+) -> None:
     """Pages, not only the cache's own books: what is dropped goes back to the system."""
-    cache, _, _ = opened(make_layers(4, 8), n_fitting=5)
+    cache, _, _ = opened(layers, n_fitting=5)
     chance = random.Random(1)
     for _ in range(20):
         for layer in range(4):
@@ -273,6 +287,14 @@ def test_more_experts_than_fit_are_refused(opened: Callable[..., tuple]) -> None
     cache, _, _ = opened(make_layers(1, 4), n_fitting=3)
     with pytest.raises(EdgespecError, match="do not fit"):
         cache.acquire(0, choice([0, 1, 2, 3]))
+
+
+def test_a_cache_below_what_a_token_chooses_in_any_layer_is_refused(
+    opened: Callable[..., tuple],
+) -> None:
+    layers = [*make_layers(1, 4, n_used=1), *make_layers(1, 4, n_used=3)]
+    with pytest.raises(EdgespecError, match="cannot hold the experts that a token"):
+        opened(layers, n_fitting=2)
 
 
 def test_closing_leaves_no_thread(opened: Callable[..., tuple]) -> None:

@@ -161,6 +161,17 @@ def test_acquiring_out_of_order_delivers_the_right_segment(
         pager.release(i)
 
 
+def test_what_is_being_read_and_no_more_wanted_makes_room_when_it_has_come(
+    pagers: Callable[..., WeightPager],
+) -> None:
+    """The ring holds one segment, and the wrong one is on its way."""
+    pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.05), BLOCK_BYTES)
+    alarm = threading.Timer(5.0, pager.cancel)
+    alarm.start()
+    assert pager.acquire(1) is not None
+    alarm.cancel()
+
+
 def test_waiting_for_slow_storage_is_counted_as_stall(
     pagers: Callable[..., WeightPager],
 ) -> None:
