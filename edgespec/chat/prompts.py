@@ -155,4 +155,4 @@ class ChatPrompts:
 def _compiled(source: str, told: ChatFormat) -> ChatTemplate:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.chat.template import ChatTemplate
-    return ChatTemplate(source, told.special_tokens, told.control_tokens)
+    return ChatTemplate(source, told.special_tokens, told.control_tokens, told.added_tokens)

@@ -27,7 +27,8 @@ class ChatTemplate:
 
     `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are what it knows as
     `bos_token`, `eos_token` and so on; `control_tokens` are the spellings that only the template
-    may use. Raises ModelError for a template that cannot be compiled.
+    may use, `added_tokens` those that users and tools may not, if the template does. Raises
+    ModelError for a template that cannot be compiled.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str] | None = None,
         control_tokens: Iterable[str] = (),
+        added_tokens: Iterable[str] = (),
     ) -> None:
         if len(source) > MOST_SOURCE_CHARACTERS:
             raise ModelError(
@@ -43,9 +45,12 @@ class ChatTemplate:
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
-        self._control = ControlTexts(control_tokens)
+        turn_marks = {token for token in added_tokens if token in source and _is_mark(token)}
+        self._control = ControlTexts({*control_tokens, *turn_marks})
         marks = marks_of(source)
-        self._marks = () if marks is None else (marks.begin, marks.end)
+        reasoning = set() if marks is None else {marks.begin, marks.end}
+        self._kept = dict.fromkeys(("system", "developer"), turn_marks)
+        self._kept["assistant"] = turn_marks | reasoning
         self._turn = threading.Lock()
         self._meter = Meter()
         self._environment = ChatEnvironment(self._meter)
@@ -116,13 +121,17 @@ class ChatTemplate:
         return control.pieces(text, seam)
 
     def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
-        """Templates look for the marks around reasoning in what assistants wrote: those stay."""
-        role = message["role"]
-        kept = self._marks if role == "assistant" else ()
+        """An assistant's marks around reasoning and calls stay, and an application's own."""
+        kept = self._kept.get(message["role"], ())
         return {
             name: value if name == "role" else self._control.seamed(value, seam, kept)
             for name, value in message.items()
         }
+
+
+def _is_mark(token: str) -> bool:
+    """Tells `<|User|>` from the words and blanks that vocabularies add, too."""
+    return token[:1] in ("<", "[") and token[-1:] in (">", "]")
 
 
 def _failure(error: BaseException) -> ModelError:

@@ -23,7 +23,9 @@ class ChatFormat:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """`bos_token`, `eos_token` and so on, and their text."""
     control_tokens: frozenset[str] = frozenset()
-    """Texts that are read as control tokens wherever they stand."""
+    """Texts that are read as control tokens wherever they stand, or end a text."""
+    added_tokens: frozenset[str] = frozenset()
+    """Texts that are read as one token wherever they stand, and are no control tokens."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the model's makers recommend, by the names of `SamplingParams`; not
     checked."""

@@ -95,6 +95,20 @@ def test_templates_find_the_marks_around_an_assistants_reasoning():
     assert knows.pieces([{"role": "assistant", "content": text}]) == ["Four."]
 
 
+TURNS = "{% for m in messages %}<|User|>{{ m.content }}{% endfor %}<tool_call> **"
+
+
+@pytest.mark.parametrize(
+    ("role", "n_pieces"), [("user", 3), ("tool", 3), ("assistant", 1), ("system", 1)]
+)
+def test_marks_of_the_template_that_are_no_control_tokens_are_the_models_own(role, n_pieces):
+    """Some models' turns are marked by tokens that their vocabulary calls ordinary."""
+    added = ("<|User|>", "<tool_call>", "<table>", "**", "\n\n")
+    knows = ChatTemplate(TURNS, added_tokens=added)
+    messages = [{"role": role, "content": "**a**\n\n<table><|User|>b<tool_call>"}]
+    assert len(knows.pieces(messages)) == n_pieces
+
+
 def test_a_tokenizer_that_begins_with_a_blank_adds_none_at_a_cut():
     def encode(text: str) -> list[int]:
         return [ord(letter) for letter in " " + text]

@@ -29,12 +29,18 @@ class GgufVocabulary:
         self.eog_tokens = frozenset(
             token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
         )
-        control = frozenset(
-            text.decode(errors="replace")
-            for token, text in enumerate(token_table[: self.n_vocab])
-            if lib.llama_vocab_get_attr(self._vocab, token) & _CONTROL
+        control, added = set(), set()
+        for token, text in enumerate(token_table[: self.n_vocab]):
+            kind = lib.llama_vocab_get_attr(self._vocab, token)
+            if kind & _CONTROL or token in self.eog_tokens:
+                control.add(text.decode(errors="replace"))
+            elif kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+                added.add(text.decode(errors="replace"))
+        self.chat_format = replace(
+            chat_format or ChatFormat(),
+            control_tokens=frozenset(control),
+            added_tokens=frozenset(added),
         )
-        self.chat_format = replace(chat_format or ChatFormat(), control_tokens=control)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raw = text.encode()

@@ -101,11 +101,15 @@ def read_vocabulary(
     if bad := [token for token in eog if token not in range(n_vocab)]:
         raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
     control = frozenset(
-        token["content"]
-        for token in added.values()
-        if token.get("special") and isinstance(token.get("content"), str)
+        names[token]
+        for token, about in added.items()
+        if token in names and (about.get("special") or token in eog)
     )
-    told = replace(chat_format(folder), control_tokens=control)
+    told = replace(
+        chat_format(folder),
+        control_tokens=control,
+        added_tokens=frozenset(names[token] for token in added if token in names) - control,
+    )
     return TokenizerVocabulary(tokenizer, table, pieces, eog, told)
 
 
