@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import edgespec
+from edgespec import errors
+
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
@@ -40,6 +43,12 @@ def test_places_in_the_code_exist(paper: Path) -> None:
     places = set(PLACE.findall(CODE.sub("", paper.read_text(encoding="utf-8"))))
     places = {place for place in places if not re.search("NAME|NNNN", place)}
     assert not [place for place in places if not (ROOT / place).exists()]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").split()
+    missing = {name for name in edgespec.__all__ if f"edgespec.{name}" not in shown}
+    assert not {name for name in missing if not hasattr(errors, name)}
 
 
 def test_the_figure_is_what_the_bench_draws() -> None:
