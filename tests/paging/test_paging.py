@@ -161,15 +161,65 @@ def test_acquiring_out_of_order_delivers_the_right_segment(
         pager.release(i)
 
 
+@pytest.fixture
+def alarm(pagers: Callable[..., WeightPager]) -> Iterator[Callable[[WeightPager], None]]:
+    """A pager that waits in vain is cancelled: `acquire` returns None then."""
+    timers: list[threading.Timer] = []
+
+    def start(pager: WeightPager) -> None:
+        timers.append(threading.Timer(5.0, pager.cancel))
+        timers[-1].start()
+
+    yield start
+    for timer in timers:
+        timer.cancel()
+
+
+def wait_until_full(pager: WeightPager, n_slots: int) -> None:
+    while sum(slot.ready for slot in pager._slots) < n_slots:
+        time.sleep(0.001)
+
+
 def test_what_is_being_read_and_no_more_wanted_makes_room_when_it_has_come(
-    pagers: Callable[..., WeightPager],
+    pagers: Callable[..., WeightPager], alarm: Callable[[WeightPager], None]
 ) -> None:
     """The ring holds one segment, and the wrong one is on its way."""
     pager = pagers(equal_segments(2, BLOCK_BYTES), SlowReader(0.05), BLOCK_BYTES)
-    alarm = threading.Timer(5.0, pager.cancel)
-    alarm.start()
+    alarm(pager)
     assert pager.acquire(1) is not None
-    alarm.cancel()
+
+
+def test_what_was_read_and_is_no_more_wanted_makes_room_at_once(
+    pagers: Callable[..., WeightPager], alarm: Callable[[WeightPager], None]
+) -> None:
+    """The ring is full of segments that the consumer leaves out."""
+    pager = pagers(equal_segments(4, BLOCK_BYTES), SlowReader(), 2 * BLOCK_BYTES)
+    wait_until_full(pager, 2)
+    alarm(pager)
+    assert pager.acquire(3) is not None
+
+
+def wait_until_read(reader: SlowReader, starts: list[int]) -> None:
+    deadline = time.monotonic() + 5.0
+    while reader.starts != starts:
+        assert time.monotonic() < deadline, f"{reader.starts} were read, not {starts}"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["released", "skipped"])
+def test_what_makes_room_is_read_over_before_anybody_asks(
+    pagers: Callable[..., WeightPager], skips: bool
+) -> None:
+    """Computing on a segment hides the reads of those behind it."""
+    reader = SlowReader()
+    pager = pagers(equal_segments(3, BLOCK_BYTES), reader, 2 * BLOCK_BYTES)
+    wait_until_full(pager, 2)
+    if skips:
+        pager.acquire(1)
+    else:
+        pager.acquire(0)
+        pager.release(0)
+    wait_until_read(reader, [0, BLOCK_BYTES, 2 * BLOCK_BYTES])
 
 
 def test_waiting_for_slow_storage_is_counted_as_stall(
