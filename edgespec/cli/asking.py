@@ -71,7 +71,8 @@ def make_private(history: Path) -> None:
     try:
         descriptor = os.open(history, flags, PRIVATE_MODE)
         try:
-            os.fchmod(descriptor, PRIVATE_MODE)
+            if hasattr(os, "fchmod"):  # not on Windows
+                os.fchmod(descriptor, PRIVATE_MODE)
         finally:
             os.close(descriptor)
     except OSError as error:
