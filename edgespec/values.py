@@ -35,6 +35,9 @@ class ModelInfo:
     """Share of a mixture's experts, read one by one, that a token uses; 1 for other models."""
     prompt_batch: int = 512
     """Most tokens of a prompt that one pass reads."""
+    prompt_tile: int = 0
+    """Prompts of so many tokens are computed by kernels that need so many rows and round otherwise
+    than those of shorter ones and of passes; 0 where all tokens round alike."""
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32

@@ -142,9 +142,16 @@ class Engine(Owner):
         """Leave the models without a text."""
         self._pair.rewind(0)
 
-    def adopt(self, tokens: Sequence[int]) -> None:
-        """The models were given the keys and values of `tokens`, the draft those of a part."""
+    @property
+    def n_tiled(self) -> int:
+        """Of the committed tokens, those that were computed in tiles."""
+        return self._pair.n_tiled
+
+    def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
+        """The models were given the keys and values of `tokens`, the draft those of a part;
+        `n_tiled` of them were computed in tiles."""
         self._pair.committed = list(tokens)
+        self._pair.n_tiled = n_tiled
 
     def run(self, request: Request) -> Generator[TokenEvent, None, None]:
         """Yield the tokens of a request. When it ends, however, no model holds provisional KV.

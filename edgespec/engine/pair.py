@@ -42,6 +42,8 @@ class Pair(Owner):
         self.is_paged = target.paging().segments > 0
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; that of each drafter is a prefix of it."""
+        self.n_tiled = 0
+        """Of them, those that were computed in tiles: what a prompt begins with, if it is long."""
         self.running: Request | None = None
         """What the models work for."""
         self.clock = clock
@@ -65,6 +67,8 @@ class Pair(Owner):
         read = partial(self.target.prefill, tokens, progress)
         self._worker.run(read, self.target.cancel, self.check_cancelled)
         self.committed += tokens
+        if 0 < self.target.info.prompt_tile <= len(self.committed):
+            self.n_tiled = len(self.committed)
         self._gate = self._gate.observe(self.target.last_report)
 
     def evaluate(
@@ -104,6 +108,7 @@ class Pair(Owner):
         """Leave the models with `n_tokens` of the committed text, or fewer, and nothing else."""
         self.target.truncate(min(n_tokens, self.target.n_committed))
         del self.committed[min(n_tokens, self.target.n_committed) :]
+        self.n_tiled = min(self.n_tiled, len(self.committed))
         if self.grower is not None:
             self.grower.rewind(len(self.committed))
 

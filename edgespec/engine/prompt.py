@@ -5,7 +5,8 @@ Knows the pair and the request; neither drafts nor decides whether anybody does.
 
 from __future__ import annotations
 
-from edgespec.config import USUAL_DRAFT_MAX
+from collections.abc import Sequence
+
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import Request
 from edgespec.engine.round import common_length
@@ -13,13 +14,10 @@ from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, TokenEvent
 
-LONGEST_TAIL = 1 + USUAL_DRAFT_MAX
-"""Tokens: how a prompt is read decides how it rounds, and should not follow what a plan affords."""
-
 
 def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None:
-    """Commit all but the prompt's last token, reading no more than differs from the last text.
-    Returns what that cost the target, None if it had nothing to read.
+    """Commit all but the prompt's last token, reading no more than the target does not hold as it
+    would compute it. Returns what that cost the target, None if it had nothing to read.
 
     What goes on from there and fits into one pass is left to `read_tail`. With `drafts` those who
     guess read it, too.
@@ -29,14 +27,11 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     begun = pair.clock()
     if request.keeper is not None:
         request.keeper.before_prompt(prompt, request.tally)
-    reused = common_length(pair.committed, prompt[:-1])
-    if reused < len(pair.committed) and not pair.target.info.tree_capable:
-        reused = 0  # recurrent state cannot be rewound by a few tokens
-    pair.rewind(reused)
+    pair.rewind(_reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
     report = None
-    if reused and _fits_a_pass(pair, len(unread) + 1):
+    if reused and not _is_tiled(pair, prompt[:-1]) and _fits_a_pass(pair, len(unread) + 1):
         unread = []
     if unread:
         pair.prefill(unread, request.progress)
@@ -74,6 +69,27 @@ def read_tail(pair: Pair, request: Request) -> TokenEvent:
     return event
 
 
+def _reusable(pair: Pair, text: Sequence[int]) -> int:
+    """How many tokens that `text` begins with the target holds as reading all of it computes them:
+    a session's past shall not change what is written."""
+    info = pair.target.info
+    reused = common_length(pair.committed, text)
+    if _is_tiled(pair, text):
+        reused = min(reused, pair.n_tiled)
+        if reused < len(text):
+            reused = min(reused, len(text) - info.prompt_tile)
+    elif pair.n_tiled:
+        reused = 0
+    if reused < len(pair.committed) and not info.tree_capable:
+        return 0  # recurrent state cannot be rewound by a few tokens
+    return reused
+
+
+def _is_tiled(pair: Pair, text: Sequence[int]) -> bool:
+    """Whether a prompt is computed otherwise than what is generated after it."""
+    return 0 < pair.target.info.prompt_tile <= len(text)
+
+
 def _n_passes(pair: Pair, n_tokens: int) -> int:
     """That read so many tokens of a prompt."""
     return -(-n_tokens // pair.target.info.prompt_batch)
@@ -82,4 +98,4 @@ def _n_passes(pair: Pair, n_tokens: int) -> int:
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
     """Whether one pass may both read so many tokens and say what follows them."""
     info = pair.target.info
-    return info.tree_capable and n_tokens <= min(info.max_nodes, LONGEST_TAIL)
+    return info.tree_capable and n_tokens <= info.max_nodes

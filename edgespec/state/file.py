@@ -52,6 +52,8 @@ class Header(_Strict):
     processor: str = "that are not on record"
     """Instruction sets of the one that computed it."""
     n_tokens: int = Field(ge=1, lt=1 << 31)
+    n_tiled: int = Field(default=0, ge=0)
+    """Of them, those that the target computed in tiles."""
     target: ModelState
     draft: ModelState | None = None
 

@@ -35,8 +35,12 @@ class HoldsText(Protocol):
     def forget(self) -> None:
         """Leave the models without a text."""
 
-    def adopt(self, tokens: Sequence[int]) -> None:
-        """The models hold the keys and values of `tokens` from now on."""
+    @property
+    def n_tiled(self) -> int: ...
+
+    def adopt(self, tokens: Sequence[int], n_tiled: int) -> None:
+        """The models hold the keys and values of `tokens` from now on; `n_tiled` of them were
+        computed in tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class StateKeeper:
             edgespec=_version(),
             processor=instruction_sets(),
             n_tokens=len(tokens),
+            n_tiled=self._engine.n_tiled,
             target=target.model_copy(update={"n_tokens": len(tokens)}),
             draft=draft,
         )
@@ -138,7 +143,7 @@ class StateKeeper:
                     else:
                         reader.skip_model()
                 reader.end()
-                self._engine.adopt(kept.tokens)
+                self._engine.adopt(kept.tokens, reader.header.n_tiled)
         except BaseException:
             self._engine.forget()
             raise
@@ -170,7 +175,7 @@ class StateKeeper:
                 f"{path} is state {reason}: load what it was made with, or name another file"
             )
         info = self._target.info
-        fits = header.target.n_tokens == header.n_tokens <= info.n_ctx
+        fits = header.n_tiled <= header.target.n_tokens == header.n_tokens <= info.n_ctx
         if not fits or int(reader.tokens.max()) >= info.n_vocab:
             raise reader.damaged()
         if header.draft is None or draft is None or differences(header.draft, draft):

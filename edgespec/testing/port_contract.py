@@ -326,11 +326,21 @@ class PortContract:
         assert self.same(model.evaluate(TokenTree(tokens[9]), [ROOT])[0], expected)
 
     def test_closing_twice_is_closing_once(
-        self, model_factory: Callable[[], LanguageModel]
+        self, model_factory: Callable[[], LanguageModel], tokens: list[int]
     ) -> None:
+        """What was released once may be another model's by the second time."""
         model = model_factory()
+        totals = model.paging()
         model.close()
+        n_threads = threading.active_count()
         model.close()
+        assert model.paging() == totals
+        assert threading.active_count() == n_threads
+        another = model_factory()
+        model.close()
+        another.prefill(tokens)
+        assert another.n_committed == len(tokens)
+        another.close()
 
 
 def _wide_tree(tokens: Sequence[int]) -> tuple[TokenTree, list[list[int]]]:

@@ -18,6 +18,8 @@ from server_running import TEMPLATE, pair, serving
 
 N_TOKENS = 40
 PROMPT = "def read_lines(filename):"
+LONG_PROMPT = "import sys\n\n" + 8 * "def read_lines(filename):\n    return filename\n\n" + PROMPT
+"""Longer than a tile of attention, and than a batch of a prompt."""
 MESSAGES = [{"role": "user", "content": "write gcd"}]
 GREEDY: dict[str, Any] = {"seed": 7, "temperature": 0}
 WARM: dict[str, Any] = {"seed": 7, "temperature": 0.8, "top_k": 0, "top_p": 1, "min_p": 0}
@@ -53,13 +55,16 @@ def run(command: str, rules: dict[str, Any], *arguments: str, lines: str = "") -
     return done.stdout
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT], ids=["short", "long"])
 @RULES
 def test_a_prompt_is_continued_alike(
-    session: Session, server: httpx.Client, rules: dict[str, Any]
+    session: Session, server: httpx.Client, rules: dict[str, Any], prompt: str
 ) -> None:
-    expected = session.generate(PROMPT, SamplingParams(**rules), N_TOKENS).text
-    asked = {"prompt": PROMPT, "max_tokens": N_TOKENS} | rules
-    assert json.loads(run("generate", rules, "-p", PROMPT, "--json"))["text"] == expected
+    """The session has read other texts before, and a part of this one; the command has not."""
+    session.generate(prompt[: len(prompt) // 2], max_tokens=3)
+    expected = session.generate(prompt, SamplingParams(**rules), N_TOKENS).text
+    asked = {"prompt": prompt, "max_tokens": N_TOKENS} | rules
+    assert json.loads(run("generate", rules, "-p", prompt, "--json"))["text"] == expected
     assert session.create_completion(**asked)["choices"][0]["text"] == expected  # type: ignore[index]
     answer = server.post("/v1/completions", json=asked)
     assert answer.json()["choices"][0]["text"] == expected

@@ -28,7 +28,7 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
-from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, RowOrder, catching_backend
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.even_products import EvenProducts
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
@@ -54,8 +54,10 @@ class GgufModel:
         *,
         origin: StateOrigin,
         weight_types: Collection[str] = (),
+        prompts_are_even: bool = False,
     ) -> None:
-        """`weight_types`: of the matrices whose products are to round alike, however many rows."""
+        """`weight_types`: of the matrices whose products are to round alike, however many rows.
+        `prompts_are_even`: a prompt is to round alike whatever of it was read before."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._told = Reads()
@@ -87,6 +89,9 @@ class GgufModel:
             weight_types,
             weights.sliced.backends if weights else (),
         )
+        self._prompts_are_even = prompts_are_even
+        if prompts_are_even and shape.n_batch >= EVEN_BATCH:
+            self.info = replace(self.info, prompt_tile=self._row_order.prompt_tile)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
@@ -110,6 +115,8 @@ class GgufModel:
 
     def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
         begin = 0
+        tile = self.info.prompt_tile
+        in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_even
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
@@ -118,7 +125,7 @@ class GgufModel:
                     progress("reading the prompt", (begin + share * size) / len(tokens))
 
             positions = range(self.n_committed, self.n_committed + size)
-            self._row_order.prepare(size, positions[-1] + 1, in_tiles=True)
+            self._row_order.prepare(size, positions[-1] + 1, in_tiles)
             self._decode(chunk, positions, [[HOME]] * size, False, start, report)
             self._branches.extend(size)
             report(1.0)

@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import contexts, loading
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS, TILED_TYPES
 from edgespec_runtimes.gguf.llama.even_products import can_be_evened
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.stopping import Stop
@@ -48,7 +48,7 @@ from edgespec_runtimes.gguf.rounding import (
 )
 
 BATCH_SIZES = (512, EVEN_BATCH)
-"""Tokens of a prompt in one batch; smaller ones would change the text."""
+"""Tokens of a prompt in one batch; smaller ones would change the text of models with tiles."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
@@ -94,6 +94,12 @@ class PreparedGguf:
                 products_are_even=not self._offloading.names and can_be_evened(),
                 is_packed=self._is_packed(plan),
                 rows_can_be_evened=sys.platform == "linux",
+            )
+        if plan is not None and request.owner == "target" and self._turns_differ:
+            notes.append(
+                f"{self.info.name}: its state goes on from turn to turn, and llama.cpp reads whole "
+                "texts with another rounding than what follows them: where two tokens are as good "
+                "as equal, a further turn may differ from the same text read at once"
             )
         return notes
 
@@ -357,6 +363,7 @@ class PreparedGguf:
                     trace=trace,
                     origin=self._state_origin(shape),
                     weight_types=self._types_to_round_alike(is_packed),
+                    prompts_are_even=self._prompts_are_even(is_packed),
                 )
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
@@ -374,6 +381,19 @@ class PreparedGguf:
             types &= set(UNQUANTISED)
         return types
 
+    def _prompts_are_even(self, is_packed: bool) -> bool:
+        """Whether what a session read before shall not change how a prompt rounds. A recurrent
+        state that went on from tiles would have to be made anew with every turn."""
+        is_even = not (is_packed and has_uneven_packing(self._header))
+        is_even &= self._options.flash_attn != "off" and not self._offloading.names
+        return self._request.owner == "target" and is_even and not self._turns_differ
+
+    @property
+    def _turns_differ(self) -> bool:
+        """Whether a turn that goes on from the last one rounds otherwise than the whole text."""
+        has_tiles = not TILED_TYPES.isdisjoint(multiplied_types(self._header))
+        return not self.info.tree_capable and has_tiles
+
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {
             "llama-cpp-python": loading.version(),
@@ -383,6 +403,7 @@ class PreparedGguf:
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
             "--n-gpu-layers": str(self._n_gpu_layers),
+            "kernels for prompts": "those of single rows, but for tiles",
         }
         return StateOrigin(self._header.paths, settings)
 

@@ -58,7 +58,7 @@ def rounding_notes(
         why.append("flash attention is off")
     return [
         f"{name}: {reason}, and llama.cpp rounds otherwise for several rows than for one: where "
-        "two tokens are as good as equal, a draft may change which is written"
+        "two tokens are as good as equal, a draft or an earlier text may change which is written"
         for reason in why
     ]
 

@@ -59,6 +59,14 @@ class RowOrder:
         self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
+    @property
+    def prompt_tile(self) -> int:
+        """Tokens from which on a prompt goes through tiles: where products have some, since they
+        are several times as fast, and where nothing can be switched. Elsewhere it saves more to
+        have all tokens round alike."""
+        needs_tiles = self._has_tiled_products or (self._attention_varies and not self._backends)
+        return TILE_ROWS if needs_tiles else 0
+
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
         """Call before rows are computed that see up to `n_cells` cells: all sum up alike, unless
         they may go through tiles. Where they do so anyway the switch, which has other effects,

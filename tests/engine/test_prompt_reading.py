@@ -1,0 +1,102 @@
+"""Which tokens of a prompt are read again, and by which kernels: that follows from the prompt
+alone, whatever a session did before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.loop import Engine
+from edgespec.ports import Progress
+from edgespec.testing.fake_model import FakeModel
+from edgespec.tree import TokenTree
+from engine_cases import COUNTING, GREEDY, N_VOCAB, finish
+
+TILE = 8
+
+
+class TwoKernels(FakeModel):
+    """Long prompts are computed in tiles, which need so many rows; everything else by row."""
+
+    def __init__(self, tile: int = TILE, tree_capable: bool = True, max_nodes: int = 64) -> None:
+        super().__init__(COUNTING, N_VOCAB, tree_capable=tree_capable, max_nodes=max_nodes)
+        self.info = replace(self.info, prompt_tile=tile)
+        self.kernels = ""
+        """Of the committed tokens: t or r each."""
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        in_tiles = 0 < self.info.prompt_tile <= self.n_committed + len(tokens)
+        assert not in_tiles or len(tokens) >= self.info.prompt_tile
+        super().prefill(tokens, progress)
+        self.kernels += len(tokens) * ("t" if in_tiles else "r")
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        super().commit(tree, path, keep)
+        self.kernels += len(path) * "r"
+
+    def truncate(self, n_tokens: int) -> None:
+        super().truncate(n_tokens)
+        self.kernels = self.kernels[: self.n_committed]
+
+
+def written(target: TwoKernels, engine: Engine, prompt: Sequence[int]) -> None:
+    """Two tokens after a prompt; the target holds the prompt and the first of them."""
+    finish(engine.generate(prompt, GREEDY, max_tokens=2))
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
+
+
+@given(
+    texts=st.lists(prompts, min_size=1, max_size=5),
+    tree_capable=st.booleans(),
+    max_nodes=st.sampled_from([1, 4, 64]),
+)
+def test_kernels_follow_from_the_prompt(
+    texts: list[list[int]], tree_capable: bool, max_nodes: int
+) -> None:
+    target = TwoKernels(tree_capable=tree_capable, max_nodes=max_nodes)
+    with Engine(target) as engine:
+        for text in texts:
+            written(target, engine, text)
+            n_read = len(text) - 1
+            kernel = "t" if n_read >= TILE else "r"
+            assert target.kernels[:n_read] == n_read * kernel
+            assert set(target.kernels[n_read:]) == {"r"}
+
+
+@given(texts=st.lists(prompts, min_size=2, max_size=2))
+def test_where_all_tokens_round_alike_nothing_is_read_twice(texts: list[list[int]]) -> None:
+    target = TwoKernels(tile=0)
+    first, more = texts
+    with Engine(target) as engine:
+        written(target, engine, first)
+        held = list(engine.committed)
+        before = len(target.prefilled), sum(target.evaluations)
+        written(target, engine, [*held, *more])
+    n_new = sum(target.prefilled[before[0] :]) + sum(target.evaluations) - before[1]
+    assert n_new == len(more) + 1
+
+
+@pytest.mark.parametrize("max_nodes", [17, 97])
+def test_a_rest_of_any_length_that_fits_a_pass_is_read_in_one(max_nodes: int) -> None:
+    target = TwoKernels(tile=0, max_nodes=max_nodes)
+    with Engine(target) as engine:
+        written(target, engine, [1, 2, 3])
+        before = len(target.evaluations)
+        written(target, engine, [*engine.committed, *([1] * max_nodes)])
+    assert target.evaluations[before] == max_nodes
+
+
+def test_what_was_generated_is_read_again_in_tiles() -> None:
+    target = TwoKernels()
+    with Engine(target) as engine:
+        written(target, engine, [1] * (2 * TILE + 1))
+        answered = list(engine.committed)
+        before = len(target.prefilled)
+        written(target, engine, [*answered, 1])
+    assert target.prefilled[before:] == [TILE]
