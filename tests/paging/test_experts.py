@@ -363,6 +363,25 @@ def test_rounds_end_when_they_are_cancelled(opened: Callable[..., tuple]) -> Non
             assert slice_in(cache, 0, 0, expert) == expected
 
 
+def test_what_a_cancelled_round_was_still_reading_makes_room_later(
+    opened: Callable[..., tuple],
+) -> None:
+    cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
+    gate.open.clear()
+    cache.choose(0, choice(range(6)))
+    canceller = threading.Timer(0.05, cache.cancel)
+    canceller.start()
+    assert not list(cache.rounds(0, 0, choice(range(6))))
+    gate.open.set()
+    while cache._n_reading or cache._wanted:
+        time.sleep(0.001)
+    cache.resume()
+    alarm = threading.Timer(5.0, cache.cancel)
+    alarm.start()
+    assert cache.acquire(0, choice([4, 5])) and cache.complete(0)
+    alarm.cancel()
+
+
 def test_a_round_that_fails_is_tried_again(opened: Callable[..., tuple]) -> None:
     cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
     cache.choose(0, choice(range(6)))

@@ -59,6 +59,14 @@ def whole(reader: DirectReader) -> bytes:
         return bytes(memory.view(0, FILE_BYTES))
 
 
+def test_a_run_that_is_longer_than_one_read_arrives_whole(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.paging.reader.READ_BYTES", BLOCK_BYTES)
+    with DirectReader([weights]) as reader:
+        assert whole(reader) == weights.read_bytes()
+
+
 def fail_with_einval(
     monkeypatch: pytest.MonkeyPatch, call: str, is_refused: Callable[..., bool]
 ) -> None:
