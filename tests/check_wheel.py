@@ -40,7 +40,7 @@ def _unwanted(found: set[str]) -> list[str]:
 def _wanted() -> set[str]:
     manifest = tomllib.loads((ROOT / "models/embedded.toml").read_text(encoding="utf-8"))
     prompts = {"held_out_prompts.jsonl", "prompts.jsonl", "repeating_prompts.jsonl"}
-    models = {"embedded.toml", "tokenizer.json", *prompts}
+    models = {"embedded.toml", "packaged.toml", "tokenizer.json", *prompts}
     models |= {
         file["file"]
         for role in manifest.values()

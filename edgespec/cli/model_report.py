@@ -60,7 +60,7 @@ def list_table(models: Sequence[ListedModel]) -> list[str]:
         (
             listed.known.name,
             listed.known.path.name,
-            format_size(listed.size_bytes),
+            format_size(listed.size_bytes or listed.to_fetch_bytes),
             listed.known.format,
             listed.known.quantization or UNKNOWN,
             _count(listed.known.parameters),
@@ -296,6 +296,8 @@ def _intact(files: Sequence[FileState]) -> bool | None:
 
 
 def _checksum(listed: ListedModel) -> str:
+    if listed.to_fetch_bytes:
+        return f"to fetch: models pull {listed.known.name}"
     if any(file.size_bytes is None for file in listed.files):
         return "missing"
     match _intact(listed.files):

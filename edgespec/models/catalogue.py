@@ -24,6 +24,7 @@ from edgespec.models.embedded import (
     manifest,
     models_folder,
 )
+from edgespec.models.packaged import packaged, place_of
 from edgespec.settings import expanded, nearest
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def find(name: str) -> Path:
     found = lookup(name)
     if found is not None:
         return found
+    if name in packaged():
+        raise ModelError(f"{name} is not here yet: edgespec models pull {name} fetches it")
     if said := hint(name):
         raise ModelError(said)
     raise ModelError(
@@ -162,12 +165,18 @@ def cached() -> list[KnownModel]:
         KnownModel(
             name=path.stem if path.is_file() else path.name,
             path=path,
-            files=tuple(KnownFile(file) for file in files_of(path)),
+            files=tuple(KnownFile(file, _recorded(path)) for file in files_of(path)),
             format="gguf" if path.is_file() else "onnx",
             is_outdated=cache_folder.is_outdated(path, target_sha256),
         )
         for path in cache_folder.models()
     ]
+
+
+def _recorded(path: Path) -> str | None:
+    """Checksum of a model that was fetched from a package."""
+    model = packaged().get(path.stem)
+    return model.sha256 if model and path == place_of(path.stem) else None
 
 
 def known(path: Path) -> KnownModel | None:

