@@ -33,8 +33,8 @@ def named_template(given: str) -> str | None:
     if "{" in given:
         return None
     raise UsageError(
-        f"the chat template {given[:60]!r} is neither Jinja nor a known name"
-        f"{nearest(given, names())}; known are {', '.join(names())}"
+        f"the chat template {given[:60]!r} is neither Jinja nor a known name "
+        f"({', '.join(names())}){nearest(given, names())}"
     )
 
 

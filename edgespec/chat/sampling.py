@@ -21,9 +21,10 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 def chat_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by the names of `SamplingParams`; what a model's files say wrongly is left out."""
-    return dict(DEFAULTS) | {
-        name: value for name, value in recommended.items() if _is_valid(name, value)
-    }
+    told = dict(recommended)
+    if isinstance(top_k := told.get("top_k"), int):
+        told["top_k"] = max(top_k, 0)  # many write -1 for all tokens
+    return dict(DEFAULTS) | {name: told[name] for name in told if _is_valid(name, told[name])}
 
 
 def _is_valid(name: str, value: Any) -> bool:

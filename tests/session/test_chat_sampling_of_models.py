@@ -1,0 +1,28 @@
+"""What a loaded model recommends for sampling reaches its session."""
+
+import json
+
+import edgespec
+from edgespec.chat.sampling import DEFAULTS
+from edgespec.config import LoadSettings
+from gguf_files import F32, I32, tiny_llama
+from onnx_files import write_llama
+
+
+def test_of_a_gguf_file(tmp_path):
+    model = tiny_llama()
+    model.metadata |= {
+        "general.sampling.temp": (F32, 0.5),
+        "general.sampling.top_k": (I32, -1),
+        "general.sampling.top_p": (F32, 7.0),  # no probability
+    }
+    with edgespec.load(LoadSettings(model=model.write(tmp_path / "m.gguf"))) as session:
+        assert session.chat_sampling == {**DEFAULTS, "temperature": 0.5, "top_k": 0}
+
+
+def test_of_an_onnx_folder(tmp_path):
+    model = write_llama(tmp_path / "m")
+    told = {"eos_token_id": 0, "top_p": 0.5}
+    (model.parent / "generation_config.json").write_text(json.dumps(told))
+    with edgespec.load(LoadSettings(model=model)) as session:
+        assert session.chat_sampling == {**DEFAULTS, "top_p": 0.5}
