@@ -71,5 +71,5 @@ $(TESTABLE): $(READY)
 	@touch $@
 
 $(DOCUMENTABLE): $(READY)
-	$(BIN)/python -m pip install -e ".[gguf,docs]"
+	$(BIN)/python -m pip install -e ".[docs]"
 	@touch $@
