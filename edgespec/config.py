@@ -155,6 +155,8 @@ class LoadSettings(Settings):
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
     grammars: bool = False
     """Keep memory for structured answers; a target that is paged gives none without."""
+    logprobs: bool = False
+    """Keep memory for a server's answers with log probabilities."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
 
@@ -174,6 +176,7 @@ class LoadSettings(Settings):
             options: Mapping[str, RuntimeOptions] = ...,
             gpu_memory_budget: int | str | None = None,
             grammars: bool = False,
+            logprobs: bool = False,
             state_files: bool = False,
             **of_runtimes: Any,
         ) -> None: ...

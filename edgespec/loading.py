@@ -23,7 +23,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.grammar.compiling import bytes_needed
-from edgespec.memory import process, trees
+from edgespec.memory import logprobs, process, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.options import Role, refuse_unused
@@ -36,6 +36,8 @@ T = TypeVar("T")
 CORPUS = "index of a corpus"
 GRAMMARS = "grammars"
 """The row of a plan that keeps memory for structured answers."""
+LOGPROBS = "log probabilities"
+"""The row that keeps memory for a server's answers with them."""
 STATE_FILES = "state files"
 """The row that keeps memory for state which only comes in one piece."""
 MAX_BRANCHES = 32
@@ -239,6 +241,8 @@ class _Opening(Owner):
         others = []
         if self._settings.grammars:
             others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
+        if self._settings.logprobs:
+            others.append(MemoryRow("process", LOGPROBS, logprobs.ROOM_BYTES))
         if self._corpus:
             others.append(MemoryRow("process", CORPUS, corpus_index.RESIDENT_BYTES))
         if self._settings.state_files:

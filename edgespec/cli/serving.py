@@ -86,7 +86,7 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
     most_prompt = _whole(given, "max_prompt", None)
     console = Console(quiet="quiet" in given)
     with _listening(guard.host, _whole(given, "port", PORT) or 0) as listener:
-        given.grammars = True
+        given.grammars = given.logprobs = True
         request = settings_from(given)
         for note in request.notes:
             console.note(note)

@@ -75,19 +75,25 @@ class Completions:
         most_prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
         sampling: Mapping[str, Any] | None = None,
+        most_logged_tokens: Callable[[int], int] | None = None,
     ) -> None:
-        """`sampling` is what a request leaves open, by the names of `SamplingParams`."""
+        """`sampling` is what a request leaves open, by the names of `SamplingParams`.
+        `most_logged_tokens` says how many tokens an answer may have that is kept whole, with so
+        many log probabilities beside each token's own; without it there is no limit."""
         self._session = session
         self.model = model or session.target.name
         self._most_prompt_tokens = most_prompt_tokens
         self._clock = clock
         self.sampling = dict(sampling or {})
+        self._most_logged_tokens = most_logged_tokens
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""
         tools = request.offered_tools
         prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
         grammar = _grammar_of_chat(request, prompt)
+        if tools or not request.stream:  # what may be a call is held back
+            self._check_logprobs(request.n_logprobs, request.limit, len(prompt.tokens))
         tokens = self._start(
             request,
             prompt.tokens,
@@ -116,6 +122,8 @@ class Completions:
             _check_tokens(prompt, self._session.target.n_vocab)
             echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
         grammar = grammar_of(request.response_format)
+        if not request.stream:
+            self._check_logprobs(request.logprobs, request.limit, len(encoded))
         tokens = self._start(
             request, encoded, request.limit, request.logprobs, progress, "prompt", grammar
         )
@@ -155,6 +163,20 @@ class Completions:
             n_logprobs,
             shown=shown,
         )
+
+    def _check_logprobs(self, n_others: int | None, limit: int | None, n_prompt: int) -> None:
+        """Raise RequestError where an answer that is kept whole may become too large."""
+        if self._most_logged_tokens is None or n_others is None:
+            return
+        room = max(0, self._session.target.n_ctx - n_prompt + 1)
+        n_tokens = room if limit is None else min(limit, room)
+        most = self._most_logged_tokens(n_others)
+        if n_tokens > most:
+            raise RequestError(
+                f"an answer of {n_tokens:,} tokens with {n_others} log probabilities beside each "
+                f"token's own is too large: ask for at most {most:,} tokens, or for fewer",
+                "logprobs",
+            )
 
     def _envelope(self, kind: Any, prefix: str) -> Envelope:
         identity = f"{prefix}-{secrets.token_hex(12)}"

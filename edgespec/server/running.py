@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from edgespec.completions.service import Completions
+from edgespec.memory import logprobs
 from edgespec.server.application import Service
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Queue
@@ -39,7 +40,13 @@ class Server:
         most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
         if sampling is None:
             sampling = session.chat_sampling
-        completions = Completions(session, model, most_prompt_tokens, sampling=sampling)
+        completions = Completions(
+            session,
+            model,
+            most_prompt_tokens,
+            sampling=sampling,
+            most_logged_tokens=logprobs.most_tokens,
+        )
         service = Service(session, completions, guard, Queue(most_waiting))
         config = uvicorn.Config(
             service.application(),

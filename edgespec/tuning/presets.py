@@ -25,7 +25,8 @@ TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "looku
 """Settings that a preset may change by itself: none changes the text. Nor do a runtime's options
 that are only for drafts."""
 _ELSEWHERE = frozenset(
-    {"model", "draft", "memory_budget", "threads", "threads_draft", "grammars", "state_files"}
+    {"model", "draft", "memory_budget", "threads", "threads_draft"}
+    | {"grammars", "logprobs", "state_files"}
 )
 """Settings of loading that do not tell presets apart, or do it in their own way."""
 _STEPS_PER_DOUBLING = 4

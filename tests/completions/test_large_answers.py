@@ -1,0 +1,71 @@
+"""Answers with log probabilities that a server keeps whole have a limit, and a row in the plan."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.answers import chat_logprobs
+from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.service import Completions
+from edgespec.memory import logprobs
+from edgespec.values import TokenEvent, TokenLogprobs
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+class Session:
+    """With room for a million tokens."""
+
+    target = SimpleNamespace(name="fake", n_ctx=1_000_000)
+
+    def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
+        return ChatPrompt("", (1,), None, "")
+
+    def encode(self, text: str) -> list[int]:
+        return [1]
+
+    def piece(self, token: int) -> bytes:
+        return b"a"
+
+    def stream(self, *arguments: Any, **options: Any) -> Any:
+        return SimpleNamespace()
+
+
+MOST = logprobs.most_tokens(20)
+SERVICE = Completions(Session(), most_logged_tokens=logprobs.most_tokens)
+
+
+@pytest.mark.parametrize("n_others", [0, 5, 20])
+def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
+    top = [(100_000 + i, -0.123456789 * i) for i in range(n_others)]
+    tracemalloc.start()
+    events = [
+        TokenEvent("hello ", i, "target", i, TokenLogprobs.of(-1.5 * i, top))
+        for i in range(logprobs.most_tokens(n_others))
+    ]
+    said = chat_logprobs(events, lambda token: b"hello wor%d" % token)
+    json.dumps(said).encode()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * logprobs.ROOM_BYTES < peak <= logprobs.ROOM_BYTES
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": MOST + 1}, {"stream": True, "tools": TOOLS}])
+def test_larger_answers_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"ask for at most {MOST} tokens, or for fewer"):
+        SERVICE.chat(ChatRequest(**CHAT, top_logprobs=20, **more))
+    with pytest.raises(RequestError, match=f"an answer of {MOST + 1} tokens"):
+        SERVICE.text(CompletionRequest(prompt="a", logprobs=20, max_tokens=MOST + 1))
+
+
+@pytest.mark.parametrize("more", [{"max_tokens": MOST}, {"stream": True}])
+def test_smaller_ones_and_streams_are_not(more: dict[str, Any]) -> None:
+    SERVICE.chat(ChatRequest(**CHAT, top_logprobs=20, **more))
+    SERVICE.text(CompletionRequest(prompt="a", logprobs=20, **more))
