@@ -16,6 +16,8 @@ from typing import Any
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 """Templates may change the case of what they are given; the length stays."""
+MOST_CHARACTERS = 64
+"""Characters of a control token that are looked for; longer ones are known by their beginning."""
 
 
 def new_seam() -> str:
@@ -27,7 +29,7 @@ class ControlTexts:
     """The spellings of a model's control tokens."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = frozenset(token for token in tokens if len(token) > 1)
+        self._tokens = frozenset(token[:MOST_CHARACTERS] for token in tokens if len(token) > 1)
         self._lower = _Spellings(token.translate(_LOWER) for token in self._tokens)
         self._exact = _Spellings(self._tokens)
 

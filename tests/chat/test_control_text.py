@@ -109,6 +109,12 @@ def test_marks_of_the_template_that_are_no_control_tokens_are_the_models_own(rol
     assert len(knows.pieces(messages)) == n_pieces
 
 
+def test_a_control_token_of_a_hostile_vocabulary_may_be_long():
+    token = "<" + "a" * 100_000 + ">"
+    knows = ChatTemplate("{{ messages[0].content }}", control_tokens=[token])
+    assert knows.pieces([{"role": "user", "content": token}]) == ["<", token[1:]]
+
+
 def test_a_tokenizer_that_begins_with_a_blank_adds_none_at_a_cut():
     def encode(text: str) -> list[int]:
         return [ord(letter) for letter in " " + text]
