@@ -26,6 +26,7 @@ from edgespec.grammar.compiling import bytes_needed
 from edgespec.memory import logprobs, process, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
+from edgespec.memory.settling import settled
 from edgespec.options import Role, refuse_unused
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu, vocabulary_fingerprint
@@ -248,7 +249,7 @@ class _Opening(Owner):
         if self._settings.state_files:
             most_bytes = max(need.state_bytes for need in needs)
             others.append(MemoryRow("process", STATE_FILES, most_bytes))
-        taken_bytes = process.taken_bytes()
+        taken_bytes = settled(process.taken_bytes())
         try:
             return plan_models(
                 self._budget_bytes,

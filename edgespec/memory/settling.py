@@ -1,0 +1,47 @@
+"""One count of a process's memory for all processes that do the same.
+
+Addresses are random, and with them some pages that are touched: two processes that do the same
+differ by hundredths of a MiB, which is enough for another step of a plan. So a count that an
+earlier process had, and that is as good as equal, is taken for this one's. Knows nothing of how
+processes count.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from edgespec.errors import EdgespecError
+from edgespec.files import cache_folder
+from edgespec.files.unfinished import unfinished_file
+
+ALIKE_BYTES = 128 << 10
+"""Counts are as good as equal that differ by less; two dozen KiB were seen."""
+MOST_COUNTS = 64
+"""That are remembered: a command, its models and settings have one."""
+_MOST_FILE_BYTES = 4096
+
+
+def settled(nbytes: int) -> int:
+    """The nearest count of earlier processes that is as good as equal, or `nbytes`, which later
+    ones find then. Without a cache folder it is always `nbytes`."""
+    with suppress(EdgespecError, OSError):
+        path = cache_folder.folder() / "process-bytes.json"
+        counts = _read(path)
+        nearest = min(counts, key=lambda count: abs(count - nbytes), default=None)
+        if nearest is not None and abs(nearest - nbytes) < ALIKE_BYTES:
+            return nearest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished_file(path, alone=False) as file:
+            file.write(json.dumps([*counts, nbytes][-MOST_COUNTS:]).encode())
+    return nbytes
+
+
+def _read(path: Path) -> list[int]:
+    """No counts where the file is not there or damaged."""
+    with suppress(OSError, ValueError, TypeError, OverflowError):
+        with path.open("rb") as file:
+            counts = json.loads(file.read(_MOST_FILE_BYTES))
+        return [int(count) for count in counts if 0 < int(count) < 1 << 50]
+    return []
