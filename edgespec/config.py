@@ -157,6 +157,9 @@ class LoadSettings(Settings):
     """Keep memory for structured answers; a target that is paged gives none without."""
     logprobs: bool = False
     """Keep memory for a server's answers with log probabilities."""
+    most_body_bytes: Count | None = None
+    """Keep memory for a server's requests, whose bodies have at most so many bytes; 0 is what the
+    context may need. None: nobody asks."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
 

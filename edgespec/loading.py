@@ -20,10 +20,11 @@ from edgespec.corpus import index as corpus_index
 from edgespec.corpus.index import CorpusIndex
 from edgespec.engine.drafting.corpus import CorpusDrafter
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.grammar.compiling import bytes_needed
-from edgespec.memory import logprobs, process, trees
+from edgespec.memory import logprobs, process, requests, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.memory.settling import settled
@@ -39,6 +40,8 @@ GRAMMARS = "grammars"
 """The row of a plan that keeps memory for structured answers."""
 LOGPROBS = "log probabilities"
 """The row that keeps memory for a server's answers with them."""
+REQUESTS = "requests"
+"""The row that keeps memory for a server's requests."""
 STATE_FILES = "state files"
 """The row that keeps memory for state which only comes in one piece."""
 MAX_BRANCHES = 32
@@ -244,6 +247,8 @@ class _Opening(Owner):
             others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
         if self._settings.logprobs:
             others.append(MemoryRow("process", LOGPROBS, logprobs.ROOM_BYTES))
+        if self._settings.most_body_bytes is not None:
+            others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._corpus:
             others.append(MemoryRow("process", CORPUS, corpus_index.RESIDENT_BYTES))
         if self._settings.state_files:
@@ -263,6 +268,11 @@ class _Opening(Owner):
         except BudgetError as error:
             message = "; ".join([str(error), *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error
+
+    def _request_bytes(self, target: PreparedModel) -> int:
+        n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
+        body_bytes = self._settings.most_body_bytes or requests.most_body_bytes(n_ctx)
+        return requests.bytes_needed(body_bytes, most_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Of both models; what is true of both is said once."""

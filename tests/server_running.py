@@ -32,6 +32,15 @@ def pair(**settings: object) -> Iterator[Session]:
 @contextmanager
 def serving(session: Session, guard: Guard | None = None, **options: Any) -> Iterator[str]:
     """The address of a server over `session`, greedy unless a request says otherwise."""
+    with running(session, guard, **options) as (address, _):
+        yield address
+
+
+@contextmanager
+def running(
+    session: Session, guard: Guard | None = None, **options: Any
+) -> Iterator[tuple[str, Server]]:
+    """A server over `session`, and its address."""
     guard = guard or Guard("127.0.0.1")
     options.setdefault("sampling", {"temperature": 0.0})
     server = Server(session, guard, "pair", options.pop("most_waiting", 32), **options)
@@ -39,7 +48,7 @@ def serving(session: Session, guard: Guard | None = None, **options: Any) -> Ite
         thread = threading.Thread(target=server.run, args=(listener,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
         finally:
             server._server.should_exit = True  # the session goes on to the next test
             thread.join()

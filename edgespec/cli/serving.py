@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 32
-MOST_BODY = "4MiB"
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 MOST_KEY_BYTES = 64 << 10
 
@@ -68,7 +67,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"requests that may wait; who comes then gets 429 (default: {QUEUE})",
     )
-    group.add_argument("--max-body", metavar="SIZE", help=f"of a request (default: {MOST_BODY})")
+    group.add_argument(
+        "--max-body",
+        metavar="SIZE",
+        help="of a request; the plan keeps memory for it (default: 64 KiB and 16 bytes for each "
+        "token of the context)",
+    )
     group.add_argument(
         "--max-prompt", metavar="N", help="tokens of a prompt (default: the context)"
     )
@@ -87,6 +91,7 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
     console = Console(quiet="quiet" in given)
     with _listening(guard.host, _whole(given, "port", PORT) or 0) as listener:
         given.grammars = given.logprobs = True
+        given.most_body_bytes = guard.most_body_bytes or 0
         request = settings_from(given)
         for note in request.notes:
             console.note(note)
@@ -120,7 +125,7 @@ def _guard(given: argparse.Namespace) -> Guard:
         getattr(given, "host", HOST),
         _key(given),
         frozenset(name.lower() for name in getattr(given, "allowed_host", ())),
-        parse_size(getattr(given, "max_body", MOST_BODY)),
+        parse_size(given.max_body, named="--max-body") if "max_body" in given else None,
     )
 
 

@@ -15,6 +15,9 @@ from edgespec.ports import Vocabulary
 
 PIECE_CHARACTERS = 8
 """Of text for each token that the context holds: more than most tokens have."""
+MOST_PIECE_BYTES = 32
+"""That tokens have on average, of any text that is longer than a few. Single ones, of blanks, have
+up to some hundreds."""
 LEAST_TOKENS = 64
 """What a context is taken for that is even smaller: texts are cut in the middle of a word."""
 
@@ -33,13 +36,24 @@ class Encoder:
 
     @property
     def most_characters(self) -> int:
-        """Of a text that tokens of the longest kind could bring into the context."""
-        return most_characters(self._vocabulary, self._n_ctx)
+        """Of a text that is encoded at all."""
+        return most_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Raises UsageError for a text that is far longer than the context."""
+        if len(text) > self.most_characters:
+            raise UsageError(
+                f"the prompt has {len(text):,} characters, and the context, {self._n_ctx:,} "
+                f"tokens, holds at most {self.most_characters:,}: shorten the prompt or raise "
+                "--ctx-size"
+            )
         with self._turn, self._use():
             return encoded(text, self._vocabulary, self._n_ctx, add_special)
+
+
+def most_characters(longest_piece_bytes: int, n_ctx: int) -> int:
+    """Of a text that a context may hold, whatever it says."""
+    return min(longest_piece_bytes, MOST_PIECE_BYTES) * max(n_ctx, LEAST_TOKENS)
 
 
 def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
@@ -50,29 +64,19 @@ def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = T
     tokens of a beginning tell: a text has no fewer than its beginning, but for those at the cut;
     twice the context's leave no doubt.
     """
-    check_length(len(text), vocabulary, n_ctx)
-    too_many = 2 * max(n_ctx, LEAST_TOKENS)
-    length = PIECE_CHARACTERS * too_many
+    most = max(n_ctx, LEAST_TOKENS)
+    if len(text) > vocabulary.longest_piece_bytes * most:
+        n_tokens = len(text) // vocabulary.longest_piece_bytes
+        raise UsageError(
+            f"the prompt has {len(text):,} characters, which are {n_tokens:,} tokens at the "
+            f"least: the context has {n_ctx:,}; shorten the prompt or raise --ctx-size"
+        )
+    length = 2 * most * PIECE_CHARACTERS
     while length < len(text):
-        if len(vocabulary.encode(text[:length], add_special)) > too_many:
+        if len(vocabulary.encode(text[:length], add_special)) > 2 * most:
             raise UsageError(
                 f"the prompt has {len(text):,} characters, and the first {length:,} of them more "
                 f"tokens than the context, {n_ctx:,}: shorten the prompt or raise --ctx-size"
             )
         length *= 2
     return vocabulary.encode(text, add_special)
-
-
-def most_characters(vocabulary: Vocabulary, n_ctx: int) -> int:
-    """Of a text that tokens of the longest kind could bring into the context."""
-    return vocabulary.longest_piece_bytes * max(n_ctx, LEAST_TOKENS)
-
-
-def check_length(n_characters: int, vocabulary: Vocabulary, n_ctx: int) -> None:
-    """Raise UsageError for a text that no tokens could bring into the context."""
-    if n_characters > most_characters(vocabulary, n_ctx):
-        n_tokens = n_characters // vocabulary.longest_piece_bytes
-        raise UsageError(
-            f"the prompt has {n_characters:,} characters, which are {n_tokens:,} tokens at the "
-            f"least: the context has {n_ctx:,}; shorten the prompt or raise --ctx-size"
-        )

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
 LIBRARY_BYTES = 8 << 20
 BYTES_PER_TOKEN = 400
-"""Both rounded up from what was measured: 7 MiB, and 200 bytes a token of a vocabulary of 150,000
-besides the pieces that Python keeps."""
+GRAMMAR_BYTES = 8 << 20
+"""All rounded up from what was measured: 7 MiB, 200 bytes a token of a vocabulary of 150,000
+besides the pieces that Python keeps, and for the largest grammar 6 MiB to compile, 8 to follow."""
 _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 
 
 def bytes_needed(n_vocab: int) -> int:
     """Memory that structured answers take of the process."""
-    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab
+    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab + GRAMMAR_BYTES
 
 
 def check_installed() -> None:

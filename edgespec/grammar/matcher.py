@@ -19,6 +19,9 @@ from edgespec.ports import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+MOST_LEXER_STATES = 5_000
+"""Of 1 to 2 kB; what is written in practice has hundreds."""
+_LIMITS = llguidance.LLParserLimits(max_lexer_states=MOST_LEXER_STATES)
 _JSON_STYLE = cast("JsonCompileOptions", JSON_STYLE)
 
 
@@ -48,7 +51,7 @@ class GrammarCompiler:
         """The grammar before its first token. Raises GrammarError for one that cannot be used."""
         try:
             compiled = _compiled(grammar)
-            matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0)
+            matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the {grammar.kind} is wrong: {_line(str(error))}") from error
         if matcher.is_error():

@@ -11,7 +11,8 @@ from edgespec.errors import GrammarError
 
 Kind = Literal["json schema", "regular expression", "grammar"]
 
-MOST_CHARACTERS = 1 << 20
+MOST_CHARACTERS = 16 << 10
+"""Compiling takes up to 400 bytes for each."""
 
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

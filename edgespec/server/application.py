@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -30,6 +29,8 @@ from edgespec.completions.requests import ChatRequest, CommonRequest, Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.memory import process
+from edgespec.server.bodies import Bodies
+from edgespec.server.decoding import decoded
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
 from edgespec.server.queueing import Figures, Queue
@@ -39,16 +40,22 @@ from edgespec.session import Session
 R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
 
-_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
 
 class Service:
     """What the routes share."""
 
-    def __init__(self, session: Session, completions: Completions, guard: Guard, queue: Queue):
+    def __init__(
+        self,
+        session: Session,
+        completions: Completions,
+        guard: Guard,
+        bodies: Bodies,
+        queue: Queue,
+    ) -> None:
         self._session = session
         self._completions = completions
         self._guard = guard
+        self._bodies = bodies
         self._queue = queue
         self._figures = Figures()
         self._closing: set[asyncio.Future[None]] = set()
@@ -144,11 +151,18 @@ class Service:
         self, request: Request, kind: type[R], start: Callable[[R], Completion]
     ) -> Response:
         async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place())
-            wanted = kind.parse(await self._content(request))
-            completion = await asyncio.to_thread(start, wanted)
-            stack.callback(self._count, completion)
-            async with _watched(request, completion.cancel):
+            async with _while_client_is_there(request):
+                # what cannot be meant is refused now, not after the texts of others
+                wanted, completion = await self._prepared(body, kind, start)
+                if self._queue.turn.locked():
+                    completion.close()  # what waits keeps no more than its body
+                    await stack.enter_async_context(self._queue.turn)
+                    wanted, completion = await self._prepared(body, kind, start)
+                else:
+                    await stack.enter_async_context(self._queue.turn)
+                stack.callback(self._count, completion)
                 if not wanted.stream:
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
@@ -159,6 +173,32 @@ class Service:
                 begun = [chunk async for chunk in _first(chunks, 2)]
             rest = stack.pop_all()
         return StreamingResponse(self._events(begun, chunks, rest), media_type="text/event-stream")
+
+    async def _prepared(
+        self, body: bytearray, kind: type[R], start: Callable[[R], Completion]
+    ) -> tuple[R, Completion]:
+        """What the body asks for, not yet begun. One at a time: it takes memory."""
+
+        def prepare() -> tuple[R, Completion] | Refusal:
+            try:
+                wanted = kind.parse(decoded(body))
+                return wanted, start(wanted)
+            except Exception as error:  # noqa: BLE001 - without what its traceback holds
+                return _alone(refusal_of(error))
+
+        def prepare_and_tidy() -> tuple[R, Completion] | Refusal:
+            prepared = prepare()
+            process.return_free_memory()
+            return prepared
+
+        async with self._queue.preparing:
+            prepared = await in_thread(prepare_and_tidy, lambda: None)
+        if isinstance(prepared, Refusal):
+            raise prepared
+        if self._queue.is_ending:
+            prepared[1].close()
+            raise Cancelled("the server is shutting down")
+        return prepared
 
     async def _events(
         self, begun: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
@@ -183,54 +223,40 @@ class Service:
 
     def _count(self, completion: Completion) -> None:
         completion.close()
+        process.return_free_memory()  # a grammar may have taken megabytes
         with suppress(Exception):  # one that failed has no result
             self._figures.count(completion.result)
 
-    async def _content(self, request: Request) -> Any:
-        """The body's JSON. Raises Refusal for what is too large or none."""
-        announced = request.headers.get("content-length", "0")
-        self._guard.check_size(int(announced) if announced.isdecimal() else 0)
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            self._guard.check_size(len(body))
-        try:
-            content = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-            if _ESCAPED_SURROGATE.search(body):
-                _check_text(content)
-            return content
-        except UnicodeDecodeError as error:
-            raise Refusal(400, f"the body is not UTF-8 at byte {error.start}") from error
-        except RecursionError as error:
-            raise Refusal(400, "the body is nested too deep") from error
-        except ValueError as error:
-            raise Refusal(400, f"the body is no JSON: {error}") from error
-
 
 @asynccontextmanager
-async def _watched(request: Request, cancel: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `cancel` if the client goes away meanwhile, and raises ClientDisconnect in the end."""
-    is_gone = False
+async def _while_client_is_there(request: Request) -> AsyncIterator[None]:
+    """Cancels the block when the client goes away, and raises ClientDisconnect."""
 
-    async def watch() -> None:
-        nonlocal is_gone
+    async def watch(block: asyncio.Timeout) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
-        cancel()
+        block.reschedule(0)
 
-    task = asyncio.create_task(watch())
+    block = asyncio.timeout(None)
     try:
-        yield
-    except Cancelled:
-        if not is_gone:
+        async with block:
+            task = asyncio.create_task(watch(block))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+    except TimeoutError:
+        if not block.expired():
             raise
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-    if is_gone:
-        raise ClientDisconnect
+        raise ClientDisconnect from None
+
+
+def _alone(refusal: Refusal) -> Refusal:
+    """Without the errors that led to it, whose frames hold what the request was."""
+    refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
+    return refusal
 
 
 def _check_end(completion: Completion) -> None:
@@ -259,28 +285,3 @@ async def _first(chunks: AsyncIterator[Answer], most: int) -> AsyncIterator[Answ
 
 def _event(content: Any) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _check_text(content: Any) -> None:
-    """Raise Refusal for half a character in any text of the request."""
-    match content:
-        case str():
-            try:
-                content.encode()
-            except UnicodeEncodeError as error:
-                raise Refusal(
-                    400,
-                    "the body has half a character (a lone surrogate, an escape such as \\ud800 "
-                    "without its other half), which is no text",
-                ) from error
-        case list():
-            for part in content:
-                _check_text(part)
-        case dict():
-            for name, part in content.items():
-                _check_text(name)
-                _check_text(part)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")

@@ -23,7 +23,8 @@ class Guard:
     api_key: str | None = None
     allowed_hosts: frozenset[str] = frozenset()
     """Names by which it may be called besides its address."""
-    most_body_bytes: int = 4 << 20
+    most_body_bytes: int | None = None
+    """None: by the model's context."""
     _key: bytes = field(init=False, repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -70,13 +71,6 @@ class Guard:
                 401,
                 "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",
                 code="invalid_api_key",
-            )
-
-    def check_size(self, n_bytes: int) -> None:
-        """Of a request's body, as far as it came."""
-        if n_bytes > self.most_body_bytes:
-            raise Refusal(
-                413, f"the body has more than {self.most_body_bytes:,} bytes", code="too_large"
             )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edgespec.server.refusals import Refusal
+from edgespec.server.refusals import come_again
 from edgespec.values import GenerationResult, PagingStats
-
-RETRY_AFTER_S = 5
 
 
 class Queue:
@@ -20,17 +19,20 @@ class Queue:
     def __init__(self, most_waiting: int) -> None:
         self._most = 1 + most_waiting
         self.n_inside = 0
+        self.is_ending = False
+        """Nothing more begins; who waits is told."""
+        self.preparing = asyncio.Lock()
+        """Held while a request is understood, which takes far more memory than its bytes."""
+        self.turn = asyncio.Lock()
+        """Held by the request that is answered; others get it in the order in which they came."""
 
     @contextmanager
     def place(self) -> Iterator[None]:
         """A place for one request. Raises Refusal when there is none."""
         if self.n_inside >= self._most:
-            raise Refusal(
-                429,
-                f"{self.n_inside} requests are under way, which is as many as this server takes: "
-                f"try again in {RETRY_AFTER_S} s",
-                code="queue_full",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
+            raise come_again(
+                f"{self.n_inside} requests are under way, which is as many as this server takes",
+                "queue_full",
             )
         self.n_inside += 1
         try:

@@ -7,12 +7,14 @@ from typing import Any
 from edgespec.completions.requests import RequestError
 from edgespec.errors import Cancelled, EdgespecError, GrammarError, SessionClosed, UsageError
 
+RETRY_AFTER_S = 5
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
@@ -41,6 +43,16 @@ class Refusal(Exception):
         kind = KINDS.get(self.status, "server_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+
+def come_again(reason: str, code: str) -> Refusal:
+    """For what a client may try again when others are done."""
+    return Refusal(
+        429,
+        f"{reason}: try again in {RETRY_AFTER_S} s",
+        code=code,
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
 
 
 def refusal_of(error: BaseException) -> Refusal:

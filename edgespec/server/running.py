@@ -10,16 +10,17 @@ from typing import Any
 import uvicorn
 
 from edgespec.completions.service import Completions
-from edgespec.memory import logprobs
+from edgespec.memory import logprobs, requests
 from edgespec.server.application import Service
+from edgespec.server.bodies import Bodies
+from edgespec.server.connections import Connections, Patience
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Queue
 from edgespec.session import Session
 
-PATIENCE_S = 5
+PATIENCE = Patience()
+SHUTDOWN_S = 5
 """For clients that read their last words, when the server ends."""
-MOST_CONNECTIONS = 256
-"""Beside those that a request needs: a page, a health check."""
 
 
 class Server:
@@ -33,6 +34,7 @@ class Server:
         most_waiting: int,
         most_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        patience: Patience = PATIENCE,
     ) -> None:
         """`sampling` is what requests leave open; None is `session.chat_sampling`."""
         self.model = model
@@ -47,15 +49,21 @@ class Server:
             sampling=sampling,
             most_logged_tokens=logprobs.most_tokens,
         )
-        service = Service(session, completions, guard, Queue(most_waiting))
+        body_bytes = guard.most_body_bytes
+        if body_bytes is None:
+            body_bytes = requests.most_body_bytes(session.target.n_ctx)
+        bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), patience.body_s)
+        self._queue = Queue(most_waiting)
+        service = Service(session, completions, guard, bodies, self._queue)
         config = uvicorn.Config(
             service.application(),
             log_config=None,
             access_log=False,
             server_header=False,
             lifespan="off",
-            limit_concurrency=most_waiting + MOST_CONNECTIONS,
-            timeout_graceful_shutdown=PATIENCE_S,
+            http=Connections(patience, 1 + most_waiting).protocol(),
+            ws="none",
+            timeout_graceful_shutdown=SHUTDOWN_S,
         )
         self._server = _Uvicorn(config)
 
@@ -65,6 +73,7 @@ class Server:
 
     def stop(self) -> None:
         """From any thread: end what runs and what waits, then the server."""
+        self._queue.is_ending = True
         self._server.should_exit = True
         self._session.cancel()
 

@@ -25,7 +25,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def address(session):
-    with serving(session) as running:
+    with serving(session, Guard("127.0.0.1", most_body_bytes=4 << 20)) as running:
         yield running
 
 

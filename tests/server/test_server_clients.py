@@ -12,8 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from edgespec.session import Session
-from server_running import pair, serving
+from server_running import pair, running, serving
 
 LONG = {"prompt": "def f(", "max_tokens": 1500, "logit_bias": {}, "temperature": 1.2, "seed": 3}
 PATIENCE_S = 60
@@ -85,14 +84,17 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place(address):
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-def test_who_waits_for_a_server_that_ends_is_told(address, session):
-    with httpx.stream(
-        "POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S
-    ) as response:
+def test_who_waits_for_a_server_that_ends_is_told(session):
+    with (
+        running(session) as (address, server),
+        httpx.stream(
+            "POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S
+        ) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
-        waiting = Waiting(address, session)
-        session.cancel()
+        waiting = Waiting(address)
+        server.stop()
         *_, last, done = [line for line in lines if line]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert done == "data: [DONE]"
@@ -104,12 +106,12 @@ def test_who_waits_for_a_server_that_ends_is_told(address, session):
 class Waiting:
     """A client in line, behind the one that is answered."""
 
-    def __init__(self, address: str, session: Session) -> None:
+    def __init__(self, address: str) -> None:
         self._answers: list[httpx.Response] = []
         self._thread = threading.Thread(target=self._ask, args=(address,))
         self._thread.start()
-        while session._engine.n_waiting < 1:
-            figure(address, "requests_in_progress")
+        while figure(address, "requests_in_progress") < 2:
+            pass
 
     def _ask(self, address: str) -> None:
         self._answers.append(httpx.post(f"{address}/v1/completions", json=LONG, timeout=PATIENCE_S))

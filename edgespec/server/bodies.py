@@ -1,0 +1,102 @@
+"""The bodies of requests as they arrive: how large, how many bytes of all of them, and how slow.
+
+Knows HTTP's bytes, and nothing of what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from edgespec.server.refusals import Refusal, come_again
+
+
+@dataclass(eq=False, slots=True)
+class _Body:
+    content: bytearray
+    time: asyncio.Timeout | None
+    """None once it is whole."""
+    is_pushed_out: bool = False
+
+
+class Bodies:
+    """Bodies that are under way or wait for their turn, `most_bytes` together.
+
+    Where there is no room for what a client sends, the body that has taken longest so far makes
+    way; those that are whole stay.
+    """
+
+    def __init__(self, most_body_bytes: int, most_bytes: int, patience_s: float) -> None:
+        self._most_body_bytes = most_body_bytes
+        self._most_bytes = most_bytes
+        self._patience_s = patience_s
+        self._bodies: list[_Body] = []
+        """In the order in which they began."""
+
+    @asynccontextmanager
+    async def of(self, request: Request) -> AsyncIterator[bytearray]:
+        """The whole body; its bytes are counted until the block is left.
+
+        Raises Refusal for one that is too large or too slow, and where there is no room.
+        """
+        announced = request.headers.get("content-length", "0")
+        self._check_size(int(announced) if announced.isdecimal() else 0)
+        body = _Body(bytearray(), None)
+        self._bodies.append(body)
+        try:
+            async with self._in_time(body):
+                async for part in request.stream():
+                    self._check_size(len(body.content) + len(part))
+                    self._make_room(body, len(part))
+                    body.content += part
+            yield body.content
+        finally:
+            self._bodies.remove(body)
+
+    @asynccontextmanager
+    async def _in_time(self, body: _Body) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._patience_s) as body.time:
+                yield
+        except TimeoutError:
+            if body.is_pushed_out:
+                raise self._no_room from None
+            message = f"the body did not come within {self._patience_s:g} s"
+            raise Refusal(408, message, code="body_too_slow") from None
+        finally:
+            body.time = None
+
+    def _make_room(self, body: _Body, n_bytes: int) -> None:
+        held = sum(len(other.content) for other in self._bodies)
+        for other in list(self._bodies):
+            if held + n_bytes <= self._most_bytes:
+                return
+            if other is not body and other.time is not None and not other.time.expired():
+                held -= len(other.content)
+                other.content.clear()
+                other.is_pushed_out = True
+                other.time.reschedule(0)
+                other.time = None
+        if held + n_bytes > self._most_bytes:
+            raise self._no_room
+
+    @property
+    def _no_room(self) -> Refusal:
+        return come_again(
+            f"requests under way have {self._most_bytes:,} bytes, which is as much as this server "
+            "takes",
+            "no_room",
+        )
+
+    def _check_size(self, n_bytes: int) -> None:
+        if n_bytes > self._most_body_bytes:
+            raise Refusal(
+                413,
+                f"the body has more than {self._most_body_bytes:,} bytes: send less, or start the "
+                "server with --max-body",
+                code="too_large",
+            )

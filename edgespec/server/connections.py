@@ -1,0 +1,126 @@
+"""Which connections a server keeps, and how long it waits for what a client has to send or to take.
+
+Knows uvicorn's protocol of one connection; what is asked and answered there it leaves to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+READ_BYTES = 32 << 10
+"""That one connection hands over at once: all of them may do so in the same moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With clients: how many, and for how long."""
+
+    headers_s: float = 15
+    """From the connection, or the last answer, to the end of the next request's headers."""
+    body_s: float = 60
+    """From there to the end of the body."""
+    answer_s: float = 60
+    """In which a client takes none of what it was sent."""
+    connections: int = 32
+    """Beside one for each request that is answered or waits."""
+
+
+class Connections:
+    """The connections of one server. Beyond as many as it keeps, one that waits for its client is
+    closed for each that comes: the one that has waited longest, those that send a body last."""
+
+    def __init__(self, patience: Patience, most_requests: int) -> None:
+        self.patience = patience
+        self._most = most_requests + patience.connections
+        self._open: set[Connection] = set()
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """What uvicorn makes for every connection."""
+        return type("Connection", (Connection,), {"others": self})
+
+    def add(self, connection: Connection) -> None:
+        self._open.add(connection)
+        if len(self._open) > self._most:
+            waiting = [other for other in self._open if other.waits_for]
+            victim = min(waiting, key=lambda other: other.rank(connection))
+            self._open.discard(victim)
+            victim.transport.abort()
+
+    def discard(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with an end to every wait for the client."""
+
+    others: Connections
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waits_for: Literal["headers", "body"] | None = None
+        """None while it is the server's turn."""
+        self._since_s = 0.0
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def rank(self, newest: Connection) -> tuple[bool, bool, float]:
+        """The lower, the sooner it has to go."""
+        return self is newest, self.waits_for == "body", self._since_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
+            transport.max_size = READ_BYTES
+        self._wait_anew()
+        self.others.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.others.discard(self)
+        for timer in (self._reading, self._writing):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_anew()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing = self.loop.call_later(self.others.patience.answer_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def _follow(self) -> None:
+        """Begin to wait, or to work, where the last bytes have changed whose turn it is."""
+        if self._state != self.waits_for:
+            self._wait_anew()
+
+    def _wait_anew(self) -> None:
+        """The body's time is the application's to keep, which can still answer."""
+        self.waits_for = self._state
+        self._since_s = self.loop.time()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self.waits_for == "headers":
+            self._reading = self.loop.call_later(
+                self.others.patience.headers_s, self.transport.abort
+            )
+
+    @property
+    def _state(self) -> Literal["headers", "body"] | None:
+        if self.cycle is None or self.cycle.response_complete:
+            return "headers"
+        return "body" if self.cycle.more_body else None

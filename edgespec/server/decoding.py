@@ -1,0 +1,50 @@
+"""What a request's body says: JSON, and text that has an encoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from edgespec.server.refusals import Refusal
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def decoded(body: bytes | bytearray) -> Any:
+    """The JSON of a body. Raises Refusal for what is none."""
+    try:
+        content = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        if _ESCAPED_SURROGATE.search(body):
+            _check_text(content)
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"the body is not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise Refusal(
+            400,
+            "the body has half a character (a lone surrogate, an escape such as \\ud800 without "
+            "its other half), which is no text",
+        ) from error
+    except RecursionError as error:
+        raise Refusal(400, "the body is nested too deep") from error
+    except ValueError as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from error
+    return content
+
+
+def _check_text(content: Any) -> None:
+    """Raise UnicodeEncodeError for half a character in any text of a request."""
+    match content:
+        case str():
+            content.encode()
+        case list():
+            for part in content:
+                _check_text(part)
+        case dict():
+            for name, part in content.items():
+                _check_text(name)
+                _check_text(part)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")

@@ -1,0 +1,153 @@
+"""Clients that keep a server waiting are sent away, and others are answered meanwhile."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from edgespec.server.connections import Patience
+from edgespec.server.guarding import Guard
+from server_running import pair, serving
+
+TEXT = "/v1/completions"
+ASK = {"prompt": "def f(", "max_tokens": 2}
+SHORT = Patience(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=2)
+LONG = Patience(connections=2)
+
+
+@pytest.fixture(scope="module")
+def session():
+    with pair() as loaded:
+        yield loaded
+
+
+@contextlib.contextmanager
+def clients(address: str, n: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections, on each of which `first` was sent."""
+    url = urlsplit(address)
+    with contextlib.ExitStack() as stack:
+        open_ = []
+        for _ in range(n):
+            one = stack.enter_context(socket.create_connection((url.hostname, url.port), 10))
+            if first:
+                one.sendall(first)
+            open_.append(one)
+        yield open_
+
+
+def last_words(one: socket.socket) -> bytes:
+    """What the server says until it has nothing more to say; waits for that."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while part := one.recv(4096):
+            said += part
+    return said
+
+
+def drip(one: socket.socket, piece: bytes) -> None:
+    """Send the piece again and again until the server has enough of it."""
+    with contextlib.suppress(ConnectionError):
+        for _ in range(600):
+            one.sendall(piece)
+            time.sleep(0.05)
+        pytest.fail("the server would listen for ever")
+
+
+def begun_body(address: str, length: int) -> bytes:
+    host = urlsplit(address).netloc
+    return (
+        f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n" + '{"prompt": "'
+    ).encode()
+
+
+def assert_answers(address: str) -> None:
+    assert httpx.post(address + TEXT, json=ASK, timeout=120).status_code == 200
+    assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_idle_connections_make_way(session):
+    with serving(session, patience=LONG) as address, clients(address, 60):
+        assert_answers(address)
+
+
+def test_bodies_that_never_end_make_way(session):
+    """They have no place in the queue, either: that is for requests that have come."""
+    with (
+        serving(session, patience=LONG, most_waiting=0) as address,
+        clients(address, 60, begun_body(address, 1000)),
+    ):
+        assert_answers(address)
+
+
+def test_a_connection_on_which_nothing_comes_is_closed(session):
+    with serving(session, patience=SHORT) as address, clients(address, 1) as (one,):
+        assert last_words(one) == b""
+
+
+def test_headers_have_a_time(session):
+    """However steadily they come."""
+    with (
+        serving(session, patience=SHORT) as address,
+        clients(address, 1, b"GET / HTTP/1.1\r\n") as (one,),
+    ):
+        began = time.monotonic()
+        drip(one, b"X-A: 1\r\n")
+        assert time.monotonic() - began < 20
+
+
+def test_a_body_has_a_time(session):
+    with (
+        serving(session, patience=SHORT) as address,
+        clients(address, 1, begun_body(address, 1000)) as (one,),
+    ):
+        said = last_words(one)
+        assert said.startswith(b"HTTP/1.1 408")
+        assert b"did not come within 0.5 s" in said
+
+
+def test_what_comes_after_a_refusal_keeps_no_connection(session):
+    guard = Guard("127.0.0.1", most_body_bytes=100)
+    with (
+        serving(session, guard, patience=SHORT) as address,
+        clients(address, 1, begun_body(address, 1000)) as (one,),
+    ):
+        assert one.recv(4096).startswith(b"HTTP/1.1 413")
+        drip(one, b"a")
+
+
+def test_who_takes_no_answer_does_not_keep_the_session(session):
+    body = json.dumps({"prompt": "a", "max_tokens": 250, "stream": True, "logprobs": 20})
+    host = "127.0.0.1"
+    with serving(session, patience=SHORT) as address:
+        request = (
+            f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+        url = urlsplit(address)
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect((url.hostname, url.port))
+            one.sendall(request)
+            assert_answers(address)
+
+
+def test_bodies_have_room_for_some(session):
+    """Where there is none, the one that takes longest makes way for a new one."""
+    guard = Guard("127.0.0.1", most_body_bytes=1000)
+    with serving(session, guard, patience=Patience()) as address:
+        begun = begun_body(address, 1000) + b"a" * 900
+        with clients(address, 12, begun) as slow:
+            assert_answers(address)
+            assert slow[0].recv(4096).startswith(b"HTTP/1.1 429")
+            assert b"retry-after" in slow[1].recv(4096).lower()
+
+
+def test_a_connection_that_is_used_is_kept(session):
+    with serving(session, patience=SHORT) as address, httpx.Client(base_url=address) as http:
+        for _ in range(3):
+            assert http.post(TEXT, json=ASK, timeout=120).status_code == 200
+            time.sleep(0.3)
