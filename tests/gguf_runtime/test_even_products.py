@@ -60,6 +60,23 @@ def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) 
     assert differing_sizes(opened(write_model(tmp_path / "m.gguf", species), is_paged)) == []
 
 
+@pytest.mark.parametrize(
+    "species",
+    [*SPECIES, *(Species(name) for name in ("mamba2", "falcon-h1", "jamba", "rwkv7", "gemma3"))],
+    ids=lambda species: species.name,
+)
+def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Path) -> None:
+    """So that a recurrent state may go on from what was generated, as the whole text read at once
+    would have it."""
+    model = opened(write_model(tmp_path / "m.gguf", species), is_paged=False)
+    text = [20 + (7 * i * i + 5) % 300 for i in range(66)]
+    alone = one_by_one(model, text)[-1]
+    model.truncate(0)
+    model.prefill(text[:-1])
+    assert np.array_equal(model.evaluate(*line(text[-1:]))[0], alone)
+    model.close()
+
+
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_models_without_quantised_weights(kind: str, is_paged: bool, tmp_path: Path) -> None:

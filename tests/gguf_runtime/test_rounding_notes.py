@@ -21,6 +21,8 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
+from zoo_files import write_model
+from zoo_species import Species
 
 REQUEST = ModelRequest(embedded_pair().target, "target", 256, 8, 8, 1)
 PAGED = replace(PLAN, paged=True)
@@ -64,6 +66,18 @@ def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> N
     header = read_header(model.write(tmp_path / "m.gguf"))
     (note,) = rounding_notes(header, "it", "on", products_are_even=True)
     assert "attn_k_b.weight is the first" in note
+
+
+def test_turns_of_a_hybrid_with_k_quants_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state cannot go back, and its prompts go through tiles. (Q8_0 stands in for K-quants.)"""
+    path = write_model(tmp_path / "m.gguf", Species("lfm2"))
+    request = replace(REQUEST, path=path)
+    with closing(runtime.prepare(request)) as prepared:
+        assert not [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
+        monkeypatch.setattr("edgespec_runtimes.gguf.prepared.TILED_TYPES", frozenset({"Q8_0"}))
+        assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
 
 
 def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path) -> None:
