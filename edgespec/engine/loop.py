@@ -234,8 +234,7 @@ class Engine(Owner):
             self._pair.commit(tree, accepted.path)
             round_.witness(tree, nodes, logits)
             del logits  # the plan has no room for them beside those of the next pass
-            is_last = transcript.is_finished or accepted.failure is not None
-            rerooted = round_.reroot(tree, accepted, is_last)
+            rerooted = round_.reroot(tree, accepted, transcript.is_finished)
             if self._grower and not self.settings.keep_growth:
                 self._grower.rest()
                 rerooted = rerooted.bare()

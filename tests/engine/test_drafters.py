@@ -175,6 +175,16 @@ def test_cancelling_reaches_every_drafter() -> None:
     assert counter.calls == ["cancel"]
 
 
+def test_a_model_s_damaged_logits_teach_nothing() -> None:
+    drafter = model_drafter(FakeModel(lambda _: np.full(N_VOCAB, np.nan, np.float32), N_VOCAB))
+    drafter.catch_up(PROMPT)
+    tree, before = TokenTree(3), drafter.belief
+    drafter.step(tree, [ROOT])
+    drafter.follow(tree, [ROOT], tree.add(ROOT, 5, 1.0))
+    assert drafter.belief == before
+    assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
+
+
 # The pool
 
 

@@ -317,16 +317,12 @@ def test_damaged_logits_at_a_rejected_guess_harm_no_text() -> None:
 
 
 def test_tokens_that_stand_are_yielded_although_the_draft_fails_to_follow() -> None:
-    target, draft = counting(), counting()
-
-    def fail_in_follow(model: FakeModel) -> None:
-        if target.evaluations:
-            raise OSError("the draft is gone")
-
-    draft.hook = fail_in_follow
-    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
-    with Engine(target, draft, settings) as engine:
+    """It reads the prompt, guesses twice, and fails where it reads what was accepted."""
+    target, draft = counting(), counting(hook=Failing(4, OSError("the draft is gone")))
+    rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+    with Engine(target, draft, EngineSettings(step_aside=False, **rules)) as engine:
         events = engine.generate(PROMPT, GREEDY, 30)
         assert [next(events).token for _ in range(3)] == [0, 1, 2]
         with pytest.raises(OSError, match="the draft is gone"):
             next(events)
+    assert target.evaluations == [3]

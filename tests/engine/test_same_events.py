@@ -233,6 +233,26 @@ def test_tokens_before_an_error_are_yielded(with_draft: bool) -> None:
     assert seen.committed == (*PROMPT, *range(6))
 
 
+class FailingOnce(Permissive):
+    """Asked a second time it would not fail."""
+
+    def _fail(self, is_here: bool) -> None:
+        try:
+            super()._fail(is_here)
+        except GrammarError:
+            self._fails_at = None
+            raise
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_an_error_that_would_not_come_again_ends_the_text_all_the_same(with_draft: bool) -> None:
+    target = counting()
+    with paired(target, counting() if with_draft else None, **LINE) as engine:
+        seen = observe(engine, target, constraint=FailingOnce(fails_at=7))
+    assert seen.end == (GrammarError, "no token is allowed after 7")
+    assert len(seen.events) == 7
+
+
 def test_a_hybrid_goes_on_after_a_stop_string_without_reading_its_text_again() -> None:
     target = counting(tree_capable=False, max_rollback=8, max_nodes=9, max_branches=1)
     with paired(target, counting(), **LINE) as engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edgespec.engine.acceptance import Accepted
@@ -11,10 +13,12 @@ from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer
 from edgespec.engine.pair import Pair
 from edgespec.engine.round import RoundInProgress
+from edgespec.engine.settings import EngineSettings
+from edgespec.testing.fake_model import FakeModel, fixed_text
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, RoundCost, TokenEvent
-from engine_cases import GREEDY, PROMPT, counting, finish
+from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish
 
 
 def outcome(accepted: int) -> RoundOutcome:
@@ -74,6 +78,31 @@ def test_a_round_tells_what_its_pass_read_and_waited_for(drafts: bool) -> None:
         result = finish(engine.generate(PROMPT, GREEDY, 6))
     costs = result.speculation.round_costs
     assert {(cost.stall_s, cost.bytes_read) for cost in costs} == {(0.5, 7)}
+
+
+GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+
+
+def misses(draft: FakeModel, **limits: Any) -> list[bool]:
+    """Of the rounds of a text."""
+    settings = EngineSettings(step_aside=False, **GUESSES)
+    with Engine(counting(), draft, settings) as engine:
+        request = engine.request(PROMPT, GREEDY, **limits)
+        list(engine.run(request))
+    return [outcome.missed for outcome in request.tally.outcomes]
+
+
+def test_guesses_that_are_all_wrong_are_a_miss() -> None:
+    wrong = FakeModel(fixed_text([11], N_VOCAB, 0), N_VOCAB)
+    assert misses(wrong, max_tokens=2) == [True, False], "the last token is not guessed at"
+
+
+def test_a_round_without_guesses_after_its_last_node_misses_nothing() -> None:
+    assert misses(counting(), max_tokens=6) == [False, False]
+
+
+def test_a_right_guess_that_ends_the_text_is_no_miss() -> None:
+    assert misses(counting(), max_tokens=6, stop=["b"]) == [False]
 
 
 def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
