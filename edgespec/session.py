@@ -115,6 +115,11 @@ class Session(Owner):
         return self._models.draft.info if self._models.draft else None
 
     @property
+    def eog_tokens(self) -> frozenset[int]:
+        """Any of them ends a text."""
+        return self._models.target.vocabulary.eog_tokens
+
+    @property
     def paging(self) -> PagingStats:
         """What the target pages, and what that has cost since it was loaded."""
         return self._models.target.paging()

@@ -113,6 +113,10 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
                 f"{server.model} at {address}/v1, a page to chat at {address}/ (budget "
                 f"{format_size(loaded.plan.budget_bytes)}); Ctrl-C ends it"
             )
+            try:
+                loaded.chat_prompt([{"role": "user", "content": "Hello"}])
+            except EdgespecError as error:
+                console.note(f"no chat, only /v1/completions: {error}")
             with interrupts.stopping(server.stop):
                 server.run(listener)
     console.note("stopped")

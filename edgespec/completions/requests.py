@@ -6,10 +6,13 @@ that change no text (`user`, `metadata`, ...) are taken and left alone. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from edgespec.completions import llama_fields
+from edgespec.config import MOST
 from edgespec.errors import UsageError
 from edgespec.settings import nearest
 
@@ -25,6 +28,7 @@ _SAMPLING = (
     "repeat_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "repeat_last_n",
     "logit_bias",
     "seed",
 )
@@ -94,15 +98,18 @@ class CommonRequest(_Part):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0, le=MOST)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0, le=MOST)
     min_p: float | None = Field(default=None, ge=0, le=1)
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repeat_last_n: int | None = Field(default=None, ge=-1, le=MOST)
     logit_bias: dict[int, float] | None = None
+    ignore_eos: bool = False
+    """llama.cpp's: no token that ends a text is picked."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
         Field(default=None, max_length=MOST_STOPS)
@@ -120,7 +127,11 @@ class CommonRequest(_Part):
     def parse(cls, content: object) -> Self:
         """The request in `content`, decoded JSON. Raises RequestError."""
         try:
+            if isinstance(content, Mapping):
+                content = llama_fields.translated(content)
             return cls.model_validate(content)
+        except llama_fields.FieldError as error:
+            raise RequestError(str(error), error.name) from error
         except ValidationError as error:
             raise _complaint(error, cls) from error
 
@@ -138,7 +149,7 @@ class ChatRequest(CommonRequest):
     """`/v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = Field(default=None, ge=0)
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=MOST)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
@@ -230,6 +241,7 @@ def _complaint(error: ValidationError, request: type[BaseModel]) -> RequestError
     param = ".".join(where) or None
     if details["type"] == "extra_forbidden" and len(where) == 1:
         known = [field.alias or name for name, field in request.model_fields.items()]
+        known += llama_fields.KNOWN
         message = f"unknown field {param!r}{nearest(str(param), known)}"
     elif details["type"] == "missing":
         message = f"{param} is missing"

@@ -5,6 +5,7 @@ Knows what a request's fields mean to us; the text is the session's business.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from edgespec.completions.requests import (
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
 from edgespec.config import SamplingParams
+from edgespec.errors import ModelError
 from edgespec.grammar.specification import (
     Grammar,
     json_schema,
@@ -39,6 +41,9 @@ class Generates(Protocol):
 
     @property
     def target(self) -> ModelInfo: ...
+
+    @property
+    def eog_tokens(self) -> frozenset[int]: ...
 
     def chat_prompt(
         self,
@@ -90,7 +95,12 @@ class Completions:
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""
         tools = request.offered_tools
-        prompt = self._session.chat_prompt(request.messages, tools, **request.template_variables)
+        try:
+            prompt = self._session.chat_prompt(
+                request.messages, tools, **request.template_variables
+            )
+        except ModelError as error:  # no template, or one that refuses these messages
+            raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
         if tools or not request.stream:  # what may be a call is held back
             self._check_logprobs(request.n_logprobs, request.limit, len(prompt.tokens))
@@ -153,9 +163,7 @@ class Completions:
             )
         return self._session.stream(
             prompt,
-            SamplingParams(
-                **{"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
-            ),
+            self._sampling_of(request),
             limit,
             tuple(request.stop or ()),
             progress,
@@ -163,6 +171,13 @@ class Completions:
             n_logprobs,
             shown=shown,
         )
+
+    def _sampling_of(self, request: CommonRequest) -> SamplingParams:
+        fields = {"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
+        if request.ignore_eos:
+            forbidden = dict.fromkeys(self._session.eog_tokens, -math.inf)
+            fields["logit_bias"] = dict(fields.get("logit_bias", {})) | forbidden
+        return SamplingParams(**fields)
 
     def _check_logprobs(self, n_others: int | None, limit: int | None, n_prompt: int) -> None:
         """Raise RequestError where an answer that is kept whole may become too large."""

@@ -90,3 +90,15 @@ def test_a_key_may_have_any_characters(session):
         for key, status in (("schlüssel-鍵", 200), ("schlüssel", 401), ("schl\xfcssel-?", 401)):
             headers = {"Authorization": b"Bearer " + key.encode()}
             assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
+def test_a_model_without_a_template_refuses_conversations(session):
+    session.use_chat_template(None)
+    with serving(session) as address:
+        answer = httpx.post(address + CHAT, json=chat())
+        assert "chat template" in refused(answer)
+
+
+def test_no_text_ends_where_ends_are_ignored(client):
+    asked = {"prompt": "x", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    assert client.post(TEXT, json=asked).json()["usage"]["completion_tokens"] == 40

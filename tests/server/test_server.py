@@ -161,7 +161,7 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
         (b'{"messages": []}', "messages must be a list"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
         (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -1}', "max_tokens"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}', "max_tokens"),
         (b'{"messages": [{"role": "user", "content": "a"}], "hm": 1}', "unknown field 'hm'"),
         (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
         (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),

@@ -1,0 +1,90 @@
+"""Fields that clients of llama.cpp's server send, in the words of requests here.
+
+What changes no text at the value that was sent is taken and left alone, what would change it is
+refused. Knows no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.config import MOST, MOST_BIAS
+
+_WITHOUT_EFFECT = frozenset(
+    {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
+    | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n"}
+    | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
+)
+"""Whatever they say: they change speed or places, or belong to a sampler that is refused."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "mirostat": (0,),
+    "dynatemp_range": (0,),
+    "min_keep": (0, 1),
+    "n_indent": (0,),
+    "n_probs": (0,),
+    "n_discard": (0,),
+    "t_max_predict_ms": (0, -1),
+    "t_max_prompt_ms": (0, -1),
+    "post_sampling_probs": (False,),
+    "return_tokens": (False,),
+    "return_progress": (False,),
+    "lora": ([],),
+    "samplers": ([],),
+    "grammar": ("",),
+    "reasoning_format": ("auto", "deepseek"),
+    "parse_tool_calls": (True,),
+}
+"""Values at which they change nothing. All of them may be null, too."""
+KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, "n_predict", "json_schema")
+
+
+class FieldError(ValueError):
+    """A field has a value that would change the text and cannot be had."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def translated(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The request without fields of llama.cpp's own. Raises FieldError."""
+    fields = dict(content)
+    for name in _WITHOUT_EFFECT & fields.keys():
+        del fields[name]
+    for name in _NEUTRAL.keys() & fields.keys():
+        value = fields.pop(name)
+        if value is not None and value not in _NEUTRAL[name]:
+            neutral = " or ".join(str(known) for known in _NEUTRAL[name]) or "nothing"
+            raise FieldError(name, f"{name}: this server cannot do that, only {neutral}")
+    if "n_predict" in fields:
+        limit = fields.pop("n_predict")
+        fields.setdefault("max_tokens", limit)
+    if fields.get("json_schema") is not None:
+        schema = fields.pop("json_schema")
+        fields.setdefault("response_format", {"type": "json_object", "schema": schema})
+    else:
+        fields.pop("json_schema", None)
+    _settle_numbers(fields)
+    return fields
+
+
+def _settle_numbers(fields: dict[str, Any]) -> None:
+    """-1 is llama.cpp's word for no limit, all tokens and a seed of its own."""
+    if fields.get("max_tokens") == -1:
+        fields["max_tokens"] = MOST
+    if fields.get("seed") == -1:
+        fields["seed"] = None
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    biases = fields.get("logit_bias")
+    if isinstance(biases, list) and all(isinstance(b, list) and len(b) == 2 for b in biases):
+        if not all(isinstance(token, int) for token, _ in biases):
+            raise FieldError("logit_bias", "logit_bias: tokens are known by their ids here")
+        fields["logit_bias"] = {
+            token: -MOST_BIAS if bias is False else bias for token, bias in biases
+        }

@@ -1,0 +1,84 @@
+"""What clients of llama.cpp's server send is understood, and nothing is ignored in silence."""
+
+import pytest
+
+from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.config import MOST, MOST_BIAS
+
+WEB_UI = {
+    "messages": [{"role": "user", "content": "a"}],
+    "stream": True,
+    "cache_prompt": True,
+    "samplers": [],
+    "temperature": 0.8,
+    "dynatemp_range": 0,
+    "dynatemp_exponent": 1,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "typical_p": 1,
+    "xtc_probability": 0,
+    "xtc_threshold": 0.1,
+    "repeat_last_n": 64,
+    "repeat_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "dry_multiplier": 0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "max_tokens": -1,
+    "timings_per_token": True,
+    "reasoning_format": "auto",
+}
+
+
+def text(**fields: object) -> CompletionRequest:
+    return CompletionRequest.parse({"prompt": "a"} | fields)
+
+
+def test_what_its_page_sends_is_taken():
+    request = ChatRequest.parse(WEB_UI)
+    assert request.limit == MOST
+    assert request.sampling_fields()["repeat_last_n"] == 64
+
+
+def test_n_predict_is_a_limit():
+    assert text(n_predict=7).limit == 7
+    assert text(n_predict=-1).limit == MOST
+    assert text(max_tokens=3, n_predict=7).limit == 3
+
+
+def test_minus_one_is_a_seed_of_the_servers_own():
+    assert "seed" not in text(seed=-1).sampling_fields()
+    assert text(top_k=-1).sampling_fields()["top_k"] == 0
+
+
+def test_biases_may_be_pairs():
+    assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MOST_BIAS}
+
+
+def test_a_schema_may_stand_by_itself():
+    request = text(json_schema={"type": "object"})
+    assert request.response_format.schema_ == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mirostat": 2},
+        {"dry_multiplier": 0.8},
+        {"typical_p": 0.5},
+        {"xtc_probability": 0.1},
+        {"grammar": 'root ::= "a"'},
+        {"samplers": ["top_k"]},
+        {"n_probs": 5},
+        {"n": 2},
+        {"max_tokens": -2},
+        {"logit_bias": [["word", 1]]},
+        {"cache_promt": True},
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(fields):
+    with pytest.raises(RequestError, match=next(iter(fields))):
+        text(**fields)
