@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from edgespec.concurrency.owning import Owner, Users
+from edgespec.concurrency.owning import Closeable, Users
 from edgespec.engine.request import Request
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import Cancelled, UsageError
@@ -16,7 +16,7 @@ from edgespec.ports import Progress
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
 
 
-class Generation(Owner):
+class Generation(Closeable):
     """The tokens of one request, as they are accepted, and afterwards its `result`.
 
     Nothing happens before the first token is asked for; then the generation waits until those of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgespec import arguments, runtimes
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.config import LoadSettings
 from edgespec.corpus import index as corpus_index
@@ -81,7 +81,7 @@ def open_models(
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModels(Owner):
+class LoadedModels(Closeable):
     """A target and its draft, loaded under one plan; close them together."""
 
     target: LanguageModel
@@ -105,7 +105,7 @@ def corpus_drafters(models: LoadedModels) -> list[Drafter]:
     return [CorpusDrafter(models.corpus, models.target.vocabulary.eog_tokens)]
 
 
-class _Opening(Owner):
+class _Opening(Closeable):
     """The steps of loading, in a worker thread so that Ctrl-C is heard while native code runs."""
 
     def __init__(

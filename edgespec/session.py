@@ -16,7 +16,7 @@ from edgespec import arguments
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
-from edgespec.concurrency.owning import Owner, close_forgotten
+from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.config import LoadSettings
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
@@ -72,7 +72,7 @@ def load(
         return session
 
 
-class Session(Owner):
+class Session(Closeable):
     """A loaded pair, which any thread may use; close it to free memory, files and threads.
 
     One generation runs at a time, others wait in line. `close` ends what runs, from any thread;

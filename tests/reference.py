@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 
 
 @lib.llama_log_callback
@@ -38,7 +38,7 @@ class Reference:
         return float(best - second)
 
 
-class LlamaCpp(Owner):
+class LlamaCpp(Closeable):
     """A model as llama.cpp maps it, or in memory and packed for the CPU."""
 
     def __init__(

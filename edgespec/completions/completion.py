@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope
 from edgespec.completions.writing import MessageWriter
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.values import GenerationResult, TokenEvent
 
 
@@ -28,7 +28,7 @@ class Tokens(Protocol):
     def close(self) -> None: ...
 
 
-class Completion(Owner):
+class Completion(Closeable):
     """A request under way: iterate it for the chunks of a stream, or take it `whole`.
 
     Either ends the generation; `cancel` and `close` do so early, from any thread.

@@ -1,1 +1,1 @@
-"""Threads and processes: who owns what they work on, who works, and how they ended."""
+"""Threads and processes: closing what they share, a worker thread, and their ends in words."""

@@ -1,4 +1,4 @@
-"""How a process ended, in words, from its exit code.
+"""Words for the end of a process, from its exit code.
 
 Knows signals and shells' ways to pass them on; not which process it was.
 """
@@ -19,13 +19,15 @@ _WINDOWS = {
 
 
 def crash_name(exit_code: int) -> str | None:
-    """The signal by which native code ended the process, as `SIGSEGV`; None for any other end."""
+    """Name of the signal by which native code ended the process, such as `SIGSEGV`; None for any
+    other end."""
     name = signal_name(exit_code)
     return name if name in _CRASHES else None
 
 
 def signal_name(exit_code: int) -> str | None:
-    """The signal that ended a process with this exit code, as `subprocess` or a shell tells it."""
+    """Name of the signal that ended a process with this exit code, which comes from `subprocess`
+    or a shell; None if no signal did."""
     if exit_code & 0xFFFFFFFF in _WINDOWS:
         return _WINDOWS[exit_code & 0xFFFFFFFF]
     number = -exit_code if exit_code < 0 else exit_code - _SHELL
@@ -36,7 +38,7 @@ def signal_name(exit_code: int) -> str | None:
 
 
 def why(exit_code: int | None, said: str = "") -> str:
-    """A clause for a process that ended before it was done; `said` is the last line of its own."""
+    """A clause for a process that ended before it was done; `said` is the last line it wrote."""
     name = None if exit_code is None else signal_name(exit_code)
     words = f": {said}" if said else ""
     if name == "SIGKILL":
@@ -51,5 +53,5 @@ def why(exit_code: int | None, said: str = "") -> str:
 
 
 def died(doing: str, exit_code: int | None, said: str = "") -> str:
-    """The sentence; `doing` says what the process was at."""
+    """A sentence about a process that ended early; `doing` says what it was doing."""
     return f"the process ended while {doing} ({why(exit_code, said)})"

@@ -1,6 +1,6 @@
-"""What everything has in common that holds memory, a file, a thread or a native handle.
+"""Closes what holds memory, a file, a thread or a native handle, once and while nobody uses it.
 
-Who closes it, who is at work inside it meanwhile, and what becomes of it when nobody closed it.
+Knows threads and forks; not what is closed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Self
 from edgespec.errors import EdgespecError, UsageError
 
 POLL_S = 0.1
-"""How long a thread waits at a stretch: what it waits for may need another nudge, and a wait
-without end hides Ctrl-C on Windows."""
+"""Longest wait of a thread at a stretch: the other side may need another nudge, and a wait without
+end hides Ctrl-C on Windows."""
 
 
-class Owner(ABC):
-    """A context manager that closes what it is, however its block is left."""
+class Closeable(ABC):
+    """A context manager that closes itself, however its block is left."""
 
     @abstractmethod
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Owner(ABC):
 
 
 def close_all(*closes: Callable[[], None]) -> None:
-    """Call every one of them in this order, whatever one raises; then raise the first error, which
+    """Call all of `closes` in this order, whatever one raises; then raise the first error, which
     has the later ones as notes."""
     failure: BaseException | None = None
     for close in closes:
@@ -58,30 +58,31 @@ def close_all(*closes: Callable[[], None]) -> None:
 
 
 class Users:
-    """Who is at work inside something that can be closed.
+    """Threads that are using something that can be closed.
 
     Native memory may be freed only when no thread is in it: `use` is around every call that touches
-    it, and `close` turns new ones away, waits for those inside, and then releases it once.
+    it, and `close` refuses new calls, waits for those inside, and then releases it once.
     """
 
-    def __init__(self, owner: str, closed: Callable[[str], EdgespecError] = UsageError) -> None:
-        """`owner` is what errors call it; `closed` makes the one that late comers get."""
-        self._owner = owner
+    def __init__(self, name: str, closed: Callable[[str], EdgespecError] = UsageError) -> None:
+        """`name` is the subject of error messages; `closed` makes the error of calls after
+        `close`."""
+        self._name = name
         self._closed = closed
         self._inside: list[list[int]] = []
-        """A thread each. A list's methods are atomic, so that coming and going take no lock: a
-        signal handler or the garbage collector may come in at any point."""
+        """One entry a call, with its thread's id. A list's methods are atomic, so that entering and
+        leaving take no lock: a signal handler or the garbage collector may run at any point."""
         self._left = threading.Event()
         self._release = threading.RLock()
         self._process = os.getpid()
         self.is_closing = False
-        """Whether nobody can come in any more."""
+        """True once new calls are refused."""
         self.is_released = False
-        """Whether everything is being freed or has been."""
+        """True once everything is being freed or has been."""
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is."""
+        """True if the calling thread is inside."""
         return [threading.get_ident()] in self._inside
 
     @property
@@ -90,26 +91,28 @@ class Users:
 
     @contextmanager
     def use(self, alone: bool = False) -> Iterator[None]:
-        """Nothing is released while the block runs.
+        """Keep everything from being released while the block runs.
 
-        Raises the owner's error once it is closing, and UsageError if the block is to be `alone`
-        and somebody is inside, or in a fork of the process, where the owner's threads are not.
+        Raises the error of `closed` once it is closing, and UsageError if the block is to be
+        `alone` and another call is inside, or in a fork of the process, which has none of its
+        threads.
         """
         if self._is_forked:
             raise UsageError(
-                f"{self._owner} belongs to the process {self._process}, of which this is a fork "
+                f"{self._name} belongs to the process {self._process}, of which this is a fork "
                 "without its threads: load one here, or start processes by multiprocessing's spawn"
             )
         with self.within() as is_first:
             if self.is_closing:
-                raise self._closed(f"{self._owner} is closed")
+                raise self._closed(f"{self._name} is closed")
             if alone and not is_first:
-                raise UsageError(f"{self._owner} is in use: one thread at a time")
+                raise UsageError(f"{self._name} is in use: one thread at a time")
             yield
 
     @contextmanager
     def within(self) -> Iterator[bool]:
-        """The same for a callback of somebody inside; the value says whether nobody else is."""
+        """The same for a callback of a call that is inside; the value is True if no other call
+        is."""
         entry = [threading.get_ident()]
         try:
             self._inside.append(entry)
@@ -120,8 +123,8 @@ class Users:
                 self._left.set()
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
-        """Call `release` when nobody is inside; `hurry` asks those who are to come out. Once, and
-        not in a fork of the process, whose memory goes with it.
+        """Call `release` when no call is inside; `hurry` asks those inside to return. Runs once,
+        and not in a fork of the process, whose memory goes with it.
 
         Raises UsageError in a thread that is inside itself: it would wait for its own end.
         """
@@ -130,7 +133,7 @@ class Users:
             return
         if self.is_inside:
             raise UsageError(
-                f"{self._owner} cannot be closed from within a call of its own: use cancel() there "
+                f"{self._name} cannot be closed from within a call of its own: use cancel() there "
                 "and close it when the call has come back"
             )
         with self._release:
@@ -150,10 +153,10 @@ class Users:
 
 
 def close_forgotten(owner: object, close: Callable[[], None]) -> None:
-    """For `__del__`: warn that nobody closed `owner`, and do so in a thread of its own.
+    """Warn that nobody closed `owner`, and close it in a new thread; to be called by `__del__`.
 
     The garbage collector runs in any thread, within native calls' callbacks too, where waiting for
-    a lock or a thread may wait for itself. A process that ends keeps what it has.
+    a lock or a thread may wait for itself. A process that ends closes nothing.
     """
     try:
         name = type(owner).__name__

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from edgespec.concurrency.owning import POLL_S, Owner
+from edgespec.concurrency.owning import POLL_S, Closeable
 
 T = TypeVar("T")
 
 
-class Worker(Owner):
+class Worker(Closeable):
     """One thread, started when first needed, that runs one call at a time."""
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class Worker(Owner):
 
     @contextmanager
     def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:
-        """Run `call` beside the block. However the block is left, the call has ended by then.
+        """Run `call` while the block runs; the call has ended when the block is left.
 
-        `cancel` makes the call end soon; it is used when the block is left early.
+        `cancel` makes the call end soon; it is called when the block is left early.
         """
         future = self._executor.submit(call)
         try:
@@ -39,9 +39,9 @@ class Worker(Owner):
         cancel: Callable[[], None],
         check: Callable[[], None] | None = None,
     ) -> T:
-        """Run `call` and wait for it; an exception here, such as Ctrl-C, cancels it first.
+        """Run `call` and wait for its result; an exception here, such as Ctrl-C, cancels it first.
 
-        `check` is asked while it runs, and may raise.
+        `check` is called now and then while it runs, and may raise.
         """
         with self.running(call, cancel) as running:
             return running.result(check)
@@ -62,7 +62,7 @@ class Running(Generic[T]):
         return self._future.done()
 
     def result(self, check: Callable[[], None] | None = None) -> T:
-        """Wait for what the call returns; what it raises is raised here, and what `check` does."""
+        """Wait for the call's result. Raises what the call or `check` raises."""
         while not self._future.done():
             with suppress(TimeoutError):
                 self._future.exception(timeout=POLL_S)
@@ -72,10 +72,10 @@ class Running(Generic[T]):
 
 
 def _end(future: Future[T], cancel: Callable[[], None]) -> None:
-    """Come back only when the call has ended, however often Ctrl-C is pressed."""
+    """Return only when the call has ended, however often Ctrl-C is pressed."""
     while not future.done():
         try:
-            # Again and again: the call may not have begun, and then there is nothing to cancel.
+            # repeatedly: a call that has not begun cannot be cancelled yet
             cancel()
             wait([future], timeout=POLL_S)
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.corpus.layout import DEPTH, HEADER_BYTES, MOST_DIRECTORY, damaged, parse
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
@@ -36,7 +36,7 @@ class Continuation(NamedTuple):
     """Tokens before it that are the text's last ones."""
 
 
-class CorpusIndex(Owner):
+class CorpusIndex(Closeable):
     """An index in a file that stays open. One thread at a time may search it."""
 
     def __init__(self, path: Path, fingerprint: str, n_vocab: int) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.engine.acceptance import accept
 from edgespec.engine.admission import admit, obstacle
 from edgespec.engine.circumstances import Circumstances
@@ -40,7 +40,7 @@ PROVISIONAL_FACTOR = 8
 """A tree holds this many times the nodes of one pass: room to grow beside it."""
 
 
-class Engine(Owner):
+class Engine(Closeable):
     """Generates text with a target and, if there is one, a draft.
 
     The models are borrowed: closing the engine ends its thread and leaves them open. One generation

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.gating import OverlapGate
@@ -27,7 +27,7 @@ longer on a busy machine. A paged one calls back, and an exception of a signal h
 into a callback is lost there."""
 
 
-class Pair(Owner):
+class Pair(Closeable):
     """A target at work with its drafters. Models are borrowed: closing ends the thread alone."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
-from edgespec.concurrency.owning import POLL_S, Owner, Users, close_all
+from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.loop import Engine
 from edgespec.engine.request import Keeper, Request
 from edgespec.engine.sampling import Constraint, SamplingParams
@@ -34,7 +34,7 @@ class Turn:
     """Nobody has it any more: the next one in line closes what it left."""
 
 
-class SharedEngine(Owner):
+class SharedEngine(Closeable):
     """Lets one request after the other have the engine, in the order of their first tokens.
 
     A request has it until it ends, between its tokens, too: the models hold its text. Who comes

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.reader import BLOCK_BYTES, Memory, Run, block_floor
 
 
-class ExpertMemory(Owner):
+class ExpertMemory(Closeable):
     """The address ranges of all matrices, readable until `close`, whatever they hold."""
 
     def __init__(self, layers: Sequence[ExpertLayer]) -> None:

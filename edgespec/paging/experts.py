@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import Eviction, LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
@@ -47,7 +47,7 @@ class _Task:
     of: _Expert
 
 
-class ExpertCache(Owner):
+class ExpertCache(Closeable):
     """The experts of all layers that fit into `capacity_bytes`.
 
     `acquire` and `release` belong to one consumer thread. What was acquired stays in its place

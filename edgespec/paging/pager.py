@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
 from edgespec.paging.reader import Memory, Reader, Segment, read_segment
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -37,7 +37,7 @@ class _Slot:
         return self.start + self.nbytes
 
 
-class WeightPager(Owner):
+class WeightPager(Closeable):
     """A ring of slots that an I/O thread keeps filled with the segments that come next.
 
     One consumer acquires and releases. While it computes and acquires nothing itself, a thread of
@@ -261,7 +261,7 @@ class WeightPager(Owner):
             self._trace.count_bytes("ring (MiB)", filled=filled, reading=reading)
 
 
-class PinnedSegments(Owner):
+class PinnedSegments(Closeable):
     """Segments that stay in memory from loading to `close`."""
 
     def __init__(self, trace: Trace = OFF) -> None:

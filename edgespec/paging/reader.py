@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import WeightReadError
 
 BLOCK_BYTES = 4096
@@ -95,7 +95,7 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-class Memory(Owner):
+class Memory(Closeable):
     """Private, block-aligned memory that is resident only where it was written.
 
     In huge pages where the kernel has them: direct reads into them cost less. `sparse` memory is
@@ -142,7 +142,7 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class DirectReader(Owner):
+class DirectReader(Closeable):
     """Reads past the page cache where the OS and the file system can, plainly where not."""
 
     def __init__(self, paths: Sequence[Path]) -> None:

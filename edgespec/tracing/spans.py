@@ -10,7 +10,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 
 Detail = str | int | float
 
@@ -58,7 +58,7 @@ class Span:
 NO_SPAN = Span()
 
 
-class Trace(Owner):
+class Trace(Closeable):
     """Receives records. This one is off: it keeps nothing and reads no clock."""
 
     is_on: bool = False

@@ -17,7 +17,7 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.ports.baselines import (
     Baseline,
@@ -166,7 +166,7 @@ def _guess(draft: _Decoder, last: int, n_past: int, rule: DraftRule, room: int) 
     return guesses
 
 
-class _Decoder(Owner):
+class _Decoder(Closeable):
     """A model and its context, as llama.cpp's own programs keep them: one sequence."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama.packer import Mark, Packer
 from edgespec_runtimes.gguf.llama.row_slices import RowSlices
 from edgespec_runtimes.gguf.segments import WeightGroup
 
 
-class SlicedMatrices(Owner):
+class SlicedMatrices(Closeable):
     """Multiplies with sliced matrices in place of llama.cpp, slice by slice."""
 
     def __init__(

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import helper
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports.baselines import (
@@ -81,7 +81,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         )
 
 
-class _Decoder(Owner):
+class _Decoder(Closeable):
     """A whole model in one session, and its cache of keys and values as the last run returned it.
 
     Bound values pass from run to run without a copy of ours. Other loops were no faster: with

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx.files.roles import Roles
@@ -23,7 +23,7 @@ from edgespec_runtimes.onnx.ort.sessions import Bound
 KEY, VALUE = 0, 1
 
 
-class KeyValueCache(Owner):
+class KeyValueCache(Closeable):
     """Room for `capacity` tokens; memory is resident only where it was written."""
 
     def __init__(self, roles: Roles, capacity: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.memory.process import return_free_memory
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
@@ -39,7 +39,7 @@ class _Wiring:
     logits: str | None
 
 
-class Decoder(Owner):
+class Decoder(Closeable):
     """Weights and cache of one model: paged weights, or one session that has them in it."""
 
     def __init__(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular, special_kind
 from edgespec_runtimes.gguf.file.layout import (
@@ -141,7 +141,7 @@ _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key of one byte, type, value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, type, offset
 
 
-class _Reader(Owner):
+class _Reader(Closeable):
     """A file read through one window of fixed size; refuses to believe what lies past its end."""
 
     WINDOW = 1 << 18

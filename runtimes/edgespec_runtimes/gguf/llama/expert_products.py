@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.lone_product import LoneProduct
 
@@ -23,7 +23,7 @@ BUFFER_BYTES = 1 << 20
 _FLOAT_BYTES = _INT_BYTES = 4
 
 
-class ExpertProducts(Owner):
+class ExpertProducts(Closeable):
     """Products of one node at a time. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import abi
 
 _GRAPH_NODES = 8
 
 
-class LoneProduct(Owner):
+class LoneProduct(Closeable):
     """A graph of one `node`, which its user fills before `compute`. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:

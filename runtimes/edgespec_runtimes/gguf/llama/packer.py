@@ -12,7 +12,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi, ggml
 
 BUFFER_TYPE = "CPU_REPACK"
@@ -55,7 +55,7 @@ class _Piece:
     row_bytes: int
 
 
-class Packer(Owner):
+class Packer(Closeable):
     """Packs weights, and says how tensors are marked that hold them: until `close`, which must come
     after the last computation with one."""
 

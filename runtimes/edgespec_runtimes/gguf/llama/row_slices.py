@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.lone_product import LoneProduct
 from edgespec_runtimes.gguf.llama.packer import Mark
@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.llama.packer import Mark
 _FLOAT_BYTES = 4
 
 
-class RowSlices(Owner):
+class RowSlices(Closeable):
     """Lets llama.cpp pass over a product, for which `multiply` is called afterwards."""
 
     def __init__(self, n_threads: int) -> None:

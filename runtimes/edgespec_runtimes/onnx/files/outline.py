@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
 
@@ -52,7 +52,7 @@ class _Field(NamedTuple):
     end: int
 
 
-class _Window(Owner):
+class _Window(Closeable):
     """A file read through a buffer, which counts what was copied out of it."""
 
     STEP = 1 << 20

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
 
@@ -81,7 +81,7 @@ class Stop:
         return bool(self.options.terminate)
 
 
-class Session(Owner):
+class Session(Closeable):
     """One onnxruntime session and the binding that its runs share; for one thread at a time."""
 
     def __init__(

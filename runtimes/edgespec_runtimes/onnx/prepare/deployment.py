@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.budget import MIB
 from edgespec_runtimes.onnx.files.source import Source
@@ -21,7 +21,7 @@ from edgespec_runtimes.onnx.prepare.providers import Choice, device_notes
 from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 
-class Deployment(Owner):
+class Deployment(Closeable):
     """Device and cut of a decoder; changes until it is loaded."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from edgespec.concurrency.owning import Owner
+from edgespec.concurrency.owning import Closeable
 from edgespec.memory.needs import affordable
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
@@ -30,7 +30,7 @@ CUT_VERSION = b"2 "
 """Changes when the same graph would be cut in another way."""
 
 
-class FittedDecoder(Owner):
+class FittedDecoder(Closeable):
     """One decoder for one device."""
 
     def __init__(

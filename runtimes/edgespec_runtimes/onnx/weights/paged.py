@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
-from edgespec.concurrency.owning import Owner, close_all
+from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, Segment
@@ -69,7 +69,7 @@ def small_weights(cut: Cut, source: Source) -> list[Weight]:
     return found
 
 
-class EmbeddingTable(Owner):
+class EmbeddingTable(Closeable):
     """Rows of an embedding table, read when their token comes up."""
 
     def __init__(self, source: Source, weight: Weight) -> None:
@@ -118,7 +118,7 @@ def open_tables(
         yield value, EmbeddingTable(rows, rows.weights[table])
 
 
-class PagedWeights(Owner):
+class PagedWeights(Closeable):
     """All weights of a cut decoder. `fill` reads what stays in memory and starts streaming."""
 
     def __init__(
