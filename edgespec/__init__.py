@@ -11,8 +11,6 @@ TYPE_CHECKING = False  # importing typing takes as long as the rest of a command
 if TYPE_CHECKING:
     from typing import Any
 
-    from edgespec.asynchronous import AsyncSession as AsyncSession
-    from edgespec.config import LoadSettings as LoadSettings
     from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
     from edgespec.errors import BudgetError as BudgetError
@@ -26,36 +24,38 @@ if TYPE_CHECKING:
     from edgespec.errors import StateError as StateError
     from edgespec.errors import UsageError as UsageError
     from edgespec.errors import WeightReadError as WeightReadError
-    from edgespec.generation import Generation as Generation
     from edgespec.grammar.specification import Grammar as Grammar
     from edgespec.grammar.specification import json_schema as json_schema
     from edgespec.grammar.specification import lark_grammar as lark_grammar
     from edgespec.grammar.specification import regular_expression as regular_expression
-    from edgespec.session import Session as Session
-    from edgespec.session import load as load
-    from edgespec.session import plan as plan
+    from edgespec.session.asynchronous import AsyncSession as AsyncSession
+    from edgespec.session.generation import Generation as Generation
+    from edgespec.session.session import Session as Session
+    from edgespec.session.session import load as load
+    from edgespec.session.session import plan as plan
+    from edgespec.settings.config import LoadSettings as LoadSettings
     from edgespec.state.prompt_cache import PromptCache as PromptCache
     from edgespec.tracing.trace_file import open_trace as open_trace
     from edgespec.values import GenerationResult as GenerationResult
     from edgespec.values import TokenEvent as TokenEvent
 
 _HOME = {
-    "AsyncSession": "asynchronous",
+    "AsyncSession": "session.asynchronous",
     "BudgetError": "errors",
     "Cancelled": "errors",
     "EdgespecError": "errors",
     "EngineSettings": "engine.settings",
     "FetchError": "errors",
-    "Generation": "generation",
+    "Generation": "session.generation",
     "GenerationResult": "values",
     "Grammar": "grammar.specification",
     "GrammarError": "errors",
-    "LoadSettings": "config",
+    "LoadSettings": "settings.config",
     "ModelError": "errors",
     "PairError": "errors",
     "PromptCache": "state.prompt_cache",
     "SamplingParams": "engine.sampling",
-    "Session": "session",
+    "Session": "session.session",
     "SessionClosed": "errors",
     "StateError": "errors",
     "TokenEvent": "values",
@@ -63,9 +63,9 @@ _HOME = {
     "WeightReadError": "errors",
     "json_schema": "grammar.specification",
     "lark_grammar": "grammar.specification",
-    "load": "session",
+    "load": "session.session",
     "open_trace": "tracing.trace_file",
-    "plan": "session",
+    "plan": "session.session",
     "regular_expression": "grammar.specification",
 }
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgespec import extras
-from edgespec.config import DEFAULT_CTX_SIZE
 from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.findings import Finding
+from edgespec.settings.config import DEFAULT_CTX_SIZE
+from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import ModelDetails, ModelInfo
 

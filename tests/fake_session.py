@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgespec import session
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.session import session
 from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
 
 MIB = 1 << 20

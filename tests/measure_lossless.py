@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from reference import LlamaCpp, Reference
 
 PACERS = ("llmcad", "best-first", "linear")

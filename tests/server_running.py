@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import edgespec
-from edgespec.config import LoadSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
 from edgespec.server.running import Server
-from edgespec.session import Session
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}

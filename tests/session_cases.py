@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
-from edgespec.session import LoadedModels, Session
+from edgespec.session.session import LoadedModels, Session
 from edgespec.testing.fake_model import FakeModel
 
 LOAD_S = 0.75

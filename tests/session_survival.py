@@ -30,10 +30,10 @@ from hypothesis.stateful import (
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, SessionClosed
-from edgespec.generation import Generation
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
-from edgespec.session import LoadedModels, Session
+from edgespec.session.generation import Generation
+from edgespec.session.session import LoadedModels, Session
 from edgespec.testing.paging_contract import load_paged
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama

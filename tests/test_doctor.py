@@ -10,11 +10,11 @@ import pytest
 
 from edgespec import runtimes
 from edgespec.cli import entry
-from edgespec.config import LoadSettings
 from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning.kept import PairFigures
 from edgespec_runtimes.gguf.options import GgufOptions
 

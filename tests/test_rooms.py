@@ -12,13 +12,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "arguments", "concurrency", "errors", "extras", "files", "theory", "tracing", "tree", "units",
-    "values",
+    "concurrency", "errors", "extras", "files", "settings", "theory", "tracing", "tree", "values",
 }  # fmt: skip
-PORTS = CORE | {"config", "options", "ports", "settings"}
+PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}
-LOADING = RESOURCES | {"engine", "loading", "runtimes"}
-SESSION = LOADING | {"generation", "session"}
+LOADING = RESOURCES | {"engine", "runtimes"}
+SESSION = LOADING | {"session"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
     **dict.fromkeys(PORTS - CORE, PORTS),
@@ -31,13 +30,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grammar": PORTS,
     "corpus": PORTS,
     "completions": PORTS | {"chat", "grammar"},
-    "asynchronous": SESSION | {"chat"},
-    "server": SESSION | {"asynchronous", "completions"},
+    "server": SESSION | {"completions"},
     "runtimes": RESOURCES,
     "tracing.trace_file": RESOURCES,
-    "loading": LOADING | {"corpus", "grammar"},
-    "generation": LOADING,
-    "session": LOADING | {"chat", "completions", "generation", "grammar", "state"},
+    "session": LOADING | {"chat", "completions", "corpus", "grammar", "state"},
     "testing": RESOURCES | {"engine", "runtimes"},
     "models": SESSION | {"corpus"},
     "diagnosis": SESSION | {"models", "tuning"},
@@ -48,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
     | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
-    "": {"asynchronous", "config", "engine", "errors", "generation", "grammar", "session"}
+    "": {"engine", "errors", "grammar", "session", "settings"}
     | {"state", "tracing.trace_file", "values"},
 }
 """By part of `edgespec`, the parts that it may import besides itself; a module that may import more

@@ -11,15 +11,16 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 
 import edgespec
-from edgespec import options, runtimes
+from edgespec import runtimes
 from edgespec.cli import entry
-from edgespec.config import read_config
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.options import Flag, RuntimeOptions
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest
+from edgespec.settings import options
+from edgespec.settings.config import read_config
+from edgespec.settings.options import Flag, RuntimeOptions
 from edgespec.testing.fake_model import FakeModel, FakeVocabulary, fixed_text
 from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import config
-from edgespec.config import LoadSettings
+from edgespec.settings import config
+from edgespec.settings.config import LoadSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/getting-started.md")

@@ -18,12 +18,12 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.memory import process
 from edgespec.memory.process import peak_rss_bytes
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
 from zoo_files import write_impostor, write_model

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec import runtimes, session
+from edgespec import runtimes
 from edgespec.bench import modes
 from edgespec.bench.runs import (
     MESSAGES,
@@ -28,12 +28,13 @@ from edgespec.bench.runs import (
     Surveyed,
 )
 from edgespec.concurrency.owning import close_all
-from edgespec.config import LoadSettings
 from edgespec.errors import UsageError
 from edgespec.jobs.messages import answer_one
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
 """Start of a read loop that is not timed."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgespec.config import FallbackName as Fallback
-from edgespec.config import PacerName as Pacer
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
+from edgespec.settings.config import FallbackName as Fallback
+from edgespec.settings.config import PacerName as Pacer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
-from edgespec.settings import Settings
-from edgespec.units import parse_rate, parse_size
+from edgespec.settings.base import Settings
+from edgespec.settings.units import parse_rate, parse_size
 
 CTX_SIZE = 512
 UNLIMITED = "unlimited"

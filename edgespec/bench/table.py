@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.bench.report import BenchReport
 from edgespec.bench.schedule import duration
 from edgespec.bench.summary import ModeSummary, Row
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 MB = 1e6
 

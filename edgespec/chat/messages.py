@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`; content may be parts `{"type": "text", "text": "..."}`."""

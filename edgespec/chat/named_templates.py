@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from edgespec.errors import UsageError
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
 
 _ROLES = "this chat template knows the roles system, user and assistant"
 

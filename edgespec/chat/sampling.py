@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from edgespec.config import SamplingParams
 from edgespec.errors import UsageError
+from edgespec.settings.config import SamplingParams
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

@@ -33,8 +33,8 @@ from edgespec.models.embedded import embedded_pair, shipped_prompts
 from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import OffersBaselines
 from edgespec.runtimes import Runtime
-from edgespec.settings import spell
-from edgespec.units import format_size
+from edgespec.settings.base import spell
+from edgespec.settings.units import format_size
 
 BUDGET_SHARE = 1 / 1.02
 """Of the memory limit, for edgespec's own budget: a group also charges what is no process's."""

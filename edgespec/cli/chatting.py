@@ -21,13 +21,13 @@ from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory import process
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.config import GenerateSettings, SamplingParams
-    from edgespec.generation import Generation
     from edgespec.grammar.specification import Grammar
-    from edgespec.session import Session
+    from edgespec.session.generation import Generation
+    from edgespec.session.session import Session
+    from edgespec.settings.config import GenerateSettings, SamplingParams
     from edgespec.state.prompt_cache import PromptCache
     from edgespec.values import GenerationResult
 
@@ -66,7 +66,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> int:
     """Converse until there are no more lines; the exit code of the first line of a pipe that
     failed, and 0 in a terminal, where it was seen."""
-    from edgespec import session
+    from edgespec.session import session
 
     template = chat_templates.template_from(given)
     grammar, cache = grammars.grammar_from(given), prompt_caches.cache_from(given)

@@ -17,7 +17,7 @@ from edgespec.cli.terminal import printable, printable_on
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.generation import Generation
+    from edgespec.session.generation import Generation
 
 ColorMode = Literal["auto", "always", "never"]
 

@@ -14,18 +14,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from edgespec import session
 from edgespec.cli import reports
 from edgespec.cli.console import Console, follow
 from edgespec.concurrency.endings import died
-from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import EmbeddedPair, embedded_pair
 from edgespec.models.enlarging import enlarge
-from edgespec.units import format_size
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_size
 from edgespec.values import GenerationResult, TokenEvent
 
 PROMPT = '''\

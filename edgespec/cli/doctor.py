@@ -10,7 +10,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any, get_args
 
-from edgespec import session
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
 from edgespec.cli.tune_flags import N_PROMPTS
@@ -20,10 +19,11 @@ from edgespec.errors import UsageError
 from edgespec.models.embedded import shipped_prompts
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
+from edgespec.session import session
+from edgespec.settings.units import format_size
 from edgespec.tuning import kept, report
 from edgespec.tuning.kept import PairFigures
 from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
-from edgespec.units import format_size
 
 SECONDS, N_TOKENS = 30.0, 48
 """Limits of the run that measures a pair; tokens of each text."""

@@ -23,14 +23,14 @@ from edgespec.cli.console import CLEAR_REST, Console, follow
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompt, settings_from
 from edgespec.cli.terminal import printable_on
-from edgespec.config import GenerateSettings
 from edgespec.errors import BudgetError, Cancelled, EdgespecError, UsageError
+from edgespec.settings.config import GenerateSettings
+from edgespec.settings.units import parse_rate, parse_size
 from edgespec.tracing.spans import OFF, Trace
-from edgespec.units import parse_rate, parse_size
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.session import Session
+    from edgespec.session.session import Session
 
 INTERRUPTED = Cancelled.exit_code
 
@@ -76,8 +76,8 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 
 def run_generate(given: argparse.Namespace, interrupts: Interrupts) -> int:
     """`edgespec generate`. Ctrl-C ends the text; what there is of it is reported all the same."""
-    from edgespec import session
     from edgespec.memory import process
+    from edgespec.session import session
 
     grammar, cache = grammars.grammar_from(given), prompt_caches.cache_from(given)
     request, prompt = settings_from(given), read_prompt(given)
@@ -176,8 +176,8 @@ def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> 
 
 def run_plan(given: argparse.Namespace) -> None:
     """`edgespec plan`."""
-    from edgespec import session
     from edgespec.paging import disk_speed
+    from edgespec.session import session
 
     request = settings_from(given)
     bandwidth: float | None = None

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.cli import fetching
-from edgespec.config import (
+from edgespec.settings.base import spell
+from edgespec.settings.config import (
     DEFAULT_CTX_SIZE,
     LOSSLESS,
     AcceptanceName,
@@ -17,8 +18,7 @@ from edgespec.config import (
     GenerateSettings,
     PacerName,
 )
-from edgespec.options import declared
-from edgespec.settings import spell
+from edgespec.settings.options import declared
 
 
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:

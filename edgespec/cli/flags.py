@@ -1,7 +1,7 @@
 """The command line's grammar: commands, flags and what `--help` says. It runs nothing.
 
-Flags are spelled like llama.cpp's. Values stay text: `edgespec.config` checks them, so that a flag,
-a line of a TOML file and a Python argument get the same answer.
+Flags are spelled like llama.cpp's. Values stay text: `edgespec.settings` checks them, so that a
+flag, a line of a TOML file and a Python argument get the same answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgespec.cli import (
     tune_flags,
 )
 from edgespec.errors import UsageError
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli import fetching
-from edgespec.config import DRAFTING, GenerateSettings, LoadSettings, read_config
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair, find_config
-from edgespec.options import option_names
-from edgespec.settings import Names, expanded, spell
+from edgespec.settings.base import Names, expanded, spell
+from edgespec.settings.config import DRAFTING, GenerateSettings, LoadSettings, read_config
+from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
 MOST_PROMPT_BYTES = 64 << 20

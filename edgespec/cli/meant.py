@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Iterable
 
 from edgespec.models import catalogue
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
 
 _ELSEWHERE = {
     "run": "chat -m MODEL",

@@ -15,12 +15,12 @@ from edgespec.cli import fetching, model_report
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import read_prompts
 from edgespec.cli.model_flags import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
-from edgespec.config import GenerateSettings, LoadSettings
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
-from edgespec.settings import spell
-from edgespec.units import parse_size
+from edgespec.settings.base import spell
+from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.units import parse_size
 
 
 def run(given: argparse.Namespace) -> None:
@@ -67,10 +67,10 @@ def run_path(given: argparse.Namespace) -> None:
 
 def run_check(given: argparse.Namespace) -> None:
     """`edgespec models check`."""
-    from edgespec import session
-    from edgespec.loading import corpus_drafters
     from edgespec.memory import process
     from edgespec.models import pair_fit
+    from edgespec.session import session
+    from edgespec.session.loading import corpus_drafters
 
     console = Console(quiet="quiet" in given)
     target, draft = catalogue.find(given.target), catalogue.find(given.draft)
@@ -139,9 +139,9 @@ def run_enlarge(given: argparse.Namespace) -> None:
 
 def run_draft(given: argparse.Namespace) -> None:
     """`edgespec models draft`."""
-    from edgespec import session
     from edgespec.memory import process
     from edgespec.models import pair_fit, self_draft
+    from edgespec.session import session
 
     console = Console(quiet="quiet" in given)
     target, out = catalogue.find(given.target), Path(given.out)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.reports import memory_line, memory_report
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.corpus.building import Written

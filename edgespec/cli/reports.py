@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from edgespec import theory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.experts import ExpertSizes
-from edgespec.units import format_rate, format_size
+from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
-    from edgespec.config import SamplingParams
+    from edgespec.settings.config import SamplingParams
     from edgespec.tuning.kept import Prediction
 
 GUESSED_NODES, GUESSED_TOKENS = 6, 3

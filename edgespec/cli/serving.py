@@ -17,7 +17,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import read_regular
-from edgespec.units import format_size, parse_size
+from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from edgespec.server.guarding import Guard
@@ -82,7 +82,7 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import running  # before loading: its memory is counted then
-    from edgespec import session
+    from edgespec.session import session
 
     guard = _guard(given)
     template = chat_templates.template_from(given)

@@ -23,12 +23,12 @@ from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
+from edgespec.settings.units import parse_rate
 from edgespec.tuning import kept, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.presets import TUNED
 from edgespec.tuning.race import TrialLength, tune
 from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
-from edgespec.units import parse_rate
 
 LEAST_SECONDS = 10
 

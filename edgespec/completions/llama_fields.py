@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.config import MOST, MOST_BIAS
+from edgespec.settings.config import MOST, MOST_BIAS
 
 _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}

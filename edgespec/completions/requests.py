@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from edgespec.completions import llama_fields
-from edgespec.config import MOST
 from edgespec.errors import UsageError
-from edgespec.settings import nearest
+from edgespec.settings.base import nearest
+from edgespec.settings.config import MOST
 
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20

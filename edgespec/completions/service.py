@@ -24,7 +24,6 @@ from edgespec.completions.requests import (
 )
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
-from edgespec.config import SamplingParams
 from edgespec.errors import ModelError
 from edgespec.grammar.specification import (
     Grammar,
@@ -33,6 +32,7 @@ from edgespec.grammar.specification import (
     regular_expression,
 )
 from edgespec.ports import Progress
+from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo
 
 

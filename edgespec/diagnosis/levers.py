@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from edgespec import options
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
+from edgespec.settings import options
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning import kept
 from edgespec.tuning.kept import PairFigures
 from edgespec.tuning.trial import Figures, plan_trial

@@ -21,7 +21,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.paging.reader import READ_BYTES
 from edgespec.ports.findings import Finding
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8",

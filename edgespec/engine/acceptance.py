@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from edgespec.config import AcceptanceName
 from edgespec.engine.request import Request
 from edgespec.engine.sampling import Logits, Sampler
+from edgespec.settings.config import AcceptanceName
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
 

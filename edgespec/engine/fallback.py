@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.config import FallbackName
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import EVERYTHING, Worth
 from edgespec.engine.pass_cost import LONGEST_S, PassCost, within
+from edgespec.settings.config import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport
 

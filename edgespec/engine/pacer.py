@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.config import PacerName
 from edgespec.engine.drafting.drafter import Guess
+from edgespec.settings.config import PacerName
 from edgespec.tree import ROOT, TokenTree
 
 

@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.config import SamplingParams
 from edgespec.errors import ModelError
+from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 
 __all__ = ["Sampler", "SamplingParams", "distribution", "draw", "top_tokens"]

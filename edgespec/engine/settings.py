@@ -7,12 +7,12 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 
-from edgespec import arguments
-from edgespec.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.fallback import FALLBACKS, Fallback
 from edgespec.engine.pacer import PACERS, Pacer
 from edgespec.errors import UsageError
+from edgespec.settings import arguments
+from edgespec.settings.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
 from edgespec.values import ModelInfo
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import ModelError
 from edgespec.hub.reference import HubReference
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"
 """llama.cpp's choice, too; where there is none, the first model by name."""

@@ -20,7 +20,7 @@ from edgespec.hub.download import Download
 from edgespec.hub.failures import HubFailure, explained
 from edgespec.hub.reference import HubReference
 from edgespec.ports import Progress
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import psutil
 
 from edgespec.errors import UsageError
 from edgespec.memory import cgroups
-from edgespec.units import parse_size
+from edgespec.settings.units import parse_size
 
 MIB = 1 << 20
 LEAST_MARGIN_BYTES = 256 * MIB

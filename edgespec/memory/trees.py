@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.config import USUAL_DRAFT_MAX
 from edgespec.memory.budget import MemoryPlan
+from edgespec.settings.config import USUAL_DRAFT_MAX
 
 TOKENS_PER_PASS = {16: 0.76, USUAL_DRAFT_MAX: 1.0, 64: 1.05, 96: 1.08}
 """Tokens per pass by drafted nodes, relative to the usual number."""

@@ -25,7 +25,7 @@ from edgespec.models.embedded import (
     models_folder,
 )
 from edgespec.models.packaged import packaged, place_of
-from edgespec.settings import expanded, nearest
+from edgespec.settings.base import expanded, nearest
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress

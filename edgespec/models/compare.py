@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgespec.concurrency.worker import Worker
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel, Progress
-from edgespec.session import open_models
+from edgespec.session.session import open_models
+from edgespec.settings.config import LoadSettings
 from edgespec.tree import TokenTree
 
 T = TypeVar("T")

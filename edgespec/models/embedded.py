@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.settings import expanded, nearest
+from edgespec.settings.base import expanded, nearest
 
 Role = Literal["target", "draft", "mixture"]
 

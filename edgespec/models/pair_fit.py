@@ -15,13 +15,13 @@ from itertools import count
 import numpy as np
 
 from edgespec.concurrency.worker import Worker
-from edgespec.config import FallbackName
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.settings.config import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (
     GenerationResult,

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from edgespec import runtimes, session
-from edgespec.config import LoadSettings
+from edgespec import runtimes
 from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import enlarging, pair_fit
 from edgespec.ports import Progress
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
 BITS = {

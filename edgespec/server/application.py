@@ -22,7 +22,6 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from edgespec.asynchronous import InThread, in_thread
 from edgespec.completions.answers import Answer
 from edgespec.completions.completion import Completion
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
@@ -35,7 +34,8 @@ from edgespec.server.guarding import Guard
 from edgespec.server.page import page
 from edgespec.server.queueing import Figures, Queue
 from edgespec.server.refusals import Refusal, refusal_of
-from edgespec.session import Session
+from edgespec.session.asynchronous import InThread, in_thread
+from edgespec.session.session import Session
 
 R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]

@@ -16,7 +16,7 @@ from edgespec.server.bodies import Bodies
 from edgespec.server.connections import Connections, Patience
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Queue
-from edgespec.session import Session
+from edgespec.session.session import Session
 
 PATIENCE = Patience()
 SHUTDOWN_S = 5

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
-from edgespec.options import declared, option_names
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.options import declared, option_names
 
 DRAFT_MAXIMA = (8, 24, 48)
 """Largest trees that compete with the one that the plan chooses."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from edgespec import theory
-from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.model_files import largest_of
-from edgespec.options import Role
 from edgespec.paging import disk_speed
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.options import Role
 from edgespec.tuning import presets
 from edgespec.tuning.trial import Figures
 

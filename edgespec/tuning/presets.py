@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.config import LoadSettings, read_config
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
 from edgespec.memory import process
-from edgespec.options import option_names
-from edgespec.settings import spell
+from edgespec.settings.base import spell
+from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.options import option_names
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
 """Settings that a preset may change by itself: none changes the text. Nor do a runtime's options

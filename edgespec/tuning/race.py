@@ -12,9 +12,9 @@ from statistics import median
 from typing import Protocol
 
 from edgespec.errors import EdgespecError
+from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.trial import Figures
-from edgespec.units import format_size
 
 LEAST_GAIN = 0.03
 """A smaller gain counts as noise."""

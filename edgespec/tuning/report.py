@@ -7,10 +7,10 @@ from typing import Any
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.other_work import TOO_MUCH
+from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import without_draft
 from edgespec.tuning.race import Entrant, Tuned, label
 from edgespec.tuning.trial import Figures
-from edgespec.units import format_size
 
 
 def preset_settings(tuned: Tuned) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pydantic import PlainSerializer
 from pydantic_core import to_jsonable_python
 
 from edgespec import errors
-from edgespec.config import LoadSettings
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -27,9 +26,10 @@ from edgespec.jobs.launching import Child, Launched, launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages, answer_one
 from edgespec.jobs.other_work import TOO_MUCH
-from edgespec.loading import corpus_drafters, open_models, plan
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.session.loading import corpus_drafters, open_models, plan
+from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec import session
+from edgespec.session import session
 from fake_session import FakeSession
 
 

@@ -13,8 +13,8 @@ from edgespec.chat.dialogue import Dialogue
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.cli.chatting import Chat
 from edgespec.cli.console import Console
-from edgespec.config import GenerateSettings
 from edgespec.errors import EdgespecError
+from edgespec.settings.config import GenerateSettings
 from edgespec.values import TokenEvent
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.config import (
+from edgespec.engine.acceptance import ACCEPTANCE_RULES
+from edgespec.engine.fallback import FALLBACKS
+from edgespec.engine.pacer import PACERS
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.settings.base import Names, nearest
+from edgespec.settings.config import (
     LOSSLESS,
     AcceptanceName,
     FallbackName,
@@ -17,14 +24,7 @@ from edgespec.config import (
     PacerName,
     read_config,
 )
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.fallback import FALLBACKS
-from edgespec.engine.pacer import PACERS
-from edgespec.engine.sampling import SamplingParams
-from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError
-from edgespec.settings import Names, nearest
-from edgespec.units import parse_size
+from edgespec.settings.units import parse_size
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from edgespec import session
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.errors import BudgetError
+from edgespec.session import session
 from fake_session import MIB, PLAN, refuse_to_load
 
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from edgespec import session
 from edgespec.cli import entry
 from edgespec.errors import BudgetError, ModelError, PairError, WeightReadError
+from edgespec.session import session
 from fake_session import PLAN, FakeSession, raising, refuse_to_load
 
 

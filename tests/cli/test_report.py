@@ -9,8 +9,8 @@ import pytest
 from edgespec.cli.reports import generation_summary, plan_report, plan_table
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
 from edgespec.memory.experts import ExpertSizes
+from edgespec.settings.units import format_size
 from edgespec.tuning.kept import Prediction
-from edgespec.units import format_size
 from edgespec.values import ExpertStats, GenerationResult, PagingStats
 
 MIB = 1 << 20

@@ -3,7 +3,7 @@
 import pytest
 
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.config import MOST, MOST_BIAS
+from edgespec.settings.config import MOST, MOST_BIAS
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],

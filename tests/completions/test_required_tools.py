@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.session import Session
+from edgespec.session.session import Session
 from server_running import TEMPLATE, pair
 
 ADD = {

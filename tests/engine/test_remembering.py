@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.drafting.calibration import Calibration
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.drafting.pooling import Weights
@@ -24,6 +22,8 @@ from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.strategy import Strategy
 from edgespec.models.embedded import embedded_pair
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish

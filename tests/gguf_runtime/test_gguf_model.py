@@ -358,8 +358,8 @@ def test_closing_gives_the_memory_back() -> None:
 
 SESSIONS = """
 import sys
-from edgespec import session
-from edgespec.config import LoadSettings
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.memory.process import process_rss_bytes
 
 settings = LoadSettings(model=sys.argv[1], draft=sys.argv[2], ctx_size=1024, cache_type_k="f32")

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, ModelError
-from edgespec.loading import plan
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
+from edgespec.session.loading import plan
+from edgespec.settings.config import LoadSettings
 from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.gguf import runtime

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec import session
-from edgespec.config import LoadSettings
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from reference import LlamaCpp
 
 N_EMBD, N_LAYER, D_STATE, D_CONV, DT_RANK = 64, 3, 8, 4, 4

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from edgespec import session
 from edgespec.cli import reports
-from edgespec.config import LoadSettings
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, loading, log, product_trial, trials

@@ -9,11 +9,11 @@ import pytest
 
 import edgespec
 from edgespec.cli import entry
-from edgespec.config import FallbackName
 from edgespec.engine.settings import EngineSettings
-from edgespec.loading import CORPUS, plan
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, find, vocabulary_of
+from edgespec.session.loading import CORPUS, plan
+from edgespec.settings.config import FallbackName
 
 SOURCE = Path(json.__file__)
 PROMPT = "def load(fp, *, cls=None, object_hook=None, parse_float=None,\n"

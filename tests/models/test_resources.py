@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config import GenerateSettings, LoadSettings, read_config
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import (
     embedded_pair,
@@ -16,6 +15,7 @@ from edgespec.models.embedded import (
     models_folder,
     preset_names,
 )
+from edgespec.settings.config import GenerateSettings, LoadSettings, read_config
 
 SHA256 = "ab" * 32
 MANIFEST = f"""\

@@ -13,11 +13,11 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 import onnx
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.testing.paging_contract import PagingContract, one_by_one
 from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree

@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from edgespec import runtimes, session
-from edgespec.config import LoadSettings
+from edgespec import runtimes
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.runtimes import ModelRequest
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.outline import read_outline
 from onnx_files import DATA_FILE, write_llama, write_tokenizer

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
-from edgespec.session import Session
+from edgespec.session import session
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings
 from onnx_files import write_llama
 from onnx_reference import WholeModel
 

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError, UsageError
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from gguf_files import tiny_llama
 from onnx_files import write_llama
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError, UsageError, WeightReadError
 from edgespec.memory.budget import MIB, plan_memory
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.testing.paging_contract import PagingContract, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree

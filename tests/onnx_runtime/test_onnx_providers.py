@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec import session
 from edgespec.cli.reports import plan_report, plan_table
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.runtimes import OffersGpu
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import entry, runtime
 from edgespec_runtimes.onnx.memory.placement import Placement
 from edgespec_runtimes.onnx.ort import devices

@@ -13,10 +13,10 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec import session
-from edgespec.config import LoadSettings
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
 from edgespec.testing.paging_contract import one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.onnx import runtime

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from edgespec.config import SamplingParams
-from edgespec.session import Session
+from edgespec.session.session import Session
+from edgespec.settings.config import SamplingParams
 from server_running import TEMPLATE, pair, serving
 
 N_TOKENS = 40

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.session import Session
+from edgespec.session.session import Session
 from edgespec.testing.fake_model import FakeModel
 from engine_cases import counting
 from session_cases import open_session

@@ -4,7 +4,7 @@ import json
 
 import edgespec
 from edgespec.chat.sampling import DEFAULTS
-from edgespec.config import LoadSettings
+from edgespec.settings.config import LoadSettings
 from gguf_files import F32, I32, tiny_llama
 from onnx_files import write_llama
 

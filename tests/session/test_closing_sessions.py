@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec.errors import EdgespecError, SessionClosed, UsageError
-from edgespec.session import Session
+from edgespec.session.session import Session
 from edgespec.testing.fake_model import FakeModel
 from engine_cases import PROMPT, counting
 from session_cases import PLAN, holds_passes, open_session, until

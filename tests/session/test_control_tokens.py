@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.config import LoadSettings
 from edgespec.models.embedded import embedded_pair
-from edgespec.session import Session
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings
 from onnx_files import write_llama
 
 ENDS = "<|endoftext|>"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.session import Session
+from edgespec.session.session import Session
 from edgespec.testing.fake_model import FakeModel
 from edgespec.values import PagingStats
 from engine_cases import PROMPT, Failing, assert_nothing_provisional, counting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.session import Session
+from edgespec.session.session import Session
 from engine_cases import PROMPT
 
 

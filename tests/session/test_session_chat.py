@@ -6,11 +6,11 @@ import math
 import pytest
 
 import edgespec
-from edgespec.config import FallbackName, LoadSettings, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError, UsageError
 from edgespec.grammar.specification import json_schema, lark_grammar, regular_expression
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.config import FallbackName, LoadSettings, SamplingParams
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.config import LoadSettings, SamplingParams
 from edgespec.errors import SessionClosed, StateError, UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.session import Session
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings, SamplingParams
 from test_end_to_end import MIB, big, smallest
 
 __all__ = ["big", "smallest"]

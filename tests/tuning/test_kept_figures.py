@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config import LoadSettings
 from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning import kept
 from edgespec.tuning.kept import PairFigures
 from edgespec.tuning.trial import Figures

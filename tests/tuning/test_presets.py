@@ -9,9 +9,9 @@ import pytest
 
 from edgespec import runtimes
 from edgespec.cli.invocation import Request, settings_from
-from edgespec.config import LoadSettings, read_config
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
+from edgespec.settings.config import LoadSettings, read_config
 from edgespec.tuning import presets
 from edgespec_runtimes.gguf.options import GgufOptions
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgespec import runtimes
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning import report
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.race import TrialLength, Tuned, label, tune

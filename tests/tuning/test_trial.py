@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.config import LoadSettings
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning.trial import MESSAGES, Figures, Trial, plan_trial, run_trial
 from edgespec_runtimes.gguf.options import GgufOptions
 

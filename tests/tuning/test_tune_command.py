@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.cli import entry
 from edgespec.cli import tune as tune_command
-from edgespec.config import read_config
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.config import read_config
 from edgespec.tuning import presets
 from race_lab import FormulaLab
 from test_end_to_end import edgespec

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
-from edgespec.config import Count
 from edgespec.errors import UsageError
-from edgespec.options import Flag, Role, RuntimeOptions
-from edgespec.settings import Names
+from edgespec.settings.base import Names
+from edgespec.settings.config import Count
+from edgespec.settings.options import Flag, Role, RuntimeOptions
 
 if TYPE_CHECKING:
-    from edgespec.config import LoadSettings
+    from edgespec.settings.config import LoadSettings
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})

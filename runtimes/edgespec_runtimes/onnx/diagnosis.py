@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnxruntime as ort
 
 from edgespec.ports.findings import Finding
-from edgespec.units import format_size
+from edgespec.settings.units import format_size
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
 
 

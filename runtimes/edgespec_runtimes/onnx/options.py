@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from edgespec.errors import UsageError
-from edgespec.options import Flag, RuntimeOptions
-from edgespec.settings import Names
+from edgespec.settings.base import Names
+from edgespec.settings.options import Flag, RuntimeOptions
 
 if TYPE_CHECKING:
-    from edgespec.config import LoadSettings
+    from edgespec.settings.config import LoadSettings
 
 Provider = Literal["auto", "cpu", "cuda", "coreml"]
 IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from edgespec.errors import UsageError
-from edgespec.settings import Names, Settings, spell
+from edgespec.settings.base import Names, Settings, spell
 
 if TYPE_CHECKING:
-    from edgespec.config import LoadSettings
+    from edgespec.settings.config import LoadSettings
 
 ENTRY_POINTS = "edgespec.runtimes"
 """Beside the runtime that an entry point of this group names, in the same module, may stand

@@ -26,9 +26,9 @@ from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
-from edgespec.options import RuntimeOptions, declared, option_names
-from edgespec.settings import Names, PythonNames, Settings, expanded, nearest, spell
-from edgespec.units import parse_size
+from edgespec.settings.base import Names, PythonNames, Settings, expanded, nearest, spell
+from edgespec.settings.options import RuntimeOptions, declared, option_names
+from edgespec.settings.units import parse_size
 
 
 class PacerName(StrEnum):
@@ -181,6 +181,7 @@ class LoadSettings(Settings):
             grammars: bool = False,
             logprobs: bool = False,
             state_files: bool = False,
+            most_body_bytes: int | None = None,
             **of_runtimes: Any,
         ) -> None: ...
 

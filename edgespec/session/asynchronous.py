@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from edgespec.chat.messages import Message
-from edgespec.config import SamplingParams
-from edgespec.session import Session
+from edgespec.session.session import Session
+from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 
 T = TypeVar("T")

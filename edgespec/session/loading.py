@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from edgespec import arguments, runtimes
+from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.config import LoadSettings
 from edgespec.corpus import index as corpus_index
 from edgespec.corpus.index import CorpusIndex
 from edgespec.engine.drafting.corpus import CorpusDrafter
@@ -28,9 +27,11 @@ from edgespec.memory import logprobs, process, requests, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.memory.settling import settled
-from edgespec.options import Role, refuse_unused
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu, vocabulary_fingerprint
+from edgespec.settings import arguments
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")

@@ -12,12 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from edgespec import arguments
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
-from edgespec.config import LoadSettings
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.loop import Engine
@@ -26,10 +24,12 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
-from edgespec.generation import Generation
 from edgespec.grammar.compiling import new_compiler
 from edgespec.grammar.specification import Grammar
-from edgespec.loading import (
+from edgespec.ports import Progress
+from edgespec.ports.chat_format import ChatFormat, HasChatFormat
+from edgespec.session.generation import Generation
+from edgespec.session.loading import (
     GRAMMARS,
     STATE_FILES,
     LoadedModels,
@@ -37,8 +37,8 @@ from edgespec.loading import (
     open_models,
     plan,
 )
-from edgespec.ports import Progress
-from edgespec.ports.chat_format import ChatFormat, HasChatFormat
+from edgespec.settings import arguments
+from edgespec.settings.config import LoadSettings
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
