@@ -17,17 +17,19 @@ from edgespec.runtimes import ModelRequest
 from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime, segments
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
 from gguf_files import tiny_llama
 from reference import LlamaCpp
 from zoo_files import LARGER_VOCABULARIES, write_model
-from zoo_species import Species
+from zoo_species import EXPERTS_ONLY, Species
 
 KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32")
 TOKENS = [5, 91, 17, 44, 208, 91, 33, 260]
 SLICE_BYTES = 32 << 10
-SCALED_OR_CAPPED = ("gemma2", "granite", "cohere2", "command-r", "phi2", "grok")
-"""Architectures whose graphs go on after the head: with a cap, a scale or a bias."""
+ARCHITECTURES = ("gemma2", "granite", "cohere2", "command-r", "phi2", "grok", "qwen3moe", "gemma4")
+"""Most of whose graphs go on after the head, with a cap, a scale or a bias; the others have experts
+or tables beside it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Head:
         return model.write(folder / "model.gguf")
 
 
-def opened(path: Path, share: float = 0.0, max_nodes: int = 40) -> GgufModel:
-    request = ModelRequest(path, "target", 128, max_nodes, 4, 1, batch_size=32)
+def opened(path: Path, share: float = 0.0, n_threads: int = 1) -> GgufModel:
+    request = ModelRequest(path, "target", 128, 40, 4, n_threads, batch_size=32)
     model = load_paged(runtime.prepare(request), share)
     assert isinstance(model, GgufModel)
     return model
@@ -108,13 +110,14 @@ def test_it_does_not_matter_which_slices_stay_in_memory(
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("architecture", SCALED_OR_CAPPED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_a_graph_does_with_the_logits_sees_all_of_them(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LARGER_VOCABULARIES, architecture, 2048)
-    path = write_model(tmp_path / "m.gguf", Species(architecture, architecture == "grok"))
-    model = opened(path)
+    path = write_model(tmp_path / "m.gguf", Species(architecture, architecture in EXPERTS_ONLY))
+    monkeypatch.setattr(loading, "SMALL_MODEL_BYTES", 0)
+    model = opened(path, n_threads=2)
     assert n_slices(model) > 2
     with LlamaCpp(path, n_ctx=128) as whole:
         whole.start()
