@@ -1,0 +1,166 @@
+"""No request ends the server, is the server's fault, or breaks its budget."""
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgespec.completions.llama_fields import KNOWN
+from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.memory import cgroups
+from edgespec.units import parse_size
+from server_running import TEMPLATE
+
+BUDGET = "224MiB"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ANSWERS = {200, 400, 403, 404, 405, 408, 413, 429}
+FIELDS = sorted(
+    {*ChatRequest.model_fields, *CompletionRequest.model_fields, *KNOWN} - {"n_predict"}
+)
+NUMBERS = st.one_of(
+    st.integers(-5, 5),
+    st.sampled_from([4095, 4096, -1, 1 << 31, 1 << 63, 10**30, 1e-300, 1e300, 1e308, 0.5]),
+    st.floats(allow_nan=True, allow_infinity=True),
+)
+TEXTS = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["", "\ud800", "<|endoftext|>", "a" * 5000, " " * 40_000, "1a" * 20_000]),
+    st.sampled_from(["user", "system", "function", "json_object", "json_schema", "regex", "text"]),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": TEXTS, "content": st.one_of(TEXTS, VALUES)}), max_size=3
+)
+FORMATS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["json_object", "json_schema", "regex", "grammar"])},
+    optional={
+        "schema": VALUES,
+        "json_schema": st.fixed_dictionaries({"schema": VALUES}),
+        "pattern": TEXTS,
+        "grammar": TEXTS,
+    },
+)
+BODIES = st.builds(
+    lambda prompt, fields, known: json.dumps(
+        {"messages": [{"role": "user", "content": "a"}]} | prompt | fields | known
+    ).encode(errors="surrogatepass"),
+    st.one_of(
+        st.fixed_dictionaries({"prompt": st.one_of(TEXTS, st.lists(NUMBERS, max_size=5))}),
+        st.fixed_dictionaries({"messages": st.one_of(MESSAGES, VALUES)}),
+    ),
+    st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
+    st.fixed_dictionaries(
+        {"max_tokens": st.sampled_from([0, 1, 2, -3])},
+        optional={"response_format": FORMATS, "stream": st.booleans(), "echo": st.booleans()},
+    ),
+).filter(lambda body: b'"messages"' in body or b'"prompt"' in body)
+PLAIN = st.builds(lambda body: json.dumps(drop(json.loads(body))).encode(), BODIES)
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "Origin",
+            "Host",
+            "Authorization",
+            "Content-Type",
+            "Content-Length",
+            "Expect",
+            "Transfer-Encoding",
+            "Connection",
+            "Upgrade",
+            "X-Any",
+        ]
+    ),
+    st.one_of(
+        st.binary(max_size=20).filter(lambda value: not {10, 13} & set(value)),
+        st.sampled_from([b"http://[bad", b"chunked", b"-1", b"100-continue", b"websocket"]),
+        st.sampled_from([b"9" * 30, b"close", b"127.0.0.1", b"Upgrade"]),
+    ),
+    max_size=3,
+)
+
+
+def drop(body: dict) -> dict:
+    """Without what only the other kind of request has."""
+    return {name: value for name, value in body.items() if name != "messages"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, int]]:
+    """The address and the process of a server under a budget."""
+    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0"]
+    flags = ["--memory-budget", BUDGET, "--chat-template", TEMPLATE]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True) as process:
+        found = None
+        for line in process.stderr:
+            if found := re.search(r"(http://[^/ ]+)/v1", line):
+                break
+        assert found, "it ended without an address"
+        try:
+            yield found[1], process.pid
+        finally:
+            process.terminate()
+            process.stderr.read()
+            assert process.wait(60) == 0
+
+
+def raw(address: str, path: str, headers: dict[str, bytes], body: bytes) -> bytes:
+    """The first line of what the server says to bytes that no client would write."""
+    url = urlsplit(address)
+    lines = {"Host": url.netloc.encode(), "Content-Length": b"%d" % len(body)} | headers
+    head = b"".join(b"%s: %s\r\n" % (name.encode(), value) for name, value in lines.items())
+    said = b""
+    with (
+        socket.create_connection((url.hostname, url.port), timeout=2) as one,
+        contextlib.suppress(OSError),
+    ):
+        one.sendall(b"POST %s HTTP/1.1\r\n%s\r\n%s" % (path.encode(), head, body))
+        one.shutdown(socket.SHUT_WR)
+        said = one.recv(100)
+    return said.partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("n_examples", [40, pytest.param(1400, marks=pytest.mark.slow)])
+def test_bodies(server, n_examples):
+    http = httpx.Client(base_url=server[0], timeout=60)
+
+    @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from([CHAT, TEXT]), chat=BODIES, plain=PLAIN)
+    def attack(path: str, chat: bytes, plain: bytes) -> None:
+        answer = http.post(path, content=chat if path == CHAT else plain)
+        assert answer.status_code in ANSWERS, answer.text
+
+    with http:
+        attack()
+    assert_unharmed(*server)
+
+
+@pytest.mark.parametrize("n_examples", [20, pytest.param(600, marks=pytest.mark.slow)])
+def test_headers(server, n_examples):
+    @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from([CHAT, TEXT, "/", "/v1/models/a"]), headers=HEADERS)
+    def attack(path: str, headers: dict[str, bytes]) -> None:
+        said = raw(server[0], path, headers, b'{"prompt": [4096], "echo": true}')
+        assert not said or int(said.split()[1]) in ANSWERS | {401}, said
+
+    attack()
+    assert_unharmed(*server)
+
+
+def assert_unharmed(address: str, pid: int) -> None:
+    answer = httpx.post(address + TEXT, json={"prompt": "def f(", "max_tokens": 3}, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert cgroups.table(Path(f"/proc/{pid}/status"))["VmHWM"] <= parse_size(BUDGET)
