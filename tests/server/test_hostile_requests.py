@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edgespec.completions.llama_fields import KNOWN
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.memory import cgroups
-from edgespec.units import parse_size
+from edgespec.settings.units import parse_size
 from server_running import TEMPLATE
 
 BUDGET = "224MiB"
