@@ -9,25 +9,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.engine.acceptance import accept
 from edgespec.engine.admission import admit, obstacle
-from edgespec.engine.circumstances import Circumstances
+from edgespec.engine.cost_key import CostKey
+from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lineup import line_up
-from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
+from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.pacer import EVERYTHING, Limits, LinearPacer, Pacer
+from edgespec.engine.pacer import Limits, LinearPacer
 from edgespec.engine.pair import Pair
+from edgespec.engine.pair_memory import PairMemory
+from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.prompt import read_prompt, read_tail
 from edgespec.engine.request import Keeper, Request
 from edgespec.engine.round import RoundInProgress, record_round
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.strategy import Controller, Strategy, drafting_is_free
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -63,22 +66,14 @@ class Engine(Closeable):
         self._obstacle = obstacle(target, draft)
         self._grower = line_up(target, None if self._obstacle else draft, drafters, self.settings)
         self._pair = Pair(target, self._grower, clock, trace)
-        self._pacers: dict[Strategy, Pacer] = {
-            Strategy.TREE: self.settings.new_pacer() if target.info.tree_capable else LinearPacer(),
-            Strategy.LINE: LinearPacer(),
-        }
-        self._fallback = self.settings.new_fallback().for_target(target.info)
+        self._pacer = self.settings.new_pacer() if target.info.tree_capable else LinearPacer()
         self._acceptance = self.settings.new_acceptance()
-        self._draft_bytes = draft.info.size_bytes if draft is not None else 0
-        self._controller = self._new_controller()
+        self._planner = self._new_planner(draft)
         threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
-        self._circumstances = Circumstances.of(target.paging(), threads, self.settings.unusual)
-        self._memory = memory
-        self._learnt: Learnt = {}
-        """By an earlier run."""
-        self._is_new = True
-        """Whether no round has shown yet what strategies cost."""
-        self._recall()
+        key = CostKey.of(target.paging(), threads, self.settings.unusual)
+        self._memory = PairMemory(memory, key)
+        if self._grower is not None:
+            self._planner = self._memory.recall(self._grower, self._planner)
         self._clock = clock
         self._trace = trace
         self._turning = threading.RLock()
@@ -134,9 +129,9 @@ class Engine(Closeable):
         return tuple(self._pair.committed)
 
     @property
-    def preferred(self) -> Strategy:
-        """How rounds guess, but for trials of other strategies."""
-        return self._controller.preferred
+    def planner(self) -> RoundPlanner:
+        """What was learnt of rounds so far."""
+        return self._planner
 
     def forget(self) -> None:
         """Leave the models without a text."""
@@ -175,11 +170,7 @@ class Engine(Closeable):
                 if not request.transcript.is_finished:
                     if self._grower is not None:
                         self._grower.sample_at(request.sampler.params.temperature)
-                    drafts = self._strategy is not Strategy.NONE
-                    report = read_prompt(self._pair, request, drafts)
-                    if report is not None:
-                        self._fallback = self._fallback.observe_prompt(report)
-                        self._see_reads(report)
+                    read_prompt(self._pair, request, partial(self._after_prompt, request))
                     yield from self._rounds(request)
         except Cancelled:
             request.transcript.cancel()
@@ -190,8 +181,8 @@ class Engine(Closeable):
                 with self._turning:
                     self._pair.running = None
                 self._trace.flush()
-                if request.tally.outcomes:
-                    self._keep()
+                if request.tally.outcomes and self._grower is not None:
+                    self._memory.keep(self._grower, self._planner)
 
     def generate(
         self,
@@ -227,12 +218,12 @@ class Engine(Closeable):
             hang_forced(tree, request.sampler, round_.limits)
             round_.grow(tree)
             nodes = round_.select(tree)
-            logits = round_.verify(tree, nodes, self.settings.overlap)
+            logits = round_.verify(tree, nodes)
             with self._trace.span(Track.ENGINE, "accept") as span:
                 accepted = accept(self._acceptance, tree, nodes, logits, request)
                 span.note(accepted=len(accepted.path) - 1)
             self._pair.commit(tree, accepted.path)
-            round_.witness(tree, nodes, logits)
+            round_.witness(tree, nodes, logits, accepted)
             del logits  # the plan has no room for them beside those of the next pass
             rerooted = round_.reroot(tree, accepted, transcript.is_finished)
             if self._grower and not self.settings.keep_growth:
@@ -250,9 +241,11 @@ class Engine(Closeable):
         """Decide whether this round drafts, and how far it may go."""
         self._pair.check_cancelled()
         begun = self._clock()
-        grower = self._choose_grower(tree, tally)
+        plan = self._planner.plan()
+        grower = self._choose_grower(tree, plan, tally)
         if grower is not None:
             self._pair.catch_up(grower)
+        reading_s = self._clock() - begun
         info = self._target.info
         deepest = room - 1  # a token that stands deeper would be past the text's end
         n_free = info.n_ctx - len(self._pair.committed)
@@ -261,7 +254,8 @@ class Engine(Closeable):
             max_nodes=min(self._max_nodes, n_free),
             max_branches=info.max_branches,
             max_depth=min(depth, deepest),
-            worth=self._fallback.worth_growing() if grower else EVERYTHING,
+            n_hidden=self._planner.n_hidden if grower else 0,
+            least_confidence=self._planner.least_confidence(plan) if grower else 0.0,
         )
         # A path ends with a token of the target's own: twice the depth and one is in reach beside.
         beside = Limits(
@@ -272,65 +266,51 @@ class Engine(Closeable):
         return RoundInProgress(
             pair=self._pair,
             grower=grower,
-            pacer=self._pacers.get(self._strategy, self._pacers[Strategy.TREE]),
-            fallback=self._fallback,
+            pacer=self._pacer,
+            planner=self._planner,
+            plan=plan,
             limits=limits,
             limits_beside=beside,
             begun=begun,
             guesses_before=grower.n_guesses if grower else 0,
-            draft_s=self._clock() - begun,
+            draft_s=reading_s,
+            reading_s=reading_s,
         )
 
-    @property
-    def _strategy(self) -> Strategy:
-        """How the next round guesses."""
-        return self._controller.strategy if self.settings.step_aside else Strategy.TREE
+    def _new_planner(self, draft: LanguageModel | None) -> RoundPlanner:
+        info = self._target.info
+        share = draft.info.size_bytes / info.size_bytes if draft and info.size_bytes else 0.0
+        return RoundPlanner(
+            curve=PassCurve(used_share=info.used_share),
+            stop_rule=self.settings.new_stop_rule(),
+            may_step_aside=self.settings.step_aside,
+            may_overlap=self.settings.overlap,
+            draft_share=share,
+            max_rows=self._max_nodes,
+        )
 
-    def _new_controller(self) -> Controller:
-        line_is_the_tree = isinstance(self._pacers[Strategy.TREE], LinearPacer)
-        strategies = [Strategy.TREE, Strategy.NONE, Strategy.LINE][: 2 if line_is_the_tree else 3]
-        if self._pair.is_paged:
-            return Controller.for_paged_target(*strategies)
-        size_bytes, draft = self._target.info.size_bytes, self._draft_bytes
-        share = draft / size_bytes if size_bytes else 0.0
-        return Controller.for_resident_target(*strategies, draft_share=share)
-
-    def _recall(self) -> None:
-        """Begin with what an earlier run left."""
-        if self._grower is not None and self._memory is not None:
-            self._learnt = self._memory.recall()
-            self._grower.recall(self._learnt)
-            self._recall_costs()
-
-    def _recall_costs(self) -> None:
-        """What costs are like here is not known before storage has shown its speed."""
-        if self._circumstances.are_known and self._is_new:
-            strategies, passes = self._places
-            self._controller = self._controller.recalled(self._learnt.get(strategies, {}))
-            self._fallback = self._fallback.recalled(self._learnt.get(passes, {}))
-
-    def _see_reads(self, report: PassReport) -> None:
-        """Of a prompt's pass or of several."""
-        seen = self._circumstances.with_reads(report.bytes_read, report.read_s)
-        self._circumstances = seen
-        self._recall_costs()
-
-    def _keep(self) -> None:
-        """Leave what was learnt to the next run."""
-        if self._grower is not None and self._memory is not None:
-            learnt = self._grower.learnt()
-            if self._circumstances.are_known:
-                learnt_here = (self._controller.numbers(), self._fallback.numbers())
-                learnt = renewed(learnt, dict(zip(self._places, learnt_here, strict=True)))
-            self._memory.keep(learnt)
+    def _after_prompt(self, request: Request, reused: int, report: PassReport | None) -> None:
+        """Let the drafters read what the target has read of a prompt, where that pays."""
+        grower, pair = self._grower, self._pair
+        if grower is None:
+            return
+        n_unread = len(pair.committed) - min(reused, self._n_drafted)
+        planner = self._planner.begin_text(n_unread, request.transcript.room)
+        if report is not None:
+            planner = self._memory.see_prompt(report, planner.observe_prompt(report))
+        if planner.plan().guesses:
+            grower.prepare(pair.committed, request.prompt[-1])
+            begun = pair.clock()
+            pair.catch_up(grower)
+            planner = planner.observe_reading(pair.clock() - begun)
+        self._planner = planner
 
     @property
-    def _places(self) -> tuple[str, str]:
-        """What was learnt of strategies, and of passes, holds under the same circumstances only."""
-        here = self._circumstances.name
-        return f"strategy@{here}", f"passes@{here}"
+    def _n_drafted(self) -> int:
+        """Committed tokens that the drafters have read."""
+        return len(self._pair.committed) - self._planner.unread
 
-    def _choose_grower(self, tree: TokenTree, tally: Tally) -> TreeGrower | None:
+    def _choose_grower(self, tree: TokenTree, plan: RoundPlan, tally: Tally) -> TreeGrower | None:
         """Whatever guesses; None if nothing can follow the text or it costs more than it brings."""
         grower = self._grower
         if grower is None:
@@ -342,7 +322,7 @@ class Engine(Closeable):
                 "the target went on without it",
                 subject=source,
             )
-        if grower.is_ready and self._strategy is not Strategy.NONE:
+        if grower.is_ready and plan.guesses:
             return grower
         grower.rest()
         return None
@@ -350,18 +330,11 @@ class Engine(Closeable):
     def _adapt(self, outcome: RoundOutcome, round_: RoundInProgress) -> None:
         """Let every rule that learns see the round."""
         if self._trace.is_on:
-            record_round(self._trace, outcome, round_, self._strategy)
+            record_round(self._trace, outcome, round_)
             self._trace.flush()
-        if self._grower is None:
-            return
-        self._is_new = False
-        reads = self._circumstances.with_reads(outcome.bytes_read, outcome.read_s)
-        self._circumstances = reads
-        self._fallback = self._fallback.observe(outcome)
-        if round_.grower or self._strategy is Strategy.NONE:
-            self._controller = self._controller.observe(
-                outcome.wall_s, outcome.n_tokens, drafting_is_free(outcome), outcome.read_s
-            )
+        if self._grower is not None:
+            self._memory.see_round(outcome.bytes_read, outcome.read_s)
+            self._planner = self._planner.observe(outcome)
 
     def _check_idle(self) -> None:
         if self._is_closed:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
+
+
+class Reached(NamedTuple):
+    """A node that the text went through, after which something was guessed."""
+
+    is_sure: bool
+    """Whether the node's own confidence was high."""
+    claimed: float
+    """Sum of the confidences of the guesses after it."""
+    was_right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +46,20 @@ class RoundOutcome:
     stall_s: float
     wall_s: float
     """The whole round."""
-    missed: bool = False
-    """Whether the draft's guesses after the last accepted token were all wrong."""
+    guessed: bool = False
+    """Whether anybody was asked for guesses."""
+    growing_s: float = 0.0
+    """Seconds of the draft steps before the pass."""
+    reading_s: float = 0.0
+    """Seconds in which the draft read what was committed without it."""
+    steps_beside: int = 0
+    """Draft steps beside the pass."""
+    claimed: float = 0.0
+    """Guesses expected to stand in the best round that the tree would have allowed."""
+    expected_s: float = 0.0
+    """Seconds that this round would have taken."""
+    reached: Sequence[Reached] = ()
+    """Nodes that the text went through, where somebody had guessed what follows."""
     verified_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     """Nodes by source."""

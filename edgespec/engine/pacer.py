@@ -1,7 +1,7 @@
 """Pacers: where the tree grows next, and which of its nodes the target verifies.
 
 Pure functions of a tree and its limits. They call no model and decide no time: when to stop
-growing is the fallback rule's question, unless no growth within the limits is worth anything.
+growing is the round planner's question, unless no growth within the limits is worth anything.
 """
 
 from __future__ import annotations
@@ -20,26 +20,16 @@ from edgespec.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """Which nodes are worth growing, though guessing them costs nothing."""
-
-    n_hidden: int = 0
-    """So many are: a pass computes them while it reads."""
-    least_confidence: float = 0.0
-    """Of the others, those that are as probable."""
-
-
-EVERYTHING = Worth()
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one pass may verify; the root counts as a node of depth 0."""
 
     max_nodes: int
     max_branches: int
     max_depth: int
-    worth: Worth = EVERYTHING
+    n_hidden: int = 0
+    """Nodes that a pass computes while it reads."""
+    least_confidence: float = 0.0
+    """Nodes beyond those that are less probable than this do not grow, though it cost nothing."""
 
 
 class Pacer(ABC):
@@ -166,7 +156,6 @@ def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[n
     """Those of `nodes` that may have children, and are worth any."""
     found = np.asarray(nodes, np.int64)
     found = found[tree.depth[found] < limits.max_depth]
-    worth = limits.worth
-    if worth.least_confidence and len(tree) > worth.n_hidden:
-        found = found[tree.cumulative[found] >= worth.least_confidence]
+    if limits.least_confidence and len(tree) > limits.n_hidden:
+        found = found[tree.cumulative[found] >= limits.least_confidence]
     return found

@@ -1,7 +1,7 @@
 """The target, whatever guesses for it, and the text that all of them have committed.
 
 Keeps their KV caches a transaction, and a pass out of the thread that hears Ctrl-C. It knows models
-through the port, and no rule but when a pass leaves cores to others.
+through the port, and no rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.gating import OverlapGate
 from edgespec.engine.request import Request
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tracing.spans import Trace, Track
@@ -48,14 +47,8 @@ class Pair(Closeable):
         """What the models work for."""
         self.clock = clock
         self.trace = trace
-        self._gate = OverlapGate()
         self._usual_pass_s = 0.0
         self._worker = Worker()
-
-    @property
-    def has_idle_cores(self) -> bool:
-        """Whether a draft may work beside the next pass."""
-        return self._gate.is_open
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if the request that runs is."""
@@ -69,7 +62,6 @@ class Pair(Closeable):
         self.committed += tokens
         if 0 < self.target.info.prompt_tile <= len(self.committed):
             self.n_tiled = len(self.committed)
-        self._gate = self._gate.observe(self.target.last_report)
 
     def evaluate(
         self,
@@ -87,7 +79,6 @@ class Pair(Closeable):
                 if beside is not None:
                     beside(running)
                 logits = running.result(self.check_cancelled)
-        self._gate = self._gate.observe(self.target.last_report)
         self._expect_pass(self.target.last_report.wall_s)
         return logits
 

@@ -5,7 +5,7 @@ Knows the pair and the request; neither drafts nor decides whether anybody does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import Request
@@ -15,12 +15,15 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, TokenEvent
 
 
-def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None:
+def read_prompt(
+    pair: Pair, request: Request, then: Callable[[int, PassReport | None], None]
+) -> None:
     """Commit all but the prompt's last token, reading no more than the target does not hold as it
-    would compute it. Returns what that cost the target, None if it had nothing to read.
+    would compute it.
 
-    What goes on from there and fits into one pass is left to `read_tail`. With `drafts` those who
-    guess read it, too.
+    What goes on from there and fits into one pass is left to `read_tail`. When the target is done,
+    `then` is called with the number of reused tokens and what reading cost, None if nothing was
+    read: those who guess may read it, too.
     """
     pair.check_cancelled()
     prompt = list(request.prompt)
@@ -36,9 +39,7 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     if unread:
         pair.prefill(unread, request.progress)
         report = pair.target.last_report
-    if pair.grower is not None and drafts:
-        pair.grower.prepare(pair.committed, prompt[-1])
-        pair.catch_up(pair.grower)
+    then(reused, report)
     end = pair.clock()
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
@@ -46,7 +47,6 @@ def read_prompt(pair: Pair, request: Request, drafts: bool) -> PassReport | None
     if request.keeper is not None:
         request.keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
-    return report
 
 
 def read_tail(pair: Pair, request: Request) -> TokenEvent:

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.engine.fallback import FALLBACKS, Fallback
 from edgespec.engine.pacer import PACERS, Pacer
+from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.settings import arguments
 from edgespec.settings.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
@@ -51,7 +51,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         _check_known("pacer", self.pacer, PACERS)
-        _check_known("fallback", self.fallback, FALLBACKS)
+        _check_known("fallback", self.fallback, tuple(FallbackName))
         _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
         for name in ("draft_max", "max_depth", "n_candidates"):
             value = getattr(self, name)
@@ -83,8 +83,10 @@ class EngineSettings:
     def new_pacer(self) -> Pacer:
         return PACERS[self.pacer]()
 
-    def new_fallback(self) -> Fallback:
-        return FALLBACKS[self.fallback]()
+    def new_stop_rule(self) -> StopRule | None:
+        """None: the round planner decides."""
+        rule = STOP_RULES.get(self.fallback)
+        return None if rule is None else rule()
 
     def new_acceptance(self) -> AcceptanceRule:
         return ACCEPTANCE_RULES[self.acceptance]()

@@ -40,7 +40,7 @@ class PacerName(StrEnum):
 
 
 class FallbackName(StrEnum):
-    """What decides when the target verifies; `engine.fallback` has the rules."""
+    """What decides when the target verifies: the round planner (marginal) or a stop rule."""
 
     MARGINAL = "marginal"
     LLMCAD = "llmcad"

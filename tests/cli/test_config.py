@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.fallback import FALLBACKS
 from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.stop_rules import STOP_RULES
 from edgespec.errors import UsageError
 from edgespec.settings.base import Names, nearest
 from edgespec.settings.config import (
@@ -143,7 +143,7 @@ def test_numbers_may_come_as_text():
 
 def test_every_rule_of_the_engine_can_be_named():
     assert set(PacerName) == set(PACERS)
-    assert set(FallbackName) == set(FALLBACKS)
+    assert set(FallbackName) == {FallbackName.MARGINAL, *STOP_RULES}
     assert set(AcceptanceName) == set(ACCEPTANCE_RULES)
     assert {name for name, rule in ACCEPTANCE_RULES.items() if rule().lossless} == LOSSLESS
     assert EngineSettings().acceptance in ACCEPTANCE_RULES

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.fallback import FALLBACKS
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
+from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
@@ -56,7 +56,7 @@ class TestFakeModelKeepsItsState(StateContract):
 @given(
     seed=st.integers(0, 10_000),
     pacer=st.sampled_from(sorted(PACERS)),
-    fallback=st.sampled_from(sorted(FALLBACKS)),
+    fallback=st.sampled_from(sorted(FallbackName)),
     disagreement=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
     overlap=st.booleans(),
     sampling=st.sampled_from(

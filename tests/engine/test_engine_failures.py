@@ -39,7 +39,7 @@ def test_after_an_error_the_engine_can_be_used_again(role: str, n: int) -> None:
     failing.hook = Failing(n, ModelError("the disk is gone"))
     with Engine(target, draft) as engine:
         with pytest.raises(ModelError, match="the disk is gone"):
-            finish(engine.generate(PROMPT, GREEDY, 30))
+            finish(engine.generate(PROMPT, GREEDY, 200))
         assert_nothing_provisional(target, draft)
         assert finish(engine.generate(PROMPT, GREEDY, 30)).tokens == tuple(
             n % 10 for n in range(30)

@@ -118,6 +118,6 @@ def test_stepping_aside_and_back_changes_no_token() -> None:
     half_right = blend(language, random_language(6, N_VOCAB), 0.5)
     _, result = timed(300, 0.3, language, half_right)
     assert 0 < result.speculation.accepted_lengths.count(0) < result.speculation.rounds
-    assert result.speculation.rounds > 200
+    assert {cost.verified > 0 for cost in result.speculation.round_costs} == {True, False}
     alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=300)
     assert result.tokens == alone.tokens

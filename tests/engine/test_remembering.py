@@ -20,7 +20,6 @@ from edgespec.engine.drafting.remembering import (
 )
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
-from edgespec.engine.strategy import Strategy
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -148,12 +147,13 @@ def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
     assert CalibrationFile(tmp_path, first, draft.info).recall() == {}
 
 
-def test_what_paid_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
+def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
     target, draft = pair()
     memory = CalibrationFile(tmp_path, target.info, draft.info)
     with Engine(target, draft, memory=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
-    assert memory.recall()["strategy@0 tenths streamed"]["none is best"] == 1.0
+        learnt = engine.planner.state_dict()
+    assert memory.recall()["rounds@0 tenths streamed"] == pytest.approx(learnt)
 
 
 class Streamed(FakeModel):
@@ -168,50 +168,48 @@ class Streamed(FakeModel):
         return PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5)
 
 
-def run_of(folder: Path, target: FakeModel, **rules: object) -> tuple[Strategy, Strategy]:
-    """Which strategy is preferred when the prompt is read, and at the end."""
+def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
+    """What a run believes of drafting beside a pass when the prompt is read."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
-        begun = engine.preferred
+        begun = engine.planner.curve.contention
         finish(events)
-        return begun, engine.preferred
+        return begun
 
 
-def taught_to_go_alone(folder: Path, target: FakeModel, **rules: object) -> None:
-    """The folder holds what a run left that was faster without guesses."""
-    run_of(folder, target, **rules)
+def teach(folder: Path, target: FakeModel, **rules: object) -> None:
+    """The folder holds what a run left that found the cores busy."""
+    contention_of(folder, target, **rules)
     (file,) = folder.iterdir()
     content = json.loads(file.read_text())
-    (place,) = (name for name in content if name.startswith("strategy@"))
-    content[place] = {"none is best": 1.0, "tree waits": 4096.0, "line waits": 4096.0}
+    (place,) = (name for name in content if name.startswith("rounds@"))
+    content[place]["contention"] = 3.0
     file.write_text(json.dumps(content))
 
 
-def test_what_paid_is_remembered_for_the_same_disk_and_threads(tmp_path: Path) -> None:
-    taught_to_go_alone(tmp_path, Streamed())
-    assert run_of(tmp_path, Streamed(330.0))[0] is Strategy.NONE
+def test_costs_are_remembered_for_the_same_disk_and_threads(tmp_path: Path) -> None:
+    teach(tmp_path, Streamed())
+    assert contention_of(tmp_path, Streamed(330.0)) == 3.0
 
 
 @pytest.mark.parametrize(("mb_per_s", "n_threads"), [(2000.0, 2), (40.0, 2), (300.0, 1)])
-def test_what_paid_is_not_believed_of_another_disk_or_other_threads(
+def test_costs_are_not_believed_of_another_disk_or_other_threads(
     tmp_path: Path, mb_per_s: float, n_threads: int
 ) -> None:
-    taught_to_go_alone(tmp_path, Streamed())
-    assert run_of(tmp_path, Streamed(mb_per_s, n_threads))[0] is Strategy.TREE
+    teach(tmp_path, Streamed())
+    assert contention_of(tmp_path, Streamed(mb_per_s, n_threads)) == 1.0
 
 
 @pytest.mark.parametrize(
     "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"overlap": False}]
 )
-def test_what_paid_under_other_rules_is_not_believed(
-    tmp_path: Path, rules: dict[str, object]
-) -> None:
-    taught_to_go_alone(tmp_path, Streamed(), **rules)
-    assert run_of(tmp_path, Streamed())[0] is Strategy.TREE
-    assert run_of(tmp_path, Streamed(), **rules)[0] is Strategy.NONE
+def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[str, object]) -> None:
+    teach(tmp_path, Streamed(), **rules)
+    assert contention_of(tmp_path, Streamed()) == 1.0
+    assert contention_of(tmp_path, Streamed(), **rules) == 3.0
 
 
 def test_a_memory_keeps_the_circumstances_that_were_met_last(tmp_path: Path) -> None:
@@ -222,20 +220,12 @@ def test_a_memory_keeps_the_circumstances_that_were_met_last(tmp_path: Path) -> 
     assert "draft@0.01" not in kept
 
 
-def test_what_passes_cost_is_kept_apart_for_each_disk_and_number_of_threads(tmp_path: Path) -> None:
+def test_costs_are_kept_apart_and_what_is_learnt_of_guesses_is_not(tmp_path: Path) -> None:
     for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
-        run_of(tmp_path, target)
+        contention_of(tmp_path, target)
     (file,) = tmp_path.iterdir()
     content = json.loads(file.read_text())
-    costs = {name: told for name, told in content.items() if name.startswith("passes@")}
+    costs = {name: told for name, told in content.items() if name.startswith("rounds@")}
     assert len(costs) == 3
-    assert all(told["several_s"] == pytest.approx(1.0) for told in costs.values())
-
-
-def test_what_is_learnt_of_guesses_is_shared_by_all_disks_and_threads(tmp_path: Path) -> None:
-    for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
-        run_of(tmp_path, target)
-    (file,) = tmp_path.iterdir()
-    content = json.loads(file.read_text())
+    assert all(1.0 in told.values() for told in costs.values())
     assert len([name for name in content if name.startswith("draft@")]) == 1
-    assert len([name for name in content if name.startswith("strategy@")]) == 3

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.fallback import FALLBACKS
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
+from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, Language, blend, random_language
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (
@@ -123,7 +123,7 @@ def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
     rules=st.fixed_dictionaries(
         {
             "pacer": st.sampled_from(sorted(PACERS)),
-            "fallback": st.sampled_from(sorted(FALLBACKS)),
+            "fallback": st.sampled_from(sorted(FallbackName)),
             "draft_max": st.integers(1, 12),
             "max_depth": st.sampled_from([None, 1, 4]),
             "overlap": st.booleans(),

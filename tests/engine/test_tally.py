@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.engine.acceptance import Accepted
-from edgespec.engine.fallback import FixedLength
+from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer
@@ -122,7 +122,9 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     target = counting()
     target.last_report = read
     pair = Pair(target, None, clock=lambda: 1.0, trace=OFF)
-    round_ = RoundInProgress(pair, None, LinearPacer(), FixedLength(), none, none, 0.0, 0)
+    round_ = RoundInProgress(
+        pair, None, LinearPacer(), RoundPlanner(), RoundPlan(False), none, none, 0.0, 0
+    )
     tree = TokenTree(1)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
     assert round_.outcome(tree, [ROOT], accepted, tree).idle_s == 0.25

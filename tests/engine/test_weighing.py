@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgespec.engine.loop import Engine
-from edgespec.engine.pass_cost import PassCost
 from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport
@@ -84,24 +82,6 @@ def test_the_prompt_shows_what_nodes_of_the_first_tree_cost() -> None:
     machine.seconds_per_token(20, step_aside=False)
     _prompt, first, *_ = machine.sizes
     assert first < 8
-
-
-def test_a_large_pass_does_not_end_drafting() -> None:
-    """One pass of many nodes does not say that few of them cost nearly as much."""
-    cost = PassCost()
-    for n_nodes in (49, 1, 1):
-        cost = cost.with_pass(n_nodes, 0.1 + 0.08 * n_nodes, 0.0)
-    assert float(cost.drafted_s(np.array([3]))[0]) < 0.4
-
-
-def test_what_reads_take_is_what_the_store_measured() -> None:
-    cost = PassCost().with_pass(9, 1.0, 0.9, read_s=0.6)
-    assert float(cost.seconds(np.array([1]))[0]) == 0.6
-
-
-def test_a_pass_that_waited_a_little_does_not_show_what_reads_take() -> None:
-    cost = PassCost().with_pass(2, 0.5, 0.4).with_pass(9, 1.0, 0.1)
-    assert cost.read_s == 0.5
 
 
 def test_trees_past_64_nodes_change_no_token() -> None:

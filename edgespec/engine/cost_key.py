@@ -1,6 +1,4 @@
-"""What decides which strategy pays, besides the models: where weights are, who computes, how fast
-storage is, and by which rules trees grow. What was learnt of costs is remembered under its name,
-and for nothing else.
+"""The cache key of what rounds cost: streamed share, threads, disk speed, and the engine's rules.
 
 A value that is shown what passes read. It reads no clock and no file.
 """
@@ -16,32 +14,32 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
-    """Of one engine's runs."""
+class CostKey:
+    """Where costs hold that one engine has learnt."""
 
     streamed_tenths: int
-    """Of the weights, that every pass reads."""
+    """Tenths of the weights that every pass reads."""
     threads: tuple[int, ...]
-    """Of the target and the draft, as far as models tell."""
+    """Threads of the target and of the draft, as far as models tell."""
     rules: str = ""
-    """Those that are not the usual ones."""
+    """Settings of the engine that are not the usual ones."""
     read_bytes_per_s: float = 0.0
-    """Of storage; 0 before a pass has shown it."""
+    """Speed of storage; 0 before a pass has shown it."""
 
     @classmethod
-    def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> Circumstances:
+    def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> CostKey:
         total_bytes = paging.pinned_bytes + paging.streamed_bytes
         tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
         return cls(tenths, tuple(n for n in threads if n), rules)
 
-    def with_reads(self, nbytes: int, seconds: float) -> Circumstances:
+    def with_reads(self, nbytes: int, seconds: float) -> CostKey:
         """After a pass that read so much in so long."""
         if nbytes <= 0 or seconds <= 0:
             return self
         return replace(self, read_bytes_per_s=nbytes / seconds)
 
     @property
-    def are_known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether a name can be given: where weights are streamed, not before some were read."""
         return self.read_bytes_per_s > 0 or not self.streamed_tenths
 

@@ -1,0 +1,183 @@
+"""What the round planner chooses where costs and chances are known, and what it risks where not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.decision import Chances, RoundPlan, RoundPlanner
+from edgespec.engine.outcome import Reached, RoundOutcome
+from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import PassReport
+
+RESIDENT = ((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233))
+"""A pair of issue 21: one row costs 40 ms, a second one 34 more, eight together 160."""
+STEP_S = 0.002
+
+
+def curve(*measured: tuple[int, float], read_s: float = 0.0) -> PassCurve:
+    known = PassCurve(read_s=read_s)
+    for n_rows, seconds in measured:
+        stall_s = max(0.0, read_s - seconds)
+        report = PassReport(seconds + stall_s, stall_s, read_s=read_s)
+        known = known.with_pass(n_rows, report, drafted_beside=False)
+    return known
+
+
+def planner(right: float = 0.8, known: PassCurve | None = None) -> RoundPlanner:
+    """It has seen thirty guesses that were right so often."""
+    chances = Chances()
+    for n in range(30):
+        was_right = int((n + 1) * right) > int(n * right)
+        chances = chances.with_reached(Reached(False, right, was_right))
+    return RoundPlanner(
+        curve=known or curve(*RESIDENT), chances=chances, step_s=STEP_S, overhead_s=STEP_S, room=99
+    )
+
+
+def line(*confidences: float) -> RoundSoFar:
+    tree, end = TokenTree(0), ROOT
+    for token, confidence in enumerate(confidences):
+        end = tree.add(end, token, confidence)
+    return RoundSoFar(tree, [end])
+
+
+def unlimited(value: RoundPlanner) -> RoundPlan:
+    return replace(value.plan(), guesses=True, credit_s=math.inf)
+
+
+def test_a_line_of_seven_is_seen_from_a_bare_root_though_one_guess_does_not_pay() -> None:
+    value = planner(0.97)
+    assert 1.97 / 0.076 < 1 / 0.040 + 1  # one guess hardly pays
+    assert value.plan().guesses
+    assert value.grows_on(unlimited(value), line())
+
+
+def test_seven_likely_guesses_are_verified_and_seven_poor_ones_are_not() -> None:
+    value = planner(0.97)
+    assert value.best(unlimited(value), line(*[0.98] * 7)).n_rows == 8
+    assert value.best(unlimited(value), line(*[0.4] * 7)).n_rows == 1
+
+
+def test_rows_that_reads_hide_are_verified_however_unlikely() -> None:
+    value = planner(0.8, curve(*RESIDENT, read_s=0.5))
+    assert value.best(unlimited(value), line(0.9, 0.1, 0.1, 0.1)).n_rows == 5
+
+
+def test_drafting_goes_on_while_reads_hide_rows_and_ends_when_they_do_not() -> None:
+    hidden = planner(0.8, curve(*RESIDENT, read_s=0.5))
+    assert hidden.grows_on(unlimited(hidden), line(0.9, 0.9, 0.9))
+    assert not hidden.grows_on(unlimited(hidden), line(*[0.5] * 20))
+
+
+def test_nothing_is_tried_before_a_pass_was_seen() -> None:
+    assert not RoundPlanner(room=99).plan().guesses
+
+
+def test_a_draft_that_is_never_right_is_left_out() -> None:
+    assert not planner(0.0).plan().guesses
+
+
+def test_a_round_without_a_promise_may_cost_a_share_of_the_credit() -> None:
+    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
+    plan = value.plan()
+    assert plan.guesses
+    assert plan.credit_s < value.credit_s < 0.021 * 32 * 0.040
+
+
+def test_a_text_that_has_spent_its_credit_guesses_no_more() -> None:
+    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
+    assert not replace(value, saved_s=-0.02 * 32 * 0.040).plan().guesses
+
+
+def test_credit_grows_with_time_and_with_what_guesses_saved() -> None:
+    value = RoundPlanner(curve=curve(*RESIDENT), room=99)
+    later = replace(value, elapsed_s=100.0)
+    assert later.credit_s == pytest.approx(2.0)
+    assert replace(later, saved_s=5.0).credit_s == pytest.approx(7.0)
+
+
+def test_untried_guesses_are_verified_as_far_as_the_credit_covers_them() -> None:
+    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
+    plan = value.plan()
+    assert value.best(plan, line(*[0.98] * 7)).n_rows == 1
+    assert value.best(replace(plan, credit_s=1.0), line(*[0.98] * 7)).n_rows == 8
+
+
+def test_a_draft_reads_a_long_text_only_where_that_pays() -> None:
+    proven = replace(planner(0.97), rounds=9.0, claimed=40.0, seconds=1.5, token_read_s=0.001)
+    assert proven.plan().guesses
+    assert not replace(proven, unread=5000).plan().guesses
+
+
+def test_drafting_goes_on_beside_a_pass_where_the_pass_waits_for_reads() -> None:
+    value = replace(planner(0.8, curve(*RESIDENT, read_s=0.5)), kept_s=0.01)
+    assert value.drafts_beside(8)
+    assert not value.drafts_beside(40)
+    assert not replace(value, may_overlap=False).drafts_beside(8)
+
+
+def test_drafting_beside_a_pass_that_computes_all_the_time_is_not_tried() -> None:
+    assert not replace(planner(), kept_s=0.01).drafts_beside(1)
+
+
+OUTCOME = RoundOutcome(
+    n_tokens=3,
+    accepted=2,
+    drafted=4,
+    verified=7,
+    best_confidence=0.5,
+    best_length=4,
+    best_correct=2,
+    provisional_drafted=0,
+    provisional_kept=0,
+    draft_steps=4,
+    draft_s=0.012,
+    passes=1,
+    pass_s=0.16,
+    stall_s=0.0,
+    wall_s=0.175,
+    guessed=True,
+    growing_s=0.008,
+    claimed=2.5,
+    expected_s=0.17,
+    reached=(Reached(False, 0.9, True), Reached(True, 0.95, True), Reached(True, 0.9, False)),
+)
+
+
+def test_a_round_teaches_costs_and_chances() -> None:
+    value = RoundPlanner(curve=curve(*RESIDENT), room=99).observe(OUTCOME)
+    assert value.step_s == pytest.approx(0.002)
+    assert value.overhead_s == pytest.approx(0.007)
+    assert value.chances.hits == pytest.approx((0.9025, 0.95))
+    assert value.chances.tries == pytest.approx((0.9025, 1.95))
+    assert value.saved_s == pytest.approx(3 * 0.040 - 0.175)
+
+
+def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
+    taught = RoundPlanner(curve=curve(*RESIDENT), room=99)
+    for _ in range(30):
+        taught = taught.observe(OUTCOME)
+    begun = RoundPlanner(room=99).load_state_dict(taught.state_dict())
+    assert begun.plan().rate == pytest.approx(taught.plan().rate, rel=0.1)
+    assert sum(begun.chances.tries) <= 6.001
+    assert begun.rounds <= 6.001
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(tuple(RoundPlanner().observe(OUTCOME).state_dict())),
+        st.floats(allow_nan=False, allow_infinity=False),
+        max_size=9,
+    )
+)
+def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -> None:
+    value = RoundPlanner(room=99).load_state_dict(numbers).observe(OUTCOME)
+    assert math.isfinite(value.plan().rate)
+    assert 1 <= value.best(unlimited(value), line(0.9, 0.3)).n_rows <= 3

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.pass_curve import PassCurve
+from edgespec.values import PassReport
+
+
+def passes(*measured: tuple[int, float], curve: PassCurve | None = None) -> PassCurve:
+    """After passes of these rows and seconds, none of which waited."""
+    curve = curve or PassCurve()
+    for n_rows, seconds in measured:
+        curve = curve.with_pass(n_rows, PassReport(wall_s=seconds), drafted_beside=False)
+    return curve
+
+
+def test_steps_and_kinks_are_kept() -> None:
+    """One row, two rows, a tile of eight, and more."""
+    curve = passes((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233))
+    assert [curve.second(n) for n in (1, 2, 8, 13)] == pytest.approx([0.040, 0.074, 0.160, 0.233])
+    assert curve.second(5) == pytest.approx(0.117)
+    assert curve.second(18) == pytest.approx(0.306)
+
+
+def test_the_prompt_tells_what_a_row_costs() -> None:
+    curve = PassCurve().with_prompt(PassReport(wall_s=0.5, n_tokens=35))
+    curve = passes((1, 0.04), curve=curve)
+    assert curve.second(8) == pytest.approx(0.04 + 7 * 0.46 / 34)
+
+
+def test_a_prompt_of_several_passes_tells_what_one_of_them_costs() -> None:
+    report = PassReport(wall_s=2.0, n_tokens=128, passes=4)
+    assert PassCurve().with_prompt(report).second(32) == pytest.approx(0.5)
+
+
+def test_a_short_prompt_tells_nothing_of_rows_but_what_reads_take() -> None:
+    report = PassReport(wall_s=2.0, stall_s=1.9, read_s=2.0, n_tokens=4)
+    assert PassCurve().with_prompt(report) == PassCurve(read_s=2.0)
+
+
+def test_while_single_rows_are_all_that_was_seen_a_further_one_is_cheaper() -> None:
+    """Taken to cost a whole pass, it would never be tried."""
+    assert passes((1, 2.0), (1, 2.0)).second(2) == pytest.approx(2.2)
+
+
+def test_a_size_that_was_not_seen_for_long_is_forgotten_but_for_the_outer_ones() -> None:
+    curve = passes((1, 0.1), (8, 9.0), (64, 10.0), *[(1, 0.1), (2, 0.2)] * 60)
+    assert curve.second(8) < 2.0
+    assert curve.second(64) == pytest.approx(10.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 97), st.floats(0.001, 10.0)), min_size=1, max_size=30))
+def test_more_rows_never_cost_less(measured: list[tuple[int, float]]) -> None:
+    seconds = passes(*measured).seconds(np.arange(1, 129))
+    assert np.isfinite(seconds).all()
+    assert (np.diff(seconds) >= -1e-12).all()
+
+
+def test_rows_are_free_until_their_computing_takes_as_long_as_the_reads() -> None:
+    """Reads of 1 s, 0.1 s of computing and 0.02 s a row: 45 rows are hidden."""
+    curve = PassCurve()
+    for n in (1, 9, 17, 25):
+        report = PassReport(wall_s=1.0, stall_s=1.0 - 0.1 - 0.02 * n)
+        curve = curve.with_pass(n, report, drafted_beside=False)
+    assert curve.second(40) == curve.second(1) == pytest.approx(1.0)
+    assert curve.second(70) == pytest.approx(1.5, rel=0.01)
+
+
+def test_what_reads_take_is_what_the_store_measured() -> None:
+    report = PassReport(wall_s=1.0, stall_s=0.9, read_s=0.6)
+    assert PassCurve().with_pass(9, report, False).read_s == pytest.approx(0.6)
+
+
+def test_reads_beside_computing_take_longer_and_hide_no_more_rows() -> None:
+    """40 ms alone, and twice that beside a pass of many rows, which never waits."""
+    curve = PassCurve().with_pass(1, PassReport(0.04, 0.025, read_s=0.04), False)
+    for n in (8, 16, 24, 32):
+        curve = curve.with_pass(n, PassReport(0.01 + 0.005 * n, read_s=0.08), False)
+    assert curve.read_s == pytest.approx(0.04)
+    assert curve.with_pass(8, PassReport(0.08, 0.03, read_s=0.08), False).read_s > 0.05
+
+
+def test_a_draft_beside_a_pass_teaches_what_that_costs_and_nothing_else() -> None:
+    curve = PassCurve().with_pass(8, PassReport(0.5, 0.1, read_s=0.5), False)
+    after = curve
+    for _ in range(12):
+        after = after.with_pass(8, PassReport(0.6, 0.0, read_s=0.5), drafted_beside=True)
+    assert after.knots == curve.knots
+    assert after.second(8, beside=True) == pytest.approx(0.6, rel=0.02)
+    assert after.second(8) == 0.5
+
+
+def test_a_further_row_of_a_mixture_costs_less_the_more_experts_are_chosen_already() -> None:
+    curve = PassCurve(used_share=0.25)
+    for n in (1, 2, 5, 9):
+        choice_s = float(1 - 0.75 ** (n**0.75)) / 0.25
+        report = PassReport(choice_s + 0.02 * n, choice_s, choice_s)
+        curve = curve.with_pass(n, report, drafted_beside=False)
+    assert curve.second(16) == pytest.approx(3.6 + 0.32, rel=0.1)
+    added = np.diff(curve.seconds(np.array([2, 3, 8, 9, 20, 21])))[::2]
+    assert added[0] > added[1] > added[2] > 0
+
+
+def test_another_run_knows_the_curve() -> None:
+    taught = passes((1, 0.04), (2, 0.074), (8, 0.16), (13, 0.233))
+    begun = PassCurve().load_state_dict(taught.state_dict())
+    rows = np.arange(1, 60)
+    assert begun.seconds(rows) == pytest.approx(taught.seconds(rows))
+
+
+NAMES = (*passes((1, 0.04), (8, 0.16)).state_dict(), "rows 5", "seconds 5")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(NAMES), st.floats(allow_nan=False, allow_infinity=False), max_size=9
+    )
+)
+def test_no_numbers_make_a_curve_that_cannot_be_read(numbers: dict[str, float]) -> None:
+    seconds = passes((4, 0.1), curve=PassCurve().load_state_dict(numbers)).seconds(np.arange(1, 50))
+    assert np.isfinite(seconds).all() and (seconds >= 0).all()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.stop_rules import (
+    STOP_RULES,
+    AdaptiveThreshold,
+    FixedLength,
+    FullTree,
+    RoundSoFar,
+)
+from edgespec.tree import ROOT, TokenTree
+
+OUTCOME = RoundOutcome(
+    n_tokens=1,
+    accepted=0,
+    drafted=4,
+    verified=4,
+    best_confidence=0.25,
+    best_length=4,
+    best_correct=4,
+    provisional_drafted=0,
+    provisional_kept=0,
+    draft_steps=4,
+    draft_s=0.1,
+    passes=1,
+    pass_s=1.0,
+    stall_s=0.0,
+    wall_s=1.1,
+)
+
+
+def growing(*confidences: float) -> RoundSoFar:
+    """A root with an open child of each confidence."""
+    tree = TokenTree(0)
+    return RoundSoFar(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
+
+
+def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
+    assert AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.29))
+
+
+def test_the_threshold_waits_while_one_branch_is_above_it() -> None:
+    assert not AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.3))
+
+
+def test_the_threshold_fires_when_nothing_can_grow() -> None:
+    assert AdaptiveThreshold().fires(RoundSoFar(TokenTree(0), []))
+
+
+def test_the_threshold_starts_at_one_percent() -> None:
+    assert AdaptiveThreshold().alpha == 0.01
+
+
+def test_a_best_branch_that_was_right_halves_the_threshold() -> None:
+    assert AdaptiveThreshold(alpha=0.2).observe(OUTCOME).alpha == pytest.approx(0.1)
+
+
+def test_a_best_branch_that_failed_raises_the_threshold_by_the_share_that_was_wrong() -> None:
+    """0.1 / 0.25 ** ((4 - 2) / 4) = 0.2."""
+    outcome = replace(OUTCOME, best_correct=2)
+    assert AdaptiveThreshold(alpha=0.1).observe(outcome).alpha == pytest.approx(0.2)
+
+
+def test_a_round_without_drafts_teaches_the_threshold_nothing() -> None:
+    outcome = replace(OUTCOME, best_length=0, best_correct=0, best_confidence=1.0)
+    assert AdaptiveThreshold(alpha=0.1).observe(outcome) == AdaptiveThreshold(alpha=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9), st.integers(0, 9)), max_size=60))
+def test_no_history_keeps_a_bare_root_from_being_drafted(
+    history: list[tuple[float, int, int]],
+) -> None:
+    """A threshold above the root's confidence of 1 would end drafting for good."""
+    rule = AdaptiveThreshold()
+    for best_confidence, length, correct in history:
+        rule = rule.observe(
+            replace(
+                OUTCOME,
+                best_confidence=best_confidence,
+                best_length=length,
+                best_correct=min(correct, length),
+            )
+        )
+    assert not rule.fires(RoundSoFar(TokenTree(0), [ROOT]))
+
+
+def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
+    tree = TokenTree(0)
+    tip = tree.add(ROOT, 1, 0.5)
+    assert not FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
+    tip = tree.add(tip, 2, 0.5)
+    assert FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
+
+
+def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
+    assert not FullTree().fires(growing(0.001))
+
+
+@pytest.mark.parametrize("name", STOP_RULES)
+def test_a_stop_rule_registers_under_its_own_name(name: str) -> None:
+    assert STOP_RULES[name].name == name
+
+
+def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
+    tree = TokenTree(0)
+    tip = tree.add(ROOT, 1, 0.9, source="draft")
+    for token in range(2, 8):
+        tip = tree.add(tip, token, 0.9, source="lookup")
+    so_far = RoundSoFar(tree, [tip], free_sources={"lookup"})
+    assert not FixedLength(length=2).fires(so_far)
+    tip = tree.add(tip, 9, 0.9, source="draft")
+    assert FixedLength(length=2).fires(replace(so_far, open_nodes=[tip]))

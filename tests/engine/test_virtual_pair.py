@@ -1,0 +1,62 @@
+"""The engine on a virtual clock: faster with a draft that helps, not slower with one that does not.
+
+Passes and draft steps cost what formulas say; `tests/virtual_pair.py` has machines and texts, and
+`tests/measure_rounds.py` prints all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from virtual_pair import MACHINES, TEXTS, Text, run
+
+USELESS, WARM = TEXTS["useless"], replace(TEXTS["medium"], sure=4.0)
+
+
+def gain(machine: str, text: Text, n_tokens: int, temperature: float = 0.0) -> float:
+    """How many times as fast as without a draft, whose reading of the prompt counts."""
+    drafted, alone = (
+        run(MACHINES[machine], text, n_tokens, drafts=drafts, temperature=temperature)[0]
+        for drafts in (True, False)
+    )
+    assert drafted.result.tokens == alone.result.tokens
+    return drafted.tokens_per_s / alone.tokens_per_s
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("n_tokens", [32, 100])
+def test_a_draft_that_is_never_right_costs_three_percent_at_most(
+    machine: str, n_tokens: int
+) -> None:
+    assert gain(machine, USELESS, n_tokens) >= 0.97
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_warm_text_is_not_slower_for_its_guesses(machine: str) -> None:
+    assert gain(machine, WARM, 48, temperature=1.0) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("machine", "at_least"),
+    [
+        ("resident", 1.1),
+        ("30 %, 300 MB/s", 5.0),
+        ("50 %", 3.0),
+        ("80 %", 2.0),
+        ("80 %, 300 MB/s, 1 thread", 3.5),
+        ("mixture", 1.4),
+    ],
+)
+def test_a_good_draft_is_found_and_used(machine: str, at_least: float) -> None:
+    assert gain(machine, replace(TEXTS["good"], seed=2), 128) >= at_least
+
+
+@pytest.mark.parametrize("machine", ["50 %", "80 %, 300 MB/s", "50 %, 1 thread"])
+def test_drafting_beside_passes_does_not_slow_a_text_down(machine: str) -> None:
+    beside, alone = (
+        run(MACHINES[machine], replace(TEXTS["good"], seed=1), 128, overlap=overlap)[0]
+        for overlap in (True, False)
+    )
+    assert beside.tokens_per_s >= 0.95 * alone.tokens_per_s

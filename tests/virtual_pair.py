@@ -1,0 +1,351 @@
+"""A pair of models on a virtual clock: passes and draft steps of given costs, one engine, no noise.
+
+The real engine runs on fake models. Only calls of models take time, by formula; drafting beside a
+pass shares the cores with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.testing.fake_model import FakeModel, Language
+from edgespec.values import GenerationResult, PagingStats, PassReport
+
+T = TypeVar("T")
+Points = tuple[tuple[float, float], ...]
+
+N_VOCAB = 64
+PROMPT = [n % N_VOCAB for n in range(7, 42)]
+PASSAGE = 16
+"""Tokens of a text that are about equally hard to guess."""
+MB_PER_S = 300e6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What passes and draft steps cost, in seconds."""
+
+    compute: Points
+    """Of a pass, by its rows."""
+    step_s: float
+    read_s: float = 0.0
+    """What a pass reads of storage, beside its computing."""
+    draft_share: float = 0.05
+    """The draft's size, as a share of the target's."""
+    used_share: float = 1.0
+    all_experts_s: float = 0.0
+    """Of a mixture: what a token uses, and reading all experts."""
+
+    def compute_s(self, n_rows: int) -> float:
+        x, y = zip(*self.compute, strict=True)
+        beyond = max(0.0, n_rows - x[-1]) * (y[-1] - y[-2]) / (x[-1] - x[-2])
+        return float(np.interp(n_rows, x, y)) + beyond
+
+    def choice_s(self, n_rows: int) -> float:
+        return self.all_experts_s * float(1 - (1 - self.used_share) ** (n_rows**0.75))
+
+    def draft_s(self, n_rows: int) -> float:
+        return self.step_s * (0.75 + 0.25 * n_rows)
+
+
+@dataclass
+class Pass:
+    """A pass of the target as it goes on."""
+
+    read_s: float
+    compute_s: float
+    begun: float
+    progress: float = 0.0
+    stall_s: float = 0.0
+
+    def advance(self, seconds: float, share: float) -> None:
+        """Go on for so long with `share` of the cores."""
+        rate = self.rate(share)
+        self.progress += rate * seconds
+        self.stall_s += max(0.0, 1 - self.compute_s * rate / share) * seconds
+
+    def rate(self, share: float) -> float:
+        return 1 / max(self.read_s, self.compute_s / share, 1e-9)
+
+    def left_s(self, share: float) -> float:
+        return max(0.0, 1 - self.progress) / self.rate(share)
+
+
+@dataclass
+class Clock:
+    """Tells the virtual time, and lets models spend it."""
+
+    machine: Machine
+    now: float = 0.0
+    running: Pass | None = None
+    beside_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def draft(self, n_rows: int) -> PassReport:
+        """A draft step, alone or beside a pass that gets half of the cores, if it needs them."""
+        begun, work_s = self.now, self.machine.draft_s(n_rows)
+        if self.running is not None and self.running.progress < 1:
+            going = self.running
+            own = 1 - going.compute_s * going.rate(0.5)
+            beside_s = min(work_s / own, going.left_s(0.5))
+            going.advance(beside_s, 0.5)
+            self.now += beside_s
+            work_s -= own * beside_s
+        self.now += work_s
+        return PassReport(wall_s=self.now - begun, n_tokens=n_rows)
+
+    def begin_pass(self, n_rows: int) -> None:
+        self.running = Pass(self.machine.read_s, self.machine.compute_s(n_rows), self.now)
+
+    def end_pass(self, n_rows: int) -> PassReport:
+        going = self.running
+        assert going is not None
+        left_s = going.left_s(1.0)
+        going.advance(left_s, 1.0)
+        choice_s = self.machine.choice_s(n_rows)
+        self.now += left_s + choice_s
+        self.running = None
+        return PassReport(
+            wall_s=self.now - going.begun,
+            stall_s=going.stall_s + choice_s,
+            choice_stall_s=choice_s,
+            bytes_read=int(self.machine.read_s * MB_PER_S),
+            read_s=self.machine.read_s,
+            n_tokens=n_rows,
+        )
+
+
+class VirtualTarget(FakeModel):
+    """The target; a prompt takes what a pass over its rows does."""
+
+    def __init__(self, language: Language, clock: Clock) -> None:
+        super().__init__(language, N_VOCAB, n_ctx=4096, max_nodes=97, cost=self._spent)
+        self._clock = clock
+        self.info = replace(
+            self.info, size_bytes=1 << 30, used_share=clock.machine.used_share, n_threads=2
+        )
+
+    def paging(self) -> PagingStats:
+        is_paged = self._clock.machine.read_s > 0
+        return (
+            PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5 if is_paged else 0)
+            if (is_paged)
+            else PagingStats()
+        )
+
+    def _spent(self, n_tokens: int) -> PassReport:
+        if self._clock.running is None:
+            self._clock.begin_pass(n_tokens)
+        return self._clock.end_pass(n_tokens)
+
+
+class VirtualDraft(FakeModel):
+    def __init__(self, language: Language, clock: Clock) -> None:
+        super().__init__(language, N_VOCAB, n_ctx=4096, max_nodes=33, cost=clock.draft)
+        self.info = replace(self.info, size_bytes=int(clock.machine.draft_share * (1 << 30)))
+
+
+class VirtualWorker:
+    """Stands in for the engine's thread: what runs beside a pass takes turns with it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @contextmanager
+    def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[_Call[T]]:
+        yield _Call(call, self._clock)
+
+    def run(self, call: Callable[[], T], *_: object) -> T:
+        return call()
+
+    def close(self) -> None:
+        """There is no thread."""
+
+
+@dataclass
+class _Call:
+    call: Callable[[], Any]
+    clock: Clock
+
+    def __class_getitem__(cls, item: object) -> type[_Call]:
+        return cls
+
+    def __post_init__(self) -> None:
+        if isinstance(self.call, partial) and len(self.call.args) == 2:
+            self.clock.begin_pass(len(self.call.args[1]))
+
+    @property
+    def done(self) -> bool:
+        going = self.clock.running
+        return going is None or going.progress >= 1 - 1e-9
+
+    def result(self, check: object = None) -> Any:
+        return self.call()
+
+
+# Languages: the draft knows how often it is right
+
+
+def chance(*what: object) -> float:
+    """A number from 0 to 1 that depends on `what` alone."""
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text and how well it can be guessed: some passages are easy, others hard."""
+
+    right: float
+    """Share of the draft's first guesses that are the target's most probable token."""
+    seed: int = 0
+    sure: float = 12.0
+    """Logit of the target's most probable token above all others; low for a warm text."""
+    easy: float = 0.97
+    """Share of first guesses that are right in easy passages."""
+    hard: float = 0.35
+
+    def target(self, context: tuple[int, ...]) -> np.ndarray:
+        row = np.zeros(N_VOCAB, np.float32)
+        row[self._next(context)] = self.sure
+        for n in range(3):
+            row[self._other(context, n)] += 0.35 * self.sure
+        return row
+
+    def draft(self, context: tuple[int, ...]) -> np.ndarray:
+        """Says how sure it is and is right as often, but for a draft that is never right."""
+        right = self._right(context)
+        u = chance(self.seed, "draft", context[-4:])
+        best, second = self._next(context), self._other(context, 0)
+        if self.right == 0:
+            best, second = self._other(context, 5), self._other(context, 6)
+        elif u > right:
+            best, second = second, best if chance(u) < 0.6 else self._other(context, 5)
+        p = np.full(N_VOCAB, 0.05 * (1 - right) / N_VOCAB + 1e-5)
+        p[best] += right
+        p[second] += 0.6 * (1 - right)
+        return np.log(p).astype(np.float32)
+
+    def _right(self, context: tuple[int, ...]) -> float:
+        """Tokens of even number stand in easy passages, the others in hard ones."""
+        if self.right == 0:
+            return 0.8
+        return self.easy if context[-1] % 2 == 0 else self.hard
+
+    def _next(self, context: tuple[int, ...]) -> int:
+        easy_share = (self.right - self.hard) / (self.easy - self.hard) if self.right else 0.5
+        leaves = (1 - easy_share if context[-1] % 2 == 0 else easy_share) * 2 / PASSAGE
+        changes = chance(self.seed, "changes", context[-4:]) < leaves
+        passage = (context[-1] + changes) % 2
+        return 2 * int(chance(self.seed, context[-4:]) * (N_VOCAB // 2)) + passage
+
+    def _other(self, context: tuple[int, ...], n: int) -> int:
+        token = int(chance(self.seed, n, context[-4:]) * N_VOCAB)
+        return token if token != self._next(context) else (token + 1) % N_VOCAB
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One text on one machine."""
+
+    seconds: float
+    """After the target has read the prompt; the draft's reading of it counts."""
+    result: GenerationResult = field(repr=False)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return len(self.result.tokens) / self.seconds
+
+
+def run(
+    machine: Machine,
+    text: Text,
+    n_tokens: int,
+    *,
+    drafts: bool = True,
+    temperature: float = 0.0,
+    n_texts: int = 1,
+    **rules: Any,
+) -> list[Measured]:
+    """Some texts, one after the other, by one engine."""
+    clock = Clock(machine)
+    target = VirtualTarget(text.target, clock)
+    draft = VirtualDraft(text.draft, clock) if drafts else None
+    settings = EngineSettings(**{"lookup": False, **rules})
+    measured = []
+    with Engine(target, draft, settings, clock) as engine:
+        cast(Any, engine)._pair._worker = VirtualWorker(clock)
+        for n in range(n_texts):
+            engine.forget()
+            begun = clock.now
+            prompt_s = max(machine.read_s, machine.compute_s(len(PROMPT) - 1))
+            prompt_s += machine.choice_s(len(PROMPT) - 1)
+            sampling = SamplingParams(temperature=temperature, seed=n)
+            events = engine.generate([*PROMPT[:-1], n], sampling, n_tokens)
+            try:
+                while True:
+                    next(events)
+            except StopIteration as end:
+                measured.append(Measured(clock.now - begun - prompt_s, end.value))
+    return measured
+
+
+FIXED_SIZES = (1, 3, 7, 12, 24, 64)
+
+
+def best_fixed(machine: Machine, text: Text, n_tokens: int, temperature: float = 0.0) -> float:
+    """Tokens a second of the best line or tree of a fixed size, or of none, known in hindsight."""
+    rates = [run(machine, text, n_tokens, drafts=False, temperature=temperature)[0].tokens_per_s]
+    for n in FIXED_SIZES:
+        for pacer in ("linear", "best-first"):
+            fixed = run(
+                machine,
+                text,
+                n_tokens,
+                temperature=temperature,
+                pacer=pacer,
+                fallback="full",
+                draft_max=n,
+                step_aside=False,
+                overlap=False,
+            )
+            rates.append(fixed[0].tokens_per_s)
+    return max(rates)
+
+
+def scaled(points: Points, factor: float) -> Points:
+    return tuple((n, factor * seconds) for n, seconds in points)
+
+
+AMD: Points = ((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233), (96, 1.45))
+GGUF: Points = ((1, 0.06), (2, 0.10), (8, 0.25), (32, 0.70), (96, 2.0))
+TINY: Points = ((1, 0.004), (2, 0.0055), (8, 0.012), (32, 0.035), (96, 0.1))
+
+MACHINES: dict[str, Machine] = {
+    "resident": Machine(AMD, 0.002),
+    "resident, large draft": Machine(TINY, 0.002, draft_share=0.5),
+    "resident, tiny": Machine(TINY, 0.0004, draft_share=0.1),
+    "30 %, 300 MB/s": Machine(GGUF, 0.005, 2.33),
+    "50 %, 300 MB/s": Machine(GGUF, 0.005, 1.67),
+    "80 %, 300 MB/s": Machine(GGUF, 0.005, 0.67),
+    "30 %": Machine(GGUF, 0.005, 0.47),
+    "50 %": Machine(GGUF, 0.005, 0.33),
+    "80 %": Machine(GGUF, 0.005, 0.13),
+    "50 %, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.33),
+    "80 %, 300 MB/s, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.67),
+    "mixture": Machine(scaled(GGUF, 0.4), 0.005, 0.2, used_share=0.25, all_experts_s=1.2),
+}
+TEXTS = {"good": Text(0.8), "medium": Text(0.5), "useless": Text(0.0)}
+LENGTHS: Sequence[int] = (32, 64, 128, 512)
