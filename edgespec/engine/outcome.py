@@ -75,6 +75,11 @@ class RoundOutcome:
         return self.stall_s - self.choice_stall_s
 
     @property
+    def missed(self) -> bool:
+        """Whether all guesses after the last node that stood were wrong."""
+        return bool(self.reached) and not self.reached[-1].was_right
+
+    @property
     def cost(self) -> RoundCost:
         """What of it is told to the outside."""
         return RoundCost(
