@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from edgespec.testing.prepared_contract import PreparedContract
 from edgespec_runtimes.onnx import runtime
 from onnx_files import write_llama
 from onnx_models import request
+from session_cases import PLAN
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +28,13 @@ class TestPreparedOnnxKeepsTheContract(PreparedContract):
     @pytest.fixture
     def prepare(self, folder: Path) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(request(folder, ctx_size=512))
+
+
+def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) -> None:
+    def told(max_nodes: int, owner: str) -> list[str]:
+        wanted = replace(request(folder, ctx_size=512), max_nodes=max_nodes, owner=owner)
+        with closing(runtime.prepare(wanted)) as prepared:
+            return [note for note in prepared.notes(PLAN) if "rounds otherwise" in note]
+
+    assert len(told(8, "target")) == 1
+    assert told(1, "target") == told(8, "draft") == []

@@ -189,6 +189,12 @@ class PreparedOnnx:
                 f"{self.info.name} scales activations over a batch: to keep its text, each token "
                 "is computed by itself, and a pass saves reading but no computing"
             )
+        elif plan is not None and self._request.owner == "target" and self._request.max_nodes > 1:
+            notes.append(
+                f"{self.info.name}: onnxruntime rounds otherwise for several rows than for one: "
+                "where two tokens are as good as equal, a draft or an earlier text may change "
+                "which is written"
+            )
         return notes
 
     def _has(self, operators: Sequence[str]) -> bool:
