@@ -25,7 +25,7 @@ from edgespec.settings.config import DRAFTING, GenerateSettings, LoadSettings, r
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
-MOST_PROMPT_BYTES = 64 << 20
+MOST_PROMPT_BYTES = 16 << 20
 """Of a prompt, or of a file of prompts: more text than any context holds."""
 
 if TYPE_CHECKING:

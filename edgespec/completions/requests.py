@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
 from edgespec.errors import UsageError
@@ -211,10 +212,23 @@ class ChatRequest(CommonRequest):
         return variables
 
 
+def _one_prompt(value: object) -> object:
+    """Clients that send lists of prompts send one prompt as a list of one."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise PydanticCustomError(
+                "prompts",
+                "one prompt is answered at a time: send each of the {n} in a request of its own",
+                {"n": len(value)},
+            )
+        return value[0]
+    return value
+
+
 class CompletionRequest(CommonRequest):
     """`/v1/completions`."""
 
-    prompt: str | list[int]
+    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: Literal[1] | None = None

@@ -114,7 +114,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
         ("generate -p hi -m org/name:Q4_K_M", "models pull org/name:Q4_K_M"),
         ("generate -p hi --logit-bias 7", "write a token's id and its bias like 15043+1.5"),
         ("generate -p hi --trace .", "it is a folder: name a file in it"),
-        ("generate -f /dev/zero", "--file /dev/zero: it holds more than 64 MiB"),
+        ("generate -f /dev/zero", "--file /dev/zero: it holds more than 16 MiB"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

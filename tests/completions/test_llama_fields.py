@@ -82,3 +82,14 @@ def test_a_schema_may_stand_by_itself():
 def test_what_cannot_be_done_is_refused_by_name(fields):
     with pytest.raises(RequestError, match=next(iter(fields))):
         text(**fields)
+
+
+def test_a_list_of_one_prompt_is_that_prompt():
+    assert CompletionRequest.parse({"prompt": ["a"]}).prompt == "a"
+    assert CompletionRequest.parse({"prompt": [[1, 2]]}).prompt == [1, 2]
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
+def test_several_prompts_are_several_requests(prompts):
+    with pytest.raises(RequestError, match="send each of the 2 in a request of its own"):
+        CompletionRequest.parse({"prompt": prompts})
