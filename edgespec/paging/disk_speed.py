@@ -1,6 +1,6 @@
-"""How fast a file can be read past the page cache, from a short sample of it.
+"""Measures how fast a file can be read past the page cache, from a short sample of it.
 
-It prints nothing and keeps nothing in memory; what is read is thrown away.
+Prints nothing and keeps nothing in memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SAMPLE_S = 0.3
 def bytes_per_second(
     path: Path, sample_s: float = SAMPLE_S, clock: Callable[[], float] = time.perf_counter
 ) -> float | None:
-    """Read blocks spread over the file for `sample_s` seconds, one after the other.
+    """Bytes per second of reads spread over the file for `sample_s` seconds, one after the other.
 
-    None for a file too small to tell. Raises WeightReadError.
+    None for a file that is too small. Raises WeightReadError.
     """
     starts = _spread(path.stat().st_size)
     if not starts:
@@ -40,9 +40,9 @@ def bytes_per_second(
 
 
 def _spread(size_bytes: int) -> list[int]:
-    """Where to read: whole, block-aligned reads, the middle of the file first.
+    """Offsets of whole, block-aligned reads, the middle of the file first.
 
-    The order jumps about, so that a drive's own reading ahead does not flatter it.
+    The order jumps about, so that the drive's own reading ahead does not count.
     """
     count = (size_bytes - BLOCK_BYTES) // READ_BYTES
     step = next((step for step in (7, 5, 3, 2) if count % step), 1)

@@ -1,6 +1,6 @@
-"""Which expert makes room for another: the one whose next use is expected last.
+"""Chooses the expert to evict: the one whose next use is expected last.
 
-Pure bookkeeping over layers and experts that are there and were used; holds no weights.
+Pure bookkeeping over layers and experts; holds no weights.
 """
 
 from __future__ import annotations
@@ -10,85 +10,88 @@ from typing import Protocol
 
 import numpy as np
 
-MayGo = Callable[[int, int], bool]
-"""Whether an expert of a layer is neither in use nor on its way."""
+MayEvict = Callable[[int, int], bool]
+"""True for a layer and expert that is neither in use nor being read."""
 
 
 class Eviction(Protocol):
-    """A rule that is told what happens, and asked when room is needed."""
+    """Eviction policy of a cache of experts."""
 
     def add(self, layer: int, expert: int) -> None:
-        """It is in memory from now on."""
+        """Record that the expert is in memory from now on."""
 
     def remove(self, layer: int, expert: int) -> None:
-        """It is not any more."""
+        """Record that the expert is no longer in memory."""
 
     def use(self, layer: int, choices: np.ndarray) -> None:
-        """A pass has come to this layer, whose tokens chose these: int [n_tokens, n_used]."""
+        """Record the experts that the tokens of a pass chose in this layer: int
+        [n_tokens, n_used]."""
 
-    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
-        """The layer and expert to drop; None if none may go."""
+    def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
+        """The layer and expert to evict; None if none may be."""
 
 
 class LeastLikely:
-    """Drops the expert whose next use is expected last.
+    """Evicts the expert whose next use is expected last.
 
-    How likely a token uses an expert is the fading share of the tokens that did, and a pass over
-    several uses it if one of them does. Layers come in turn, so what was just used is needed a
-    whole pass later at the earliest, and what the next layer holds at once: without that, a cache
-    smaller than the choices of one pass drops everything just before its use, as the least recent.
+    The likelihood that a token uses an expert is an exponential moving average of the share of
+    tokens that did; a pass over several tokens uses it if one of them does. Layers come in turn, so
+    an expert that was just used is needed a whole pass later at the earliest, and those of the next
+    layer at once. Without that, a cache smaller than the choices of one pass would evict every
+    expert just before its use, as least recently used order does.
     """
 
     fade = 0.95
-    """A token; measured on a trained mixture, where 0.9 to 0.98 read equally few."""
+    """Decay of the average per token; on a trained mixture 0.9 to 0.98 read equally few bytes."""
     unused = 0.02
-    """The likelihood of what was not used for very long."""
+    """Likelihood of an expert that was not used for very long."""
     most_tokens = 16
-    """Of a pass; a longer one is a prompt, and the next pass will not be like it."""
+    """Most tokens of a pass that count; a longer one is a prompt, and the next pass will be
+    shorter."""
 
     def __init__(self, n_experts: Sequence[int]) -> None:
         shape = (len(n_experts), max(n_experts))
-        self._there = np.zeros(shape, np.bool_)
-        self._likely = np.zeros(shape)
-        self._at = 0
+        self._cached = np.zeros(shape, np.bool_)
+        self._likelihood = np.zeros(shape)
+        self._layer = 0
         self._n_tokens = 1
         self._layers = np.arange(len(n_experts))
 
     def add(self, layer: int, expert: int) -> None:
-        self._there[layer, expert] = True
+        self._cached[layer, expert] = True
 
     def remove(self, layer: int, expert: int) -> None:
-        self._there[layer, expert] = False
+        self._cached[layer, expert] = False
 
     def use(self, layer: int, choices: np.ndarray) -> None:
-        self._at = layer
+        self._layer = layer
         n_tokens = len(choices)
         if n_tokens:
             self._n_tokens = min(n_tokens, self.most_tokens)
             kept = self.fade**n_tokens
-            uses = np.bincount(choices.ravel(), minlength=self._likely.shape[1])
-            self._likely[layer] = kept * self._likely[layer] + (1 - kept) * uses / n_tokens
+            uses = np.bincount(choices.ravel(), minlength=self._likelihood.shape[1])
+            self._likelihood[layer] = kept * self._likelihood[layer] + (1 - kept) * uses / n_tokens
 
-    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
-        waits = np.where(self._there, self._passes_until_use(), -1.0).ravel()
-        for place in np.argsort(-waits, kind="stable"):
-            if waits[place] < 0:
+    def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
+        waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
+        for index in np.argsort(-waits, kind="stable"):
+            if waits[index] < 0:
                 return None
-            layer, expert = divmod(int(place), self._there.shape[1])
-            if may_go(layer, expert):
+            layer, expert = divmod(int(index), self._cached.shape[1])
+            if may_evict(layer, expert):
                 return layer, expert
         return None
 
     def _passes_until_use(self) -> np.ndarray:
         """Expected passes, and parts of one, until each is used: float64 [layers, experts]."""
         n_layers = len(self._layers)
-        until_layer = ((self._layers - self._at - 1) % n_layers + 1) / n_layers
-        by_pass = 1 - (1 - self._likely) ** self._n_tokens
-        return until_layer[:, None] + 1 / (by_pass + self.unused) - 1
+        until_layer = ((self._layers - self._layer - 1) % n_layers + 1) / n_layers
+        in_pass = 1 - (1 - self._likelihood) ** self._n_tokens
+        return until_layer[:, None] + 1 / (in_pass + self.unused) - 1
 
 
 class LeastRecent:
-    """Drops the expert that was used longest ago: what others are compared with."""
+    """Evicts the least recently used expert; the baseline for other policies."""
 
     def __init__(self, n_experts: Sequence[int]) -> None:
         self._order: dict[tuple[int, int], None] = {}
@@ -105,5 +108,5 @@ class LeastRecent:
                 del self._order[layer, expert]
                 self._order[layer, expert] = None
 
-    def victim(self, may_go: MayGo) -> tuple[int, int] | None:
-        return next((unit for unit in self._order if may_go(*unit)), None)
+    def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
+        return next((unit for unit in self._order if may_evict(*unit)), None)

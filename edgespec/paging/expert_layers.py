@@ -1,6 +1,6 @@
-"""Where a mixture's experts lie: in stacked matrices, whose slices are read in whole blocks.
+"""Extents of a mixture's experts in files: slices of stacked matrices, read in whole blocks.
 
-Arithmetic on extents of files; reads nothing.
+Arithmetic only; reads nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ExpertMatrix:
 
     @property
     def room_bytes(self) -> int:
-        """What a slice takes in memory, widened to whole blocks. Blocks that it shares with its
+        """Bytes of a slice in memory, widened to whole blocks. Blocks that it shares with its
         neighbours count for both."""
         return max(self.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
 
@@ -58,12 +58,12 @@ class ExpertLayer:
 
     @property
     def expert_bytes(self) -> int:
-        """Of weights in one expert."""
+        """Bytes of weights in one expert."""
         return sum(matrix.slice_bytes for matrix in self.matrices)
 
     @property
     def room_bytes(self) -> int:
-        """What an expert takes in memory: all its slices."""
+        """Bytes of an expert's slices in memory, each widened to whole blocks."""
         return sum(matrix.room_bytes for matrix in self.matrices)
 
     @property

@@ -1,7 +1,7 @@
-"""Where a mixture's experts lie in memory: at places that never change.
+"""Memory of a mixture's experts, at addresses that never change.
 
 Every stacked matrix has an address range of its full size, with memory behind it only where an
-expert was read. Knows nothing of who is there: callers say what is given back, and what is kept.
+expert was read. Callers say which slices to free; nothing here knows which are in use.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class ExpertMemory(Closeable):
             raise
 
     def address(self, layer: int, matrix: int) -> int:
-        """Where the stacked matrix begins."""
+        """Address of the stacked matrix."""
         extent = self._layers[layer].matrices[matrix].extent
         return self._ranges[layer][matrix].address + extent.offset % BLOCK_BYTES
 
     def view(self, layer: int, matrix: int, run: Run) -> memoryview:
-        """The place of a run of the matrix, to be read into."""
+        """Memory of a run of the matrix, to be read into."""
         return self._ranges[layer][matrix].view(run.slot_offset, run.nbytes)
 
     def forget(
         self, layer: int, matrix: int, expert: int, *, keeps_before: bool, keeps_after: bool
     ) -> None:
-        """Give back the memory of a slice, but for blocks that it shares with kept neighbours."""
+        """Free the memory of a slice, except blocks that it shares with kept neighbours."""
         run_of = self._layers[layer].matrices[matrix].run
         run, before, after = run_of(expert), run_of(expert - 1), run_of(expert + 1)
         begin, end = run.slot_offset, run.slot_offset + run.nbytes

@@ -1,7 +1,7 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
-Knows when an expert was used, and nothing of any runtime. Where experts lie in files, and where in
-memory, is the business of `expert_layers` and `expert_memory`, which makes room that of `eviction`.
+Knows when an expert was used, and nothing of any runtime. `expert_layers` has their extents in
+files, `expert_memory` their addresses, `eviction` the choice of what is dropped.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ READERS = 4
 
 
 @dataclass(slots=True)
-class _Expert:
-    """One that is in memory, or on its way; of a guest, one slice."""
+class _Entry:
+    """An expert that is in memory or being read; of a transient one, a single slice."""
 
     unread: set[int]
-    """Matrices whose slices have not arrived."""
+    """Indices of matrices whose slices have not been read yet."""
     failure: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A slice to be read."""
+    """A slice that is waiting to be read."""
 
     layer: int
     expert: int
     matrix: int
-    of: _Expert
+    entry: _Entry
 
 
 class ExpertCache(Closeable):
-    """The experts of all layers that fit into `capacity_bytes`.
+    """A cache of experts of all layers, of `capacity_bytes`.
 
-    `acquire` and `release` belong to one consumer thread. What was acquired stays in its place
-    until it is released. A failed read raises WeightReadError in `acquire`; the next one tries
-    again.
+    `acquire` and `release` belong to one consumer thread. An acquired expert stays in memory until
+    it is released. A failed read raises WeightReadError in `acquire`; the next one tries again.
     """
 
     def __init__(
@@ -82,33 +81,33 @@ class ExpertCache(Closeable):
         self._room = [layer.room_bytes for layer in layers]
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
         self._used_bytes = 0
-        self._present: list[dict[int, _Expert]] = [{} for _ in layers]
-        self._guests: dict[tuple[int, int, int], _Expert] = {}
-        """By layer, matrix and expert: slices that are there for one product only."""
-        self._seated: set[tuple[int, int, int]] = set()
-        """Guests whose product is computed now."""
-        self._held: set[tuple[int, int]] = set()
-        self._wanted: deque[_Task] = deque()
+        self._entries: list[dict[int, _Entry]] = [{} for _ in layers]
+        self._transient: dict[tuple[int, int, int], _Entry] = {}
+        """Slices that are read for one product only, by layer, matrix and expert."""
+        self._group: set[tuple[int, int, int]] = set()
+        """Slices of the group that is computed now, by layer, matrix and expert."""
+        self._acquired: set[tuple[int, int]] = set()
+        self._queue: deque[_Task] = deque()
         self._closing = False
         self._cancelled = False
         self._n_reading = self._busy_bytes = 0
         self._busy: Span = NO_SPAN
-        """From the first of several reads at a time to the last."""
+        """Span from the first of several simultaneous reads to the last."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        """Something is to be read."""
+        """Signals that the queue has tasks."""
         self._arrival = threading.Condition(self._lock)
-        """Something was read, or the consumer is not to wait any longer."""
+        """Signals that a slice was read, or that the consumer must stop waiting."""
         self._memory = ExpertMemory(layers)
         self._threads = [
-            threading.Thread(target=self._read_on, name=f"edgespec-experts-{i}", daemon=True)
+            threading.Thread(target=self._read_queue, name=f"edgespec-experts-{i}", daemon=True)
             for i in range(READERS)
         ]
         for thread in self._threads:
             thread.start()
 
     def address(self, layer: int, matrix: int) -> int:
-        """Where the stacked matrix begins; readable until `close`, whatever it holds."""
+        """Address of the stacked matrix; readable until `close`, whatever it holds."""
         return self._memory.address(layer, matrix)
 
     @property
@@ -131,7 +130,7 @@ class ExpertCache(Closeable):
 
     @property
     def read_s(self) -> float:
-        """No pass needs all experts: what is read was chosen, or may be."""
+        """Zero: every read is of chosen experts, none is needed by all passes."""
         return 0.0
 
     @property
@@ -139,15 +138,14 @@ class ExpertCache(Closeable):
         return self.stall_s
 
     def holds(self, layer: int, n_experts: int) -> bool:
-        """Whether so many experts of a layer fit at once."""
+        """True if so many experts of a layer fit at once."""
         return n_experts * self._room[layer] <= self._capacity
 
     def acquire(self, layer: int, choices: np.ndarray) -> bool:
-        """Have the experts of a layer in their places, int [n_tokens, n_used]; False once
-        cancelled.
+        """Read the chosen experts of a layer, int [n_tokens, n_used]; False once cancelled.
 
-        Waits for their slices of all matrices but the last one, for which `complete` waits: it is
-        read while those before it are computed. Raises EdgespecError when they do not fit together.
+        Waits for their slices of all matrices but the last, for which `complete` waits: it is read
+        while the others are computed. Raises EdgespecError when they do not fit at once.
         """
         chosen = np.unique(choices).tolist()
         if not self.holds(layer, len(chosen)):
@@ -157,44 +155,44 @@ class ExpertCache(Closeable):
             )
         with self._lock:
             self._count(layer, chosen, choices)
-            self._held.update((layer, expert) for expert in chosen)
+            self._acquired.update((layer, expert) for expert in chosen)
             last = len(self.layers[layer].matrices) - 1
             return self._wait(layer, chosen, {last} if last else set())
 
     def complete(self, layer: int) -> bool:
-        """Wait for all that `acquire` asked for; False once cancelled."""
+        """Wait for all slices of the acquired experts; False once cancelled."""
         with self._lock:
-            chosen = [expert for there, expert in self._held if there == layer]
+            chosen = [expert for of_layer, expert in self._acquired if of_layer == layer]
             return self._wait(layer, chosen, set())
 
     def choose(self, layer: int, choices: np.ndarray) -> None:
-        """More experts of a layer were chosen than fit together: `rounds` brings them."""
+        """Count the choice of more experts than fit at once; `groups` reads them."""
         with self._lock:
             self._count(layer, np.unique(choices).tolist(), choices)
 
-    def rounds(self, layer: int, matrix: int, choices: np.ndarray) -> Iterator[list[int]]:
-        """The chosen experts in groups, whose slices of one matrix are in their places until the
-        next group is asked for; every slice is read once. Ends early once cancelled.
+    def groups(self, layer: int, matrix: int, choices: np.ndarray) -> Iterator[list[int]]:
+        """Groups of the chosen experts, whose slices of one matrix are in memory until the next
+        group is asked for; every slice is read once. Ends early once cancelled.
 
         Raises WeightReadError.
         """
-        left = np.unique(choices).tolist()
-        while left:
+        remaining = np.unique(choices).tolist()
+        while remaining:
             with self._lock:
-                group = self._gather(layer, matrix, left)
+                group = self._gather(layer, matrix, remaining)
             if not group:
                 return
             try:
                 yield group
             finally:
                 with self._lock:
-                    self._part(layer)
-            left = [expert for expert in left if expert not in group]
+                    self._end_group(layer)
+            remaining = [expert for expert in remaining if expert not in group]
 
     def release(self, layer: int) -> None:
-        """The experts of a layer may make room for others."""
+        """Let the experts of a layer be evicted again."""
         with self._lock:
-            self._let_go(layer)
+            self._release(layer)
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
@@ -216,100 +214,101 @@ class ExpertCache(Closeable):
         close_all(self._reader.close, self._memory.close)
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
-        present = self._present[layer]
-        self._failure(layer, chosen)  # of an earlier pass: they are tried again
+        present = self._entries[layer]
+        self._failure(layer, chosen)  # a failure of an earlier pass is forgotten and tried again
         n_missing = sum(expert not in present for expert in chosen)
         self._misses += n_missing
         self._hits += len(chosen) - n_missing
         self._eviction.use(layer, choices)
 
-    def _gather(self, layer: int, matrix: int, left: Sequence[int]) -> list[int]:
-        """As many of the experts as there is room for, once their slices have arrived; none once
+    def _gather(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
+        """As many of the experts as there is room for, once their slices are read; empty once
         cancelled."""
         group: list[int] = []
         while not self._cancelled and not self._closing:
-            group = group or self._invite(layer, matrix, left)
-            units = [self._unit(layer, matrix, expert) for expert in group]
-            if group and not any(matrix in unit.unread for unit in units):
-                failure = next((unit.failure for unit in units if unit.failure), None)
+            group = group or self._request_group(layer, matrix, remaining)
+            entries = [self._entry(layer, matrix, expert) for expert in group]
+            if group and not any(matrix in entry.unread for entry in entries):
+                failure = next((entry.failure for entry in entries if entry.failure), None)
                 if failure is None:
                     return group
-                self._part(layer)
+                self._end_group(layer)
                 self._failure(layer, group)
                 raise failure
             with self._stalled(layer):
                 self._arrival.wait()
-        self._part(layer)
+        self._end_group(layer)
         return []
 
-    def _invite(self, layer: int, matrix: int, left: Sequence[int]) -> list[int]:
-        """Those that are there, and guests as far as there is room."""
-        group = [expert for expert in left if self._is_there(layer, matrix, expert)]
-        self._held.update((layer, expert) for expert in group)
-        self._seated = {(layer, matrix, expert) for expert in group}
+    def _request_group(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
+        """The cached experts, and transient slices of others as far as there is room."""
+        group = [expert for expert in remaining if self._is_cached(layer, matrix, expert)]
+        self._acquired.update((layer, expert) for expert in group)
+        self._group = {(layer, matrix, expert) for expert in group}
         room_bytes = self._slice_room[layer][matrix]
-        for expert in left:
-            if self._is_there(layer, matrix, expert):
+        for expert in remaining:
+            if self._is_cached(layer, matrix, expert):
                 continue
             if not self._make_room(room_bytes):
                 break
-            guest = self._guests[layer, matrix, expert] = _Expert({matrix})
+            entry = self._transient[layer, matrix, expert] = _Entry({matrix})
             self._used_bytes += room_bytes
-            self._seated.add((layer, matrix, expert))
-            self._wanted.append(_Task(layer, expert, matrix, guest))
+            self._group.add((layer, matrix, expert))
+            self._queue.append(_Task(layer, expert, matrix, entry))
             group.append(expert)
-        self._work.notify(len(self._wanted))
+        self._work.notify(len(self._queue))
         return group
 
-    def _part(self, layer: int) -> None:
-        """A group was computed, or is given up: what is not being read goes."""
-        self._let_go(layer)
-        self._seated = set()
-        self._dismiss()
+    def _end_group(self, layer: int) -> None:
+        """Release a group that was computed or given up."""
+        self._release(layer)
+        self._group = set()
+        self._drop_transient()
 
-    def _dismiss(self) -> None:
-        """Guests whose product is not computed now, as far as they have arrived."""
-        gone = [
-            unit
-            for unit, guest in self._guests.items()
-            if unit not in self._seated and not guest.unread
+    def _drop_transient(self) -> None:
+        """Free transient slices that are read and outside the current group."""
+        unused = [
+            key
+            for key, entry in self._transient.items()
+            if key not in self._group and not entry.unread
         ]
-        for layer, matrix, expert in gone:
-            del self._guests[layer, matrix, expert]
+        for layer, matrix, expert in unused:
+            del self._transient[layer, matrix, expert]
             self._used_bytes -= self._slice_room[layer][matrix]
             self._forget(layer, matrix, expert)
 
-    def _unit(self, layer: int, matrix: int, expert: int) -> _Expert:
-        return self._guests.get((layer, matrix, expert)) or self._present[layer][expert]
+    def _entry(self, layer: int, matrix: int, expert: int) -> _Entry:
+        return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
 
-    def _is_there(self, layer: int, matrix: int, expert: int) -> bool:
-        """In memory, or on its way."""
-        return expert in self._present[layer] or (layer, matrix, expert) in self._guests
+    def _is_cached(self, layer: int, matrix: int, expert: int) -> bool:
+        """True if the slice is in memory or being read."""
+        return expert in self._entries[layer] or (layer, matrix, expert) in self._transient
 
-    def _let_go(self, layer: int) -> None:
-        self._held = {unit for unit in self._held if unit[0] != layer}
+    def _release(self, layer: int) -> None:
+        self._acquired = {key for key in self._acquired if key[0] != layer}
 
-    def _wait(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
-        """For the slices of the chosen experts, but for those of the matrices in `spared`."""
+    def _wait(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
+        """Wait for the slices of the chosen experts, except those of the matrices in
+        `excluded`."""
         self._request(layer, chosen)
-        if self._all_arrived(layer, chosen, spared):
+        if self._all_arrived(layer, chosen, excluded):
             return True
         with self._stalled(layer):
             while not self._cancelled and not self._closing:
                 failure = self._failure(layer, chosen)
                 if failure is not None:
-                    self._let_go(layer)
+                    self._release(layer)
                     raise failure
                 self._request(layer, chosen)
-                if self._all_arrived(layer, chosen, spared):
+                if self._all_arrived(layer, chosen, excluded):
                     return True
                 self._arrival.wait()
-            self._let_go(layer)
+            self._release(layer)
             return False
 
     @contextmanager
     def _stalled(self, layer: int) -> Iterator[None]:
-        """Around computing's waiting for a layer's experts."""
+        """Count the block's time as a stall for a layer's experts."""
         begin = self._clock()
         try:
             yield
@@ -319,41 +318,42 @@ class ExpertCache(Closeable):
             self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
 
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
-        """Ask for those that are not there, as far as there is room: what is on its way cannot
-        make any before it arrives."""
-        missing = [expert for expert in chosen if expert not in self._present[layer]]
+        """Queue the missing experts as far as there is room; those being read cannot be evicted
+        before they are complete."""
+        missing = [expert for expert in chosen if expert not in self._entries[layer]]
         if missing:
             self._enqueue(layer, [expert for expert in missing if self._begin(layer, expert)])
 
     def _begin(self, layer: int, expert: int) -> bool:
-        """Make room for an expert that is to be read; False if there is none."""
+        """Make room for an expert and add its entry; False if there is no room."""
         if not self._make_room(self._room[layer]):
             return False
-        self._present[layer][expert] = _Expert(set(range(len(self.layers[layer].matrices))))
+        self._entries[layer][expert] = _Entry(set(range(len(self.layers[layer].matrices))))
         self._used_bytes += self._room[layer]
         self._eviction.add(layer, expert)
         return True
 
     def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
-        """Matrix by matrix, as they are computed."""
+        """Queue the slices matrix by matrix, in the order in which they are computed."""
         for matrix in range(len(self.layers[layer].matrices)):
-            self._wanted.extend(
-                _Task(layer, expert, matrix, self._present[layer][expert]) for expert in experts
+            self._queue.extend(
+                _Task(layer, expert, matrix, self._entries[layer][expert]) for expert in experts
             )
-        self._work.notify(len(self._wanted))
+        self._work.notify(len(self._queue))
 
-    def _all_arrived(self, layer: int, chosen: Sequence[int], spared: set[int]) -> bool:
-        present = self._present[layer]
+    def _all_arrived(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
+        present = self._entries[layer]
         return all(
             expert in present
-            and present[expert].unread <= spared
+            and present[expert].unread <= excluded
             and present[expert].failure is None
             for expert in chosen
         )
 
     def _failure(self, layer: int, chosen: Sequence[int]) -> BaseException | None:
-        """The failure of one of the chosen, which is forgotten once nothing of it is in flight."""
-        present = self._present[layer]
+        """The failure of one of the chosen experts, whose entry is dropped; None while one of its
+        slices is being read."""
+        present = self._entries[layer]
         failed = [e for e in chosen if e in present and present[e].failure is not None]
         if any(present[expert].unread for expert in failed):
             return None
@@ -364,46 +364,46 @@ class ExpertCache(Closeable):
         return failure
 
     def _make_room(self, nbytes: int) -> bool:
-        """Drop what is needed last until so many bytes fit."""
-        self._dismiss()
+        """Evict experts until so many bytes fit; False if too few may be evicted."""
+        self._drop_transient()
         while self._used_bytes + nbytes > self._capacity:
-            victim = self._eviction.victim(self._may_go)
+            victim = self._eviction.victim(self._may_evict)
             if victim is None:
                 return False
             self._drop(*victim)
         return True
 
-    def _may_go(self, layer: int, expert: int) -> bool:
-        return (layer, expert) not in self._held and not self._present[layer][expert].unread
+    def _may_evict(self, layer: int, expert: int) -> bool:
+        return (layer, expert) not in self._acquired and not self._entries[layer][expert].unread
 
     def _drop(self, layer: int, expert: int) -> None:
-        del self._present[layer][expert]
+        del self._entries[layer][expert]
         self._used_bytes -= self._room[layer]
         self._eviction.remove(layer, expert)
         for matrix in range(len(self.layers[layer].matrices)):
             self._forget(layer, matrix, expert)
 
     def _forget(self, layer: int, matrix: int, expert: int) -> None:
-        """Give back the memory of a slice, but for blocks that are still needed."""
-        if self._is_there(layer, matrix, expert):
+        """Free the memory of a slice, except blocks that its neighbours need."""
+        if self._is_cached(layer, matrix, expert):
             return
         self._memory.forget(
             layer,
             matrix,
             expert,
-            keeps_before=self._is_there(layer, matrix, expert - 1),
-            keeps_after=self._is_there(layer, matrix, expert + 1),
+            keeps_before=self._is_cached(layer, matrix, expert - 1),
+            keeps_after=self._is_cached(layer, matrix, expert + 1),
         )
 
-    def _read_on(self) -> None:
-        """A reading thread."""
+    def _read_queue(self) -> None:
+        """Read queued slices until `close`; runs in each reading thread."""
         while True:
             with self._lock:
-                while not (self._closing or self._wanted):
+                while not (self._closing or self._queue):
                     self._work.wait()
                 if self._closing:
                     return
-                task = self._wanted.popleft()
+                task = self._queue.popleft()
                 self._begin_reading()
             self._read(task)
 
@@ -426,11 +426,11 @@ class ExpertCache(Closeable):
         try:
             view = self._memory.view(task.layer, task.matrix, run)
             n = self._reader.read(run, view, lambda: self._closing)
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+        except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         with self._lock:
             self.bytes_read += n
             self._end_reading(n)
-            task.of.unread.discard(task.matrix)
-            task.of.failure = task.of.failure or failure
+            task.entry.unread.discard(task.matrix)
+            task.entry.failure = task.entry.failure or failure
             self._arrival.notify_all()

@@ -1,9 +1,8 @@
 """Keeps weight segments in memory, or streams them through a ring of slots ahead of their use.
 
-Knows segments, slots and their order, and nothing of any runtime: what a slot's bytes mean is the
-business of whoever acquires it.
+Knows segments, slots and their order, and nothing of any runtime.
 
-The ring is one block of memory from which slots are cut in the order of reading, so segments of
+The ring is one block of memory that is divided into slots in the order of reading, so segments of
 different sizes share it without loss. Segments are read in execution order; after the last comes
 the first again, so reading for the next pass begins while this one ends.
 """
@@ -38,12 +37,12 @@ class _Slot:
 
 
 class WeightPager(Closeable):
-    """A ring of slots that an I/O thread keeps filled with the segments that come next.
+    """A ring of slots that an I/O thread keeps filled with the next segments.
 
-    One consumer acquires and releases. While it computes and acquires nothing itself, a thread of
-    its own may acquire for it what it will compute next. A slot's address is valid from `acquire`
-    to `release`. Acquiring out of order is allowed and costs the reads already made. A failed read
-    raises WeightReadError in `acquire`; the next `acquire` tries again.
+    One consumer acquires and releases; while it computes, a helper thread of its own may acquire
+    the next segment for it. A slot's address is valid from `acquire` to `release`. Acquiring out of
+    order is allowed and discards what was read ahead. A failed read raises WeightReadError in
+    `acquire`; the next `acquire` tries again.
     """
 
     def __init__(
@@ -77,14 +76,14 @@ class WeightPager(Closeable):
 
     @property
     def ring_address(self) -> int:
-        """Memory that any segment would fit into and that is readable until `close`, whatever it
-        holds: for a computation that is to be thrown away."""
+        """Address of memory that any segment fits into, readable until `close` whatever it holds:
+        for a computation whose result is not used."""
         return self._ring.address
 
     def acquire(self, index: int, is_stall: bool = True) -> int | None:
         """Address of the slot that holds segment `index`; waits for it. None once cancelled.
 
-        Waiting is a stall unless the consumer computes meanwhile, and another thread waits for it.
+        Waiting counts as a stall unless a helper thread waits while the consumer computes.
         """
         with self._change:
             slot = self._ready_slot(index)
@@ -102,9 +101,8 @@ class WeightPager(Closeable):
             return self._ring.address + slot.start
 
     def waited(self, index: int, begin: float) -> None:
-        """The consumer has waited since `begin` for another thread to acquire segment `index`.
-
-        It was a stall until the segment was there, not while that thread worked on it.
+        """Count a stall: the consumer waited since `begin` for another thread to acquire segment
+        `index`. Time after the segment was read does not count.
         """
         with self._change:
             slot = next((s for s in self._slots if s.held and s.segment == index), None)
@@ -112,7 +110,7 @@ class WeightPager(Closeable):
                 self._count_stall(index, begin, slot.ready_at)
 
     def release(self, index: int) -> None:
-        """The slot of segment `index` may be overwritten."""
+        """Let the slot of segment `index` be overwritten."""
         with self._change:
             for slot in self._slots:
                 if slot.held and slot.segment == index:
@@ -123,7 +121,7 @@ class WeightPager(Closeable):
             self._change.notify_all()
 
     def now(self) -> float:
-        """By the clock that stalls are measured with."""
+        """Time in seconds of the clock that stalls are measured with."""
         return self._clock()
 
     def cancel(self) -> None:
@@ -172,12 +170,12 @@ class WeightPager(Closeable):
             self._change.wait()
 
     def _is_stuck(self) -> bool:
-        """Nothing is being read, and nothing can be, because every slot is held."""
+        """True if nothing can be read because every slot is held."""
         room = self._room(self._segments[self._next].slot_bytes)
         return room is None and all(slot.held for slot in self._slots)
 
     def _seek(self, index: int) -> None:
-        """Forget what was read ahead and read from `index` on."""
+        """Discard what was read ahead and read from segment `index` on."""
         for slot in self._slots:
             slot.dropped = slot.dropped or not slot.held
         self._next = index
@@ -186,7 +184,7 @@ class WeightPager(Closeable):
         self._change.notify_all()
 
     def _drop_before(self, wanted: _Slot) -> None:
-        """Segments that were skipped make room: the consumer did not want them this time."""
+        """Discard segments that the consumer skipped."""
         skipped = False
         for slot in self._slots:
             if slot is wanted:
@@ -202,7 +200,7 @@ class WeightPager(Closeable):
             self._slots.popleft()
 
     def _room(self, nbytes: int) -> int | None:
-        """Where in the ring the next slot may begin."""
+        """Offset in the ring of the next slot of `nbytes`; None if there is no room."""
         if not self._slots:
             return 0
         head, tail = self._slots[-1].end, self._slots[0].start
@@ -213,7 +211,7 @@ class WeightPager(Closeable):
         return head if head + nbytes <= tail else None
 
     def _fill(self) -> None:
-        """The I/O thread: read what comes next as long as there is room."""
+        """Read the next segments as long as there is room; runs in the I/O thread."""
         while True:
             with self._change:
                 while True:
@@ -239,7 +237,7 @@ class WeightPager(Closeable):
             n = read_segment(
                 self._reader, segment, self._ring, slot.start, lambda: self._closing or slot.dropped
             )
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+        except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
         span.note(segment=slot.segment, name=segment.name, bytes=n).end()
         with self._change:
@@ -254,7 +252,7 @@ class WeightPager(Closeable):
             self._change.notify_all()
 
     def _count_ring(self) -> None:
-        """What the ring holds: slots that are full, and the one that is being filled."""
+        """Record bytes of the ring in the trace: full slots, and the one that is being filled."""
         if self._trace.is_on:
             filled = sum(slot.nbytes for slot in self._slots if slot.ready and not slot.dropped)
             reading = sum(slot.nbytes for slot in self._slots if not slot.ready)

@@ -1,6 +1,6 @@
 """Reads ranges of bytes of a model's files into aligned memory, past the page cache where it can.
 
-Knows files, extents, segments and where their bytes land; not when they are read, or what for.
+Knows files, extents, segments and their layout in memory; not when they are read, or what for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.errors import WeightReadError
 BLOCK_BYTES = 4096
 """Direct reads need offset, length and memory aligned to the device's block; 4096 suits all."""
 READ_BYTES = 4 << 20
-"""Bytes asked for at once: large enough for full bandwidth, small enough to stop soon."""
+"""Bytes of one read: large enough for full bandwidth, small enough to stop soon."""
 
 
 def block_floor(n: int) -> int:
@@ -44,7 +44,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring extents read as one, widened to whole blocks, and where they land in a slot."""
+    """Neighbouring extents that are read as one, widened to whole blocks, and their offset in a
+    slot."""
 
     file_index: int
     start: int
@@ -53,7 +54,7 @@ class Run:
     """Bytes that must arrive; the rest of the last block may lie past the end of the file."""
     slot_offset: int
     parts: tuple[Extent, ...] = ()
-    """The extents in it: the rest is what lies between and around them."""
+    """The extents in it; the remaining bytes lie between and around them."""
 
 
 class Segment:
@@ -68,7 +69,7 @@ class Segment:
         self.slot_bytes = last.slot_offset + last.nbytes
 
     def locate(self, file_index: int, offset: int) -> int:
-        """Where in the slot the byte at `offset` of a file lies. KeyError if it does not."""
+        """Offset in the slot of the byte at `offset` of a file. Raises KeyError for one outside."""
         for run in self.runs:
             if run.file_index == file_index and 0 <= offset - run.start < run.nbytes:
                 return run.slot_offset + offset - run.start
@@ -98,8 +99,8 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
 class Memory(Closeable):
     """Private, block-aligned memory that is resident only where it was written.
 
-    In huge pages where the kernel has them: direct reads into them cost less. `sparse` memory is
-    written in small pieces far apart: no huge page may stand in for one of them.
+    It uses huge pages where the kernel has them: direct reads into them cost less. `sparse` memory,
+    which is written in small pieces far apart, uses none.
     """
 
     def __init__(self, nbytes: int, sparse: bool = False) -> None:
@@ -119,14 +120,14 @@ class Memory(Closeable):
         return memoryview(self._map)[start : start + nbytes]
 
     def forget(self, start: int = 0, nbytes: int | None = None) -> None:
-        """Give pages back, all of them or a range of whole blocks; what was written is lost, the
-        address range stays."""
+        """Free pages, all of them or a range of whole blocks; their content is lost, the address
+        range stays."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, start, self.nbytes if nbytes is None else nbytes)
 
     def close(self) -> None:
-        """Give everything back. A view that is still there, say in the traceback of a failed read,
-        keeps the address range as long as it lives, and may not be looked at."""
+        """Free everything. A view that still exists, say in the traceback of a failed read, keeps
+        the address range as long as it lives; its content must not be used."""
         try:
             self._map.close()
         except BufferError:
@@ -134,7 +135,7 @@ class Memory(Closeable):
 
 
 class Reader(Protocol):
-    """Fills memory with a run's bytes. The seam at which tests put slow or failing storage."""
+    """Fills memory with a run's bytes. Tests implement it with slow or failing storage."""
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         """Read `run` and return the bytes that storage delivered. Raises WeightReadError."""
@@ -143,7 +144,7 @@ class Reader(Protocol):
 
 
 class DirectReader(Closeable):
-    """Reads past the page cache where the OS and the file system can, plainly where not."""
+    """Reads past the page cache where the OS and the file system can, through it elsewhere."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
@@ -179,7 +180,7 @@ class DirectReader(Closeable):
         return done
 
     def _read_some(self, run: Run, offset: int, target: memoryview) -> int:
-        """One read; short only at the end of the file."""
+        """Bytes of one read; fewer than asked for only at the end of the file."""
         descriptor = self._files[run.file_index]
         n = 0
         while n < len(target):

@@ -1,4 +1,4 @@
-"""What serves weights to a model's passes, whatever keeps them: the port of rings and caches.
+"""The port of stores, rings and caches that serve weights to a model's passes, and their totals.
 
 Knows what was read and waited for, not where weights lie.
 """
@@ -16,28 +16,30 @@ from edgespec.values import ExpertStats, PagingStats
 class Store(Protocol):
     """Weights that are read from files while a model computes.
 
-    What is asked for, and when it is known, is each store's own: a ring serves what every pass
-    needs in one order, a cache of experts what a layer chose a moment ago.
+    A ring serves weights that every pass needs in one order, a cache of experts those that a layer
+    just chose: the methods that serve them are each store's own.
     """
 
     @property
     def bytes_read(self) -> int:
-        """By passes, so far."""
+        """Bytes read for passes since loading."""
 
     @property
     def stall_s(self) -> float:
-        """In which passes waited for reads, so far."""
+        """Seconds in which passes waited for reads since loading."""
 
     @property
     def read_s(self) -> float:
-        """That reading what every pass needs has taken so far, waited for or not."""
+        """Seconds spent reading streamed segments since loading, overlapped with computing or
+        not."""
 
     @property
     def choice_stall_s(self) -> float:
-        """Of the stall, for what the tokens of a pass had chosen: the more tokens, the longer."""
+        """Part of `stall_s` for experts that the tokens of a pass chose; grows with their
+        number."""
 
     def cancel(self) -> None:
-        """Wake whoever waits for weights, and let nobody wait; lasts until `resume`."""
+        """Wake threads that wait for weights, and let none wait until `resume`."""
 
     def resume(self) -> None: ...
 
@@ -46,7 +48,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What stores have read and let passes wait for, at one moment or between two."""
+    """Bytes read and seconds waited for by stores, at one moment or between two."""
 
     nbytes: int = 0
     stall_s: float = 0.0
@@ -63,7 +65,7 @@ class Reads:
 
 
 def reads_of(stores: Sequence[Store]) -> Reads:
-    """Since the model was loaded."""
+    """Sums over stores since the model was loaded."""
     return Reads(
         sum(store.bytes_read for store in stores),
         sum(store.stall_s for store in stores),

@@ -249,7 +249,7 @@ def test_what_failed_for_an_earlier_pass_is_tried_again(opened: Callable[..., tu
         cache.acquire(0, choice([0, 3]))
     cache.release(0)
     gate.open.set()
-    while cache._n_reading or cache._wanted:
+    while cache._n_reading or cache._queue:
         time.sleep(0.001)
     gate.failing = False
     for expert in (0, 3):
@@ -327,7 +327,7 @@ def test_rounds_bring_every_slice_once_whatever_is_there(
             cache.choose(number, choice(chosen))
             for matrix in (0, 1):
                 seen, before = [], cache.bytes_read
-                for group in cache.rounds(number, matrix, choice(chosen)):
+                for group in cache.groups(number, matrix, choice(chosen)):
                     assert cache.used_bytes <= capacity
                     seen += group
                     for expert in group:
@@ -343,7 +343,7 @@ def test_what_came_for_a_round_makes_room_again(opened: Callable[..., tuple]) ->
     layers = make_layers(2, 6)
     cache, _, _ = opened(layers, n_fitting=2)
     cache.choose(0, choice(range(6)))
-    n_groups = len(list(cache.rounds(0, 0, choice(range(6)))))
+    n_groups = len(list(cache.groups(0, 0, choice(range(6)))))
     assert 1 < n_groups <= 3
     assert cache.used_bytes == 0
     assert resident_bytes(cache) == 0
@@ -354,10 +354,10 @@ def test_rounds_end_when_they_are_cancelled(opened: Callable[..., tuple]) -> Non
     gate.open.clear()
     cache.choose(0, choice(range(6)))
     cache.cancel()
-    assert not list(cache.rounds(0, 0, choice(range(6))))
+    assert not list(cache.groups(0, 0, choice(range(6))))
     gate.open.set()
     cache.resume()
-    for group in cache.rounds(0, 0, choice(range(6))):
+    for group in cache.groups(0, 0, choice(range(6))):
         for expert in group:
             expected = slices_in(content, cache.layers[0], expert)[0]
             assert slice_in(cache, 0, 0, expert) == expected
@@ -371,9 +371,9 @@ def test_what_a_cancelled_round_was_still_reading_makes_room_later(
     cache.choose(0, choice(range(6)))
     canceller = threading.Timer(0.05, cache.cancel)
     canceller.start()
-    assert not list(cache.rounds(0, 0, choice(range(6))))
+    assert not list(cache.groups(0, 0, choice(range(6))))
     gate.open.set()
-    while cache._n_reading or cache._wanted:
+    while cache._n_reading or cache._queue:
         time.sleep(0.001)
     cache.resume()
     alarm = threading.Timer(5.0, cache.cancel)
@@ -387,7 +387,7 @@ def test_a_round_that_fails_is_tried_again(opened: Callable[..., tuple]) -> None
     cache.choose(0, choice(range(6)))
     gate.failing = True
     with pytest.raises(WeightReadError, match="on fire"):
-        list(cache.rounds(0, 1, choice(range(6))))
+        list(cache.groups(0, 1, choice(range(6))))
     gate.failing = False
-    seen = [expert for group in cache.rounds(0, 1, choice(range(6))) for expert in group]
+    seen = [expert for group in cache.groups(0, 1, choice(range(6))) for expert in group]
     assert sorted(seen) == list(range(6))

@@ -174,7 +174,7 @@ class PagedExperts:
         layer, matrix = self._place_of[weight]
         choices = self._in_rounds[layer]
         n_left = _n_chosen(choices)
-        for experts in self.cache.rounds(layer, matrix, choices):
+        for experts in self.cache.groups(layer, matrix, choices):
             self._products.compute(node, choices, experts)
             n_left -= len(experts)
         if n_left:
