@@ -13,7 +13,7 @@ BYTES_PER_ENCODED_BYTE = 125
 prose."""
 BYTES_PER_DECODED_BYTE = 30
 """That the values of JSON take, of `[{},{},...`; 2 of text."""
-CONNECTIONS_BYTES = 4 * MIB
+CONNECTIONS_BYTES = 3 * MIB
 """Of the 64 that may be open, with what they have read and not handed over."""
 BODIES_AT_ONCE = 8
 """As large as one may be, that arrive or wait; smaller ones are more."""
@@ -32,9 +32,10 @@ def most_held_bytes(body_bytes: int) -> int:
 def bytes_needed(body_bytes: int, most_characters: int) -> int:
     """Memory that requests with bodies of at most `body_bytes` take, of which one is understood at
     a time and no text of more than `most_characters` is encoded."""
+    text_bytes = min(body_bytes, most_characters)
     return (
         CONNECTIONS_BYTES
         + most_held_bytes(body_bytes)
-        + BYTES_PER_DECODED_BYTE * body_bytes
-        + BYTES_PER_ENCODED_BYTE * min(body_bytes, most_characters)
+        + BYTES_PER_ENCODED_BYTE * text_bytes
+        + BYTES_PER_DECODED_BYTE * (body_bytes - text_bytes)
     )
