@@ -116,7 +116,7 @@ def fetch_packaged(name: str, console: Console) -> Path:
 
 def fetch(reference: str, console: Console) -> Fetched:
     """The model, with a line of progress while it comes."""
-    from edgespec.hub.reference import parse_reference
+    from edgespec.hub.choice import parse_reference
 
     parsed = parse_reference(reference)
     with extras.needed("hub", "fetching models needs huggingface_hub"):

@@ -1,1 +1,1 @@
-"""Files and folders: what may be opened, what is unfinished yet, what can be made again."""
+"""Regular files, unfinished files and folders, and the cache folder."""

@@ -1,4 +1,4 @@
-"""Where edgespec keeps what can be made again, and how the models there are named.
+"""Paths in edgespec's cache folder, which holds only what can be made again.
 
 Knows folders and names; neither makes models nor opens them.
 """
@@ -12,7 +12,10 @@ from edgespec.errors import EdgespecError
 
 
 def folder() -> Path:
-    """Where the XDG base directory specification wants it; it need not exist yet."""
+    """The cache folder, by the XDG base directory specification; it need not exist yet.
+
+    Raises EdgespecError where the user has no home folder.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         try:
@@ -25,7 +28,7 @@ def folder() -> Path:
 
 
 def make_folder() -> Path:
-    """The folder, which exists from now on. Raises EdgespecError where it cannot."""
+    """Create the cache folder if it is missing, and return it. Raises EdgespecError."""
     path = folder()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -38,27 +41,29 @@ def make_folder() -> Path:
 
 
 def enlarged_target(target_sha256: str, size_bytes: int) -> Path:
-    """The place of the embedded target, enlarged to about `size_bytes`."""
+    """Path of the embedded target, enlarged to about `size_bytes`."""
     return folder() / f"{_made_from(target_sha256)}{size_bytes >> 20}MiB.gguf"
 
 
 def is_outdated(path: Path, target_sha256: str) -> bool:
-    """Whether an enlarged target in the cache was made from another one than today's."""
+    """True if an enlarged target in the cache was made from another embedded target."""
     return path.name.startswith("embedded-") and not path.name.startswith(_made_from(target_sha256))
 
 
 def calibrations() -> Path:
-    """What was learnt of pairs of models: a small file each."""
+    """Folder of calibrations, a small file for each pair of models."""
     return folder() / "calibrations"
 
 
 def tuned() -> Path:
-    """Presets that `edgespec tune` found, for devices, pairs and budgets: a small file each."""
+    """Folder of presets that `edgespec tune` found, a small file for each device, pair and
+    budget."""
     return folder() / "tuned"
 
 
 def models() -> list[Path]:
-    """GGUF files and folders with ONNX files, by name; what is hidden is unfinished."""
+    """GGUF files and folders with ONNX files in the cache, by name, without hidden (unfinished)
+    ones."""
     if not folder().is_dir():
         return []
     return sorted(

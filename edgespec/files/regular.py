@@ -1,7 +1,7 @@
-"""Opens what must be a regular file, and reads a small one whole, up to a limit.
+"""Opens regular files only, and reads a small one whole, up to a limit.
 
-A FIFO, a socket or a device in the place of a file would keep whoever opens or reads it waiting,
-in a thread that hears no Ctrl-C. Knows nothing of what files hold.
+Opening or reading a FIFO, a socket or a device could block for ever, in a thread that hears no
+Ctrl-C. Knows nothing about the contents of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     _check(path, path.stat().st_mode)
     file: BinaryIO = open(path, "rb", buffering, opener=_open_without_waiting)  # noqa: SIM115
     try:
-        # What was looked at may have been exchanged since.
+        # the path may have been replaced between the two looks at it
         _check(path, os.fstat(file.fileno()).st_mode)
     except OSError:
         file.close()
@@ -36,13 +36,13 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """All that a regular file holds. Raises OSError, also where that is more than `most_bytes`."""
+    """Contents of a regular file. Raises OSError, also for more than `most_bytes`."""
     with open_regular(path) as file:
         return read_at_most(file, path, most_bytes)
 
 
 def read_at_most(file: BinaryIO, name: object, most_bytes: int) -> bytes:
-    """What `file` holds from here on, pipes included. Raises OSError beyond `most_bytes`."""
+    """The rest of `file`, which may be a pipe. Raises OSError for more than `most_bytes`."""
     data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it holds more than {most_bytes // _MIB} MiB", str(name))
@@ -50,7 +50,7 @@ def read_at_most(file: BinaryIO, name: object, most_bytes: int) -> bytes:
 
 
 def special_kind(mode: int) -> str | None:
-    """What a path with this `st_mode` is in words; None for a regular file."""
+    """Words for the kind of a path with this `st_mode`; None for a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 

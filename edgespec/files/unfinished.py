@@ -1,7 +1,8 @@
-"""Files and folders that appear when they are complete, and what killed processes left of theirs.
+"""Writes files and folders that appear when they are complete, and deletes those of killed
+processes.
 
-Until then they lie hidden beside their place, locked for as long as their process lives: one that
-is not locked is nobody's any more. Knows nothing of what is written.
+An unfinished one is a hidden part beside its final path, locked as long as its process lives: an
+unlocked part is abandoned. Knows nothing about contents.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from edgespec.errors import UsageError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is locked there, and nothing that others left is deleted
+except ImportError:  # on Windows nothing is locked, and abandoned parts are not deleted
     fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".edgespec-part"
-"""Of everything unfinished; its name begins with a dot."""
+"""Suffix of unfinished files and folders, whose names begin with a dot."""
 PRIVATE_MODE = 0o600
-"""Mode of files that hold what somebody wrote: for their owner alone."""
+"""Mode of files with a user's texts, which only their owner may read."""
 SWEEP_S = 0.25
-"""A sweep holds a lock for less; whoever writes holds it for longer."""
+"""Longest time for which a sweep holds a lock; a process that writes holds it for longer."""
 
 
 @contextmanager
 def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `out` when the block ends, and is gone if it fails.
-    A private one is for its owner alone (mode 0600).
+    """A file to write, which replaces `out` when the block ends, and is deleted if the block fails.
+    Only its owner can read a private one (mode 0600).
 
-    Raises UsageError while another process writes `out`, unless neither wants to be `alone`: then
-    the last one's stays. Raises OSError.
+    Raises UsageError while another process writes `out`, unless both pass `alone=False`: then the
+    last one's stays. Raises OSError.
     """
     sweep(out.parent)
-    part = _place_for(out) if alone else _own_place(out.parent)
+    part = _part_of(out) if alone else _random_part(out.parent)
     mode = PRIVATE_MODE if is_private else 0o666
     descriptor = _claim(partial(_open, part, os.O_RDWR | os.O_CREAT, mode), part, out)
     with os.fdopen(descriptor, "w+b", buffering=1 << 20) as file:
@@ -49,37 +50,37 @@ def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> 
             yield file
             file.flush()
             os.fsync(file.fileno())
-            _close_where_nothing_open_can_move(file)
+            _close_on_windows(file)
             part.replace(out)
         except BaseException:
-            _close_where_nothing_open_can_move(file)
+            _close_on_windows(file)
             part.unlink(missing_ok=True)
             raise
 
 
 @contextmanager
 def unfinished_folder(out: Path) -> Iterator[Path]:
-    """An empty folder to fill, beside `out`; it is gone when the block ends, so that what is
-    complete has to be moved before. Raises as `unfinished_file` does.
+    """An empty folder beside `out`, deleted when the block ends: move what is complete before.
+    Raises as `unfinished_file` does.
     """
     sweep(out.parent)
-    with _claimed_folder(_place_for(out), out) as part:
-        for left in part.iterdir():
-            _remove(left)
+    with _claimed_folder(_part_of(out), out) as part:
+        for leftover in part.iterdir():
+            _remove(leftover)
         yield part
 
 
 @contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """A hidden folder in `beside` under a name of its own, gone when the block ends."""
+    """A hidden folder in `beside` with a random name, deleted when the block ends."""
     sweep(beside)
-    part = _own_place(beside)
+    part = _random_part(beside)
     with _claimed_folder(part, part):
         yield part
 
 
 def sweep(folder: Path) -> None:
-    """Delete what processes that live no more left unfinished in `folder`."""
+    """Delete unfinished files and folders in `folder` whose processes have ended."""
     if fcntl is None:
         return
     for part in folder.glob(f".*{SUFFIX}"):
@@ -93,12 +94,12 @@ def sweep(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _place_for(out: Path) -> Path:
-    """One for each `out`, where two processes that write it meet."""
+def _part_of(out: Path) -> Path:
+    """The part of `out`, the same in all processes, so that only one can lock it."""
     return out.with_name(f".{out.name}{SUFFIX}")
 
 
-def _own_place(beside: Path) -> Path:
+def _random_part(beside: Path) -> Path:
     return beside / f".{secrets.token_hex(8)}{SUFFIX}"
 
 
@@ -122,19 +123,19 @@ def _claimed_folder(part: Path, out: Path) -> Iterator[Path]:
 
 
 def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:
-    """A descriptor of `part` that holds its lock. Raises UsageError where another one does, and
-    OSError where nothing can be made.
+    """A descriptor of `part` that holds its lock. Raises UsageError if another process holds it,
+    and OSError where the part cannot be created.
 
-    For a moment a sweep holds what was made and not locked yet, or deletes it: that is waited for.
+    A sweep may lock or delete a part between its creation and its lock: this tries again then.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
         is_late = time.monotonic() > deadline
         try:
             descriptor = open_part()
-        except (IsADirectoryError, FileExistsError) as error:  # as a folder, or as a file
+        except (IsADirectoryError, FileExistsError) as error:  # the part is of the other kind
             raise _taken(out) from error
-        except FileNotFoundError:  # swept away before it could be locked, or no place for files
+        except FileNotFoundError:  # a sweep deleted it before it was locked, or there is no folder
             if is_late or not out.parent.is_dir():
                 raise
         else:
@@ -155,7 +156,8 @@ def _taken(out: Path) -> UsageError:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises BlockingIOError where another one holds it; some file systems have no locks."""
+    """Lock the file; does nothing on file systems without locks. Raises BlockingIOError if another
+    process holds the lock."""
     if fcntl is None:
         return
     try:
@@ -167,7 +169,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _open(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Follows no link and waits for nobody: the name is known to everyone."""
+    """Open without following links or blocking: other users can guess the name."""
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
         flags |= getattr(os, name, 0)
     return os.open(path, flags, mode)
@@ -187,6 +189,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _close_where_nothing_open_can_move(file: BinaryIO) -> None:
+def _close_on_windows(file: BinaryIO) -> None:
+    """Windows can neither move nor delete an open file."""
     if fcntl is None:
         file.close()

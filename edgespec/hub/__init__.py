@@ -1,1 +1,1 @@
-"""Models fetched by their name from a Hugging Face hub, into the cache that its tools share."""
+"""Fetches models by name from a Hugging Face hub, into the cache that its tools share."""

@@ -1,10 +1,10 @@
-"""The cache that Hugging Face's tools share, for one repository: contents by their checksums,
+"""One repository in the cache that Hugging Face's tools share: contents by their checksums,
 commits that name them, and locks. Knows no hub.
 
     models--USER--REPO/blobs/CHECKSUM
     models--USER--REPO/snapshots/COMMIT/NAME    a link to a blob
     models--USER--REPO/refs/main                the newest commit
-    .locks/models--USER--REPO/CHECKSUM.lock     held by whoever fetches it
+    .locks/models--USER--REPO/CHECKSUM.lock     held by the process that fetches it
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edgespec.files.unfinished import unfinished_file
 
 BRANCH = "main"
 POLL_S = 0.25
-"""Between two looks at a lock that another process holds."""
+"""Seconds between two tries to take a lock that another process holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryCache:
-    """What is here of one repository."""
+    """The cached part of one repository."""
 
     cache: Path
     repo: str
@@ -42,13 +42,13 @@ class RepositoryCache:
         return self.cache / self._name
 
     def blob(self, digits: str) -> Path:
-        """The place of a content, by its checksum."""
+        """Path of a content by its checksum."""
         return self.folder / "blobs" / digits
 
     @contextmanager
     def locked(self, digits: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Nobody else fetches this content while the block runs; `waiting` is called now and then
-        while another process does."""
+        """Keep other processes from fetching this content while the block runs; `waiting` is called
+        every POLL_S while another process fetches it."""
         path = self.cache / ".locks" / self._name / f"{digits}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, timeout=POLL_S, mode=0o664)
@@ -63,7 +63,7 @@ class RepositoryCache:
             yield
 
     def place(self, commit: str, name: str, digits: str) -> Path:
-        """The path of a file at a commit, which is there from now on and leads to its blob."""
+        """Link a file at a commit to its blob, and return the link's path."""
         path, blob = self.folder / "snapshots" / commit / name, self.blob(digits)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or not path.samefile(blob):
@@ -73,7 +73,7 @@ class RepositoryCache:
         return path
 
     def set_newest(self, commit: str) -> None:
-        """What the cache holds of `commit` is what offline use finds."""
+        """Make `commit` the one that offline use finds."""
         path = self.folder / "refs" / BRANCH
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text() != commit:
@@ -81,7 +81,7 @@ class RepositoryCache:
                 file.write(commit.encode())
 
     def newest(self) -> dict[str, Path]:
-        """The files of the newest commit, by name; none where nothing was fetched."""
+        """The files of the newest commit, by name; empty if nothing was fetched."""
         newest = self.folder / "refs" / BRANCH
         revision = newest.read_text().strip() if newest.exists() else ""
         snapshot = self.folder / "snapshots" / revision
@@ -93,7 +93,8 @@ class RepositoryCache:
 
 
 def _link(path: Path, blob: Path) -> None:
-    """Relative, so that the cache can be moved; Windows lets few people make symbolic links."""
+    """Link relatively, so that the cache can be moved; hard where symbolic links are forbidden, as
+    on Windows."""
     with suppress(OSError, NotImplementedError):
         path.symlink_to(os.path.relpath(blob, path.parent))
         return

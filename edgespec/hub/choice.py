@@ -1,4 +1,4 @@
-"""Which files of a repository are the model that is meant. Names and sizes in, files out."""
+"""Names of models on a hub, and the files of a repository that a name means. Uses no network."""
 
 from __future__ import annotations
 
@@ -6,20 +6,43 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgespec.errors import ModelError
-from edgespec.hub.reference import HubReference
+from edgespec.errors import ModelError, UsageError
 from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"
-"""llama.cpp's choice, too; where there is none, the first model by name."""
+"""Quantisation of a name without one, as in llama.cpp; without such a file, the first by name."""
 
+_REFERENCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_\w+?)?|BF16|F16|F32|FP16|MXFP4(?:_\w+?)?|TQ\d_\d)(?=$|[-./])",
     re.IGNORECASE,
 )
 _NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)
-"""Parts of other things: an image encoder, statistics for quantising."""
+"""Files that are no language model: an image encoder, statistics for quantising."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A model of a hub, as a user names it: `USER/REPO` or `USER/REPO:QUANT`."""
+
+    repo: str
+    quant: str | None = None
+    """Quantisation as in the file's name, such as `Q4_K_M`, in any case; None for the default."""
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+def parse_reference(text: str) -> HubReference:
+    """The reference that `text` spells, as llama.cpp spells it. Raises UsageError."""
+    match = _REFERENCE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"{text!r} names no model of a hub: write USER/REPO or USER/REPO:QUANT, such as "
+            "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
+        )
+    return HubReference(match[1], match[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +58,12 @@ class HubModel:
     """A model: one file, or all parts of a split one in order."""
 
     name: str
-    """Without `.gguf` and the number of a part."""
+    """Name without `.gguf` and the number of a part."""
     files: tuple[HubFile, ...]
 
     @property
     def quant(self) -> str | None:
-        """What its name says about quantisation."""
+        """Quantisation in the name; None if it has none."""
         found = _QUANT.findall(self.name)
         return found[-1] if found else None
 
@@ -50,7 +73,7 @@ class HubModel:
 
 
 def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
-    """The model that `reference` names. Raises ModelError, with what there is instead."""
+    """The model that `reference` names. Raises ModelError, which lists the models that exist."""
     everything = list(files)
     models = gguf_models(everything)
     if not models:
@@ -69,7 +92,7 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
 
 
 def gguf_models(files: Iterable[HubFile]) -> list[HubModel]:
-    """The GGUF models among `files`, by name; the parts of a split one together."""
+    """The GGUF models among `files`, by name; parts of a split model are one."""
     grouped: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         if file.name.lower().endswith(".gguf") and not _NO_MODEL.search(file.name):
@@ -79,7 +102,7 @@ def gguf_models(files: Iterable[HubFile]) -> list[HubModel]:
 
 
 def _is_called(model: HubModel, quant: str) -> bool:
-    """Whether the quantisation stands in the name by itself: Q4_K is not Q4_K_M."""
+    """True if the quantisation is a whole word of the name: Q4_K is not Q4_K_M."""
     pattern = rf"(?:^|[-./]){re.escape(quant)}(?=$|[-./])"
     return re.search(pattern, model.name, re.IGNORECASE) is not None
 
@@ -111,8 +134,8 @@ def _nothing_here(reference: HubReference, files: Sequence[HubFile]) -> str:
             "config.json beside the graph where they are not, and name it with "
             f"-m {folder}/{graph.rpartition('/')[2]}"
         )
-    there = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
+    content = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
     return (
-        f"{reference.repo} has no GGUF model ({there}): choose a repository whose name ends in "
+        f"{reference.repo} has no GGUF model ({content}): choose a repository whose name ends in "
         "-GGUF, or download the files and give their folder with -m"
     )

@@ -1,6 +1,6 @@
-"""Fetches one file, and goes on where an earlier attempt stopped.
+"""Fetches one file, resuming where an earlier attempt stopped.
 
-Knows the hub's addresses and HTTP ranges; it knows no models and no cache layout.
+Knows HTTP and its ranges; it knows no models and no cache layout.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edgespec.hub.failures import HubFailure
 from edgespec.hub.listing import TIMEOUT_S, Checksum
 
 MOST_FAILURES = 5
-"""In a row, none of which brought a byte."""
+"""Failures in a row, none of which brought a byte, before giving up."""
 PAUSE_S = 1.0
-"""After the first failure; each further one in a row doubles it."""
+"""Seconds to wait after the first failure; each further one in a row doubles it."""
 
 _PASSING = {httpx2.codes.REQUEST_TIMEOUT, httpx2.codes.TOO_MANY_REQUESTS}
-"""Besides 5xx: answers that may be others a moment later."""
+"""Status codes that are worth another try, besides 5xx."""
 
 
 class _Refused(HubFailure):
-    """An answer without content."""
+    """The server answered with an error status."""
 
     def __init__(self, url: str, status: int) -> None:
         advice = "try again later; what was fetched so far is kept"
@@ -37,7 +37,7 @@ class _Refused(HubFailure):
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One file: from where, to where, and what it should be."""
+    """One file: its URL, its path here, and its expected size and checksum."""
 
     name: str
     url: str
@@ -45,12 +45,12 @@ class Download:
     size_bytes: int
     checksum: Checksum
     partial: Path
-    """What was fetched so far; stays when fetching fails."""
+    """File with the bytes fetched so far; stays when fetching fails."""
     destination: Path
 
     @property
     def here_bytes(self) -> int:
-        """How much of it is here, complete or not."""
+        """Bytes of the file that are here, complete or not."""
         if self.destination.exists():
             return self.size_bytes
         return self.partial.stat().st_size if self.partial.exists() else 0
@@ -58,10 +58,11 @@ class Download:
     def run(
         self, report: Callable[[int], None], pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """Fetch what is missing and put the file in its place; `report` hears how much is here.
+        """Fetch the missing bytes and move the file to its destination; `report` is called with
+        the bytes that are here.
 
-        Raises HubFailure for a file that is not what it should be, and what the transport raises
-        once it has failed too often. One process at a time.
+        Raises HubFailure for a wrong size or checksum, and the transport's error after too many
+        failures. Only one process may run it at a time.
         """
         self.partial.parent.mkdir(parents=True, exist_ok=True)
         with self.partial.open("ab") as file:
@@ -92,7 +93,7 @@ class Download:
         self.partial.replace(self.destination)
 
     def _append(self, file: BinaryIO, report: Callable[[int], None]) -> None:
-        """One request for the rest."""
+        """Append the rest of the file, in one request."""
         headers = {**self.headers, "Accept-Encoding": "identity"}
         if done := file.tell():
             headers["Range"] = f"bytes={done}-"
@@ -110,7 +111,7 @@ class Download:
                     return
 
     def _check(self) -> None:
-        """A file that went on after days, or over a bad line, may not be what was published."""
+        """Raise HubFailure for a wrong checksum: the file may have changed between two requests."""
         found, wanted = self.checksum.of(self.partial), self.checksum.digits
         if found != wanted:
             self.partial.unlink()

@@ -1,4 +1,4 @@
-"""Whatever keeps a model from coming, in our words: the hub's refusals, the transport, the disk."""
+"""Translates errors of the hub, the transport and the disk into HubFailure and UsageError."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from huggingface_hub.errors import (
 )
 
 from edgespec.errors import EdgespecError, FetchError, UsageError
-from edgespec.hub.reference import HubReference
+from edgespec.hub.choice import HubReference
 
 
 class HubFailure(FetchError):
-    """Why the newest files did not come, apart from what to do about it."""
+    """The newest files could not be fetched; `reason` is the message without its advice."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}: {advice}")
@@ -30,7 +30,8 @@ class HubFailure(FetchError):
 
 @contextmanager
 def explained(reference: HubReference, endpoint: str, cache: Path) -> Iterator[None]:
-    """Raises HubFailure, or UsageError for a name that is none, for what libraries raise."""
+    """Translate libraries' errors in the block: raises HubFailure, or UsageError for an invalid
+    name."""
     try:
         yield
     except EdgespecError:

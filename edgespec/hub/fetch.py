@@ -1,7 +1,7 @@
-"""Finds a model on the hub, or in the cache when the hub does not serve, and makes it a file here.
+"""Fetches a model from the hub, or finds it in the cache when the hub does not serve.
 
 The cache is huggingface_hub's own, which other programs share: HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE mean what they mean everywhere.
+HF_HUB_OFFLINE mean what they mean to all its tools.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from huggingface_hub import constants, get_token, hf_hub_url
 from edgespec.errors import FetchError, ModelError
 from edgespec.hub import listing
 from edgespec.hub.cache import RepositoryCache
-from edgespec.hub.choice import HubFile, HubModel, choose
+from edgespec.hub.choice import HubFile, HubModel, HubReference, choose
 from edgespec.hub.download import Download
 from edgespec.hub.failures import HubFailure, explained
-from edgespec.hub.reference import HubReference
 from edgespec.ports import Progress
 from edgespec.settings.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model that is here."""
+    """A model that was fetched or found in the cache."""
 
     path: Path
-    """The file to load: of a split model the first part."""
+    """The file to load; the first part of a split model."""
     model: HubModel
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A hub and the cache for it; by default what the environment says."""
+    """A hub and its cache; the defaults come from the environment."""
 
     endpoint: str = field(default_factory=lambda: constants.ENDPOINT)
     cache: Path = field(default_factory=lambda: Path(constants.HF_HUB_CACHE))
@@ -43,10 +42,10 @@ class Hub:
     offline: bool = field(default_factory=constants.is_offline_mode)
 
     def fetch(self, reference: HubReference, progress: Progress | None = None) -> Fetched:
-        """The model's file, fetched if it is not in the cache or not the newest.
+        """The model's newest file, fetched if it is not in the cache.
 
-        Whatever keeps the newest from coming, a model in the cache serves, with a note. Raises
-        FetchError where there is none either, ModelError for a model that is not there.
+        If the newest cannot be fetched, a model in the cache is used, with a note. Raises
+        FetchError if the cache has none either, ModelError if the repository has no such model.
         """
         if self.offline:
             return self._from_cache(reference, "HF_HUB_OFFLINE is set")
@@ -102,7 +101,7 @@ class Hub:
         cache: RepositoryCache,
         progress: Progress | None,
     ) -> None:
-        """Fetch what is not in the cache, after a look at the room for it."""
+        """Fetch the files that are not in the cache. Raises HubFailure if the disk has no room."""
         missing = [download for download in downloads if not download.destination.exists()]
         total_bytes = sum(download.size_bytes for download in missing)
         self._check_room(reference, total_bytes - sum(d.here_bytes for d in missing))
@@ -124,10 +123,10 @@ class Hub:
                     download.run(report)
 
     def _check_room(self, reference: HubReference, n_bytes: int) -> None:
-        place = self.cache
-        while not place.exists():
-            place = place.parent
-        free_bytes = shutil.disk_usage(place).free
+        folder = self.cache
+        while not folder.exists():
+            folder = folder.parent
+        free_bytes = shutil.disk_usage(folder).free
         if n_bytes > free_bytes:
             raise HubFailure(
                 f"{reference} needs {format_size(n_bytes)} in {self.cache}, where "
@@ -136,7 +135,8 @@ class Hub:
             )
 
     def _from_cache(self, reference: HubReference, reason: str) -> Fetched:
-        """What an earlier `fetch`, or another program, left. Raises FetchError."""
+        """The model that an earlier `fetch` or another program left in the cache. Raises
+        FetchError."""
         paths = RepositoryCache(self.cache, reference.repo).newest()
         if not paths:
             raise FetchError(

@@ -1,6 +1,6 @@
-"""What a hub says of a repository, checked before anything is believed or written.
+"""A hub's listing of a repository, validated before anything is written.
 
-A hub may be hostile, and what answers may be no hub: names and checksums become places on disk.
+A hub may be hostile, and the server may be no hub: names and checksums become paths on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec.hub.failures import HubFailure
 
 TIMEOUT_S = 20.0
 MOST_NAME_LENGTH = 1024
-"""Of a file, with its folders: more than any repository has."""
+"""Longest name of a file, with its folders; no repository has longer ones."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
 _SHA1_DIGITS, _SHA256_DIGITS = 40, 64
@@ -28,13 +28,13 @@ _SHA1_DIGITS, _SHA256_DIGITS = 40, 64
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What a file's content has to have. It names the file in the cache, too."""
+    """Expected checksum of a file's content, which is also its name in the cache."""
 
     digits: str
-    """64 are the content's SHA-256, 40 are Git's own SHA-1 of it, with a header."""
+    """Hexadecimal digits: 64 of a SHA-256, or 40 of the SHA-1 of a Git blob, header included."""
 
     def of(self, path: Path) -> str:
-        """The digits that a file has."""
+        """Digits of the checksum of a file here."""
         with path.open("rb") as file:
             if len(self.digits) == _SHA256_DIGITS:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -50,24 +50,24 @@ class Listing:
 
     endpoint: str
     commit: str
-    told: Mapping[str, RepoSibling]
-    """By names that are paths inside the repository: others are no files of it."""
+    siblings: Mapping[str, RepoSibling]
+    """The hub's entries by name; names that lead out of the repository are left out."""
 
     @property
     def files(self) -> list[HubFile]:
-        return [HubFile(name, _size(file)) for name, file in self.told.items()]
+        return [HubFile(name, _size(file)) for name, file in self.siblings.items()]
 
     def checksum(self, name: str) -> Checksum:
-        """Raises HubFailure where the hub tells none."""
-        file = self.told[name]
-        told = file.lfs.sha256 if file.lfs else file.blob_id
+        """The checksum of a file. Raises HubFailure if the hub's is not valid."""
+        file = self.siblings[name]
+        digits = file.lfs.sha256 if file.lfs else file.blob_id
         n_digits = _SHA256_DIGITS if file.lfs else _SHA1_DIGITS
-        return Checksum(_sha(told, n_digits, self.endpoint, f"checksum of {name}"))
+        return Checksum(_sha(digits, n_digits, self.endpoint, f"checksum of {name}"))
 
 
 def ask(endpoint: str, token: str | None, repo: str) -> Listing:
-    """What the hub lists now. Raises HubFailure for what is no listing, and whatever
-    huggingface_hub raises."""
+    """The hub's listing of a repository at its newest commit. Raises HubFailure for an invalid one,
+    and huggingface_hub's errors."""
     try:
         info = HfApi(endpoint=endpoint, token=token).model_info(
             repo, files_metadata=True, timeout=TIMEOUT_S
@@ -85,7 +85,7 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
 
 
 def _is_inside(name: object) -> bool:
-    """Whether a name is a path that stays inside a folder, on every system."""
+    """True if a name is a path that stays inside a folder, on every system."""
     if not isinstance(name, str) or len(name) > MOST_NAME_LENGTH or not name.isprintable():
         return False
     if {"\\", ":"} & set(name):
@@ -98,11 +98,12 @@ def _size(file: RepoSibling) -> int:
     return file.size if isinstance(file.size, int) and file.size > 0 else 0
 
 
-def _sha(told: object, n_digits: int, endpoint: str, what: str) -> str:
-    digits = str(told).lower()
+def _sha(answered: object, n_digits: int, endpoint: str, what: str) -> str:
+    """The digits in lower case. Raises HubFailure unless they are `n_digits` hexadecimal ones."""
+    digits = str(answered).lower()
     if len(digits) != n_digits or not _HEXADECIMAL.fullmatch(digits):
         raise HubFailure(
-            f"{endpoint} tells {digits[:80]!r} as the {what}, not {n_digits} hexadecimal digits",
-            "nothing was fetched, for nothing could be checked",
+            f"{endpoint} gave {digits[:80]!r} as the {what}, not {n_digits} hexadecimal digits",
+            "nothing was fetched, since it could not be checked",
         )
     return digits

@@ -1,1 +1,1 @@
-"""What a session has computed, kept in a file: it knows ports, and no engine."""
+"""Saves the state of a session's models in a file, and loads it again."""

@@ -1,9 +1,9 @@
-"""The file of kept state: header, tokens, pieces of keys and values, and a checksum of it all.
+"""The file format of saved state: header, tokens, pieces of keys and values, and a checksum.
 
-It knows the format and how to tell what is damaged; what pieces mean is their model's business.
+Detects damaged files; the contents of pieces are known to their model alone.
 
     "edgespec-state 1\\n" | length, header as JSON | tokens as int32 | pieces of the target,
-    and of the draft: length, bytes; length 0 ends a model's | SHA-256 of all before
+    then of the draft: length, bytes; length 0 ends a model's | SHA-256 of all before
 """
 
 from __future__ import annotations
@@ -35,53 +35,53 @@ class _Strict(BaseModel):
 
 
 class ModelState(_Strict):
-    """Whose keys and values they are."""
+    """The model that computed keys and values, and the number of their tokens."""
 
     name: str
     fingerprint: str
     settings: Mapping[str, str]
     n_tokens: int = Field(ge=0)
-    """Of the text, from its beginning."""
+    """Tokens of the text, from its beginning."""
 
 
 class Header(_Strict):
-    """What is in the file, and what it depends on."""
+    """Contents of the file, and everything that they depend on."""
 
     edgespec: str
-    """The version that wrote it."""
+    """Version that wrote the file."""
     processor: str = "that are not on record"
-    """Instruction sets of the one that computed it."""
+    """Instruction sets of the processor that computed the state."""
     n_tokens: int = Field(ge=1, lt=1 << 31)
     n_tiled: int = Field(default=0, ge=0)
-    """Of them, those that the target computed in tiles."""
+    """Number of those tokens that the target computed in tiles."""
     target: ModelState
     draft: ModelState | None = None
 
 
 class StateWriter:
-    """Puts pieces into a file that `written` opened."""
+    """Writes a header and pieces into a file that `written` opened."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest = hashlib.sha256()
 
     def begin(self, header: Header, tokens: np.ndarray) -> None:
-        """What stands before the pieces."""
+        """Write the header and the tokens, which precede the pieces."""
         content = header.model_dump_json().encode()
         self._put(MAGIC + _LENGTH.pack(len(content)) + content)
         self._put(np.ascontiguousarray(tokens, "<i4").tobytes())
 
     def piece(self, content: memoryview) -> None:
-        """One piece of a model's, never an empty one."""
+        """Write one piece of a model, which must not be empty."""
         self._put(_LENGTH.pack(content.nbytes))
         self._put(content)
 
     def end_of_model(self) -> None:
-        """No more pieces of this one."""
+        """Mark the end of a model's pieces."""
         self._put(_LENGTH.pack(0))
 
     def end(self) -> None:
-        """Nothing comes after this."""
+        """Write the checksum, which ends the file."""
         self._file.write(self._digest.digest())
 
     def _put(self, content: bytes | memoryview) -> None:
@@ -91,10 +91,10 @@ class StateWriter:
 
 @contextmanager
 def written(path: Path) -> Iterator[StateWriter]:
-    """A writer of the file at `path`, which appears when the block has ended and not before.
+    """A writer of the file at `path`, which appears when the block has ended.
 
-    Raises StateError where another kind of file is there, which is left alone, and EdgespecError
-    for a disk that is full.
+    Raises StateError if another kind of file exists there, which is left unchanged, and
+    EdgespecError for a full disk.
     """
     check_place(path)
     try:
@@ -105,8 +105,8 @@ def written(path: Path) -> Iterator[StateWriter]:
 
 
 def check_place(path: Path) -> bool:
-    """Whether there is state at `path`. Raises StateError where something else is there, and where
-    no file can be."""
+    """True if `path` is a file of state, False if it is missing or empty. Raises StateError for
+    another kind of file, and for a path where no file can be."""
     try:
         if path.stat().st_size == 0 and path.is_file():
             return False
@@ -126,7 +126,7 @@ def check_place(path: Path) -> bool:
 
 
 class StateReader:
-    """A file of state, from its beginning to its end; `opened` makes one."""
+    """Reads a file of state from its beginning to its end; made by `opened`."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -148,14 +148,14 @@ class StateReader:
             raise self.damaged()
 
     def check(self) -> None:
-        """Read the rest and raise StateError unless the checksum is right; nothing is read twice
-        but by another reader."""
+        """Read the rest. Raises StateError for a wrong checksum. Reading the pieces takes a new
+        reader."""
         while self._left:
             self._get(min(self._left, _BLOCK_BYTES))
         self.end()
 
     def size(self) -> int:
-        """Bytes of the model's next piece; 0 at its end."""
+        """Bytes of the model's next piece; 0 after its last one."""
         if self._next is None:
             (self._next,) = _LENGTH.unpack(self._get(_LENGTH.size))
         return self._next
@@ -172,13 +172,13 @@ class StateReader:
         self._next = None
 
     def end_of_model(self) -> None:
-        """Raises StateError where more pieces are left."""
+        """Read the end of a model's pieces. Raises StateError if there are more pieces."""
         if self.size() != 0:
             raise self.damaged()
         self._next = None
 
     def skip_model(self) -> None:
-        """Pass over the pieces of a model that is not there."""
+        """Skip the pieces of a model that is not loaded."""
         while (length := self.size()) > 0:
             while length:
                 length -= len(self._get(min(length, _BLOCK_BYTES)))
@@ -186,7 +186,7 @@ class StateReader:
         self._next = None
 
     def end(self) -> None:
-        """Raises StateError unless this is the end, and the checksum right."""
+        """Read the checksum. Raises StateError for a wrong one, or if more content is left."""
         if self._left or self._file.read(_DIGEST_BYTES + 1) != self._digest.digest():
             raise self.damaged()
 
@@ -208,7 +208,7 @@ class StateReader:
 
 @contextmanager
 def opened(path: Path) -> Iterator[StateReader]:
-    """A reader of the file at `path`. Raises StateError for what is none or cannot be read."""
+    """A reader of the file at `path`. Raises StateError for a missing, damaged or other file."""
     if not check_place(path):
         raise StateError(f"there is no state at {path}: keep some there first")
     try:
@@ -219,7 +219,7 @@ def opened(path: Path) -> Iterator[StateReader]:
 
 
 def differences(kept: ModelState, now: ModelState) -> str | None:
-    """In words, why state of one cannot be used by the other; None where it can."""
+    """Words for the reason why the state of `kept` cannot be used by `now`; None if it can."""
     if kept.fingerprint != now.fingerprint:
         if kept.name == now.name:
             return f"of other weights than those of {now.name}, or of its file before a change"
@@ -230,5 +230,5 @@ def differences(kept: ModelState, now: ModelState) -> str | None:
     if not differing:
         return None
     name = differing[0][0]
-    there, here = (settings.get(name, "none") for settings in (kept.settings, now.settings))
-    return f"of {name} {there}, where {here} is used now"
+    before, after = (settings.get(name, "none") for settings in (kept.settings, now.settings))
+    return f"of {name} {before}, where {after} is used now"

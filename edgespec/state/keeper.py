@@ -1,7 +1,7 @@
-"""Puts what a target and its draft have computed into a file, and takes it up again.
+"""Saves the keys and values of a target and its draft in a file, and loads them again.
 
-Knows the order: what a file says is checked before a model forgets anything. The text's tokens are
-the engine's, keys and values the models'.
+A file is validated completely before a model forgets anything. The text's tokens come from the
+engine, keys and values from the models.
 """
 
 from __future__ import annotations
@@ -16,44 +16,43 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.errors import StateError, UsageError
-from edgespec.files.fingerprint import fingerprint
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
-from edgespec.state.processor import instruction_sets
+from edgespec.state.identity import fingerprint, instruction_sets
 
 USUAL_BYTES = 2 << 20
-"""Buffers that a plan's headroom holds."""
+"""Bytes of buffers that a plan's headroom includes."""
 
 
 class HoldsText(Protocol):
-    """The engine, while no text is being made."""
+    """The engine, while no text is being generated."""
 
     @property
     def committed(self) -> Sequence[int]: ...
 
     def forget(self) -> None:
-        """Leave the models without a text."""
+        """Drop the text and its keys and values."""
 
     @property
     def n_tiled(self) -> int: ...
 
     def adopt(self, tokens: Sequence[int], n_tiled: int) -> None:
-        """The models hold the keys and values of `tokens` from now on; `n_tiled` of them were
-        computed in tiles."""
+        """Set the committed text after the models have loaded its keys and values; `n_tiled`
+        tokens of it were computed in tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a file holds, or was taken up of it."""
+    """State that a file holds, or that was loaded from it."""
 
     tokens: tuple[int, ...]
     n_draft_tokens: int
-    """Of them, those that the draft need not read again."""
+    """Number of those tokens that the draft need not read again."""
 
 
 class StateKeeper:
-    """Saves and loads the state of one pair. Nobody else may be at the models meanwhile."""
+    """Saves and loads the state of one pair, whose models must be idle meanwhile."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class StateKeeper:
         draft: LanguageModel | None,
         room_bytes: int = 0,
     ) -> None:
-        """`room_bytes` are planned for buffers besides the usual ones."""
+        """Keep the state of `target` and `draft`; the plan has `room_bytes` for buffers."""
         self._engine = engine
         self._target = target
         self._draft = draft
@@ -70,16 +69,16 @@ class StateKeeper:
 
     @property
     def held(self) -> Sequence[int]:
-        """Tokens whose keys and values the target holds now."""
+        """Tokens whose keys and values the target holds."""
         return self._engine.committed
 
     @property
     def can_rewind(self) -> bool:
-        """Whether the beginning of a text is of use without its end."""
+        """True if the target can continue from the beginning of a text that it has read further."""
         return self._target.info.tree_capable
 
     def check_possible(self) -> None:
-        """Raise UsageError where this target's state cannot be kept, or not within the memory."""
+        """Raise UsageError if the target's state cannot be saved, or not within the budget."""
         if not isinstance(self._target, KeepsState):
             raise UsageError(
                 f"the state of {self._target.info.name} cannot be kept: its runtime does not offer "
@@ -90,7 +89,7 @@ class StateKeeper:
             raise _no_room(self._target.info.name, needed)
 
     def save(self, path: Path) -> Kept:
-        """Write what the models hold. Raises UsageError where they hold nothing."""
+        """Write the models' state. Raises UsageError if they hold none."""
         self.check_possible()
         tokens = self._engine.committed
         if not tokens:
@@ -117,7 +116,7 @@ class StateKeeper:
         return Kept(tuple(tokens), n_draft)
 
     def peek(self, path: Path) -> Kept:
-        """What `load` would take up. Raises StateError for what it would refuse."""
+        """The state that `load` would load. Raises StateError for a file that it would refuse."""
         self.check_possible()
         with opened(path) as reader:
             n_draft = self._check_fit(path, reader)
@@ -125,10 +124,10 @@ class StateKeeper:
             return Kept(tuple(reader.tokens.tolist()), n_draft)
 
     def load(self, path: Path, check: Callable[[], None] = lambda: None) -> Kept:
-        """Take up what `save` wrote: models and engine go on as if they had computed it.
+        """Load a file of `save`: models and engine continue as if they had computed it.
 
-        `check` is called now and then and may raise. Raises StateError, and what the models held
-        stays then, unless the file changed while it was read: then they hold nothing.
+        `check` is called now and then and may raise. Raises StateError and leaves the models as
+        they were, unless the file changed while it was read: then they hold nothing.
         """
         kept = self.peek(path)
         try:
@@ -157,7 +156,8 @@ class StateKeeper:
         reader.end_of_model()
 
     def _check_fit(self, path: Path, reader: StateReader) -> int:
-        """Raise StateError unless the target can take it; the draft's tokens, 0 if it cannot."""
+        """Number of tokens that the draft can load, 0 for none. Raises StateError if the target
+        cannot load the file."""
         header, (target, draft) = reader.header, self._states
         if header.edgespec != (now := _version()):
             raise StateError(
@@ -185,7 +185,7 @@ class StateKeeper:
         return n_draft if n_draft <= min(header.n_tokens, self._draft.info.n_ctx) else 0
 
     def _n_draft(self, n_tokens: int) -> int:
-        """Tokens of the text that the draft holds, if it can be kept."""
+        """Number of tokens whose state the draft holds; 0 if its state cannot be saved."""
         draft = self._draft
         if not isinstance(draft, KeepsState) or draft.state_bytes > self._room_bytes:
             return 0
@@ -201,7 +201,7 @@ class StateKeeper:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Those of one model; implements `edgespec.ports.state.Read`."""
+    """Reads the pieces of one model; implements `edgespec.ports.state.Read`."""
 
     reader: StateReader
     name: str
@@ -238,9 +238,9 @@ def _version() -> str:
 def _state_of(model: LanguageModel, keeps: KeepsState) -> ModelState:
     origin = keeps.state_origin
     try:
-        told = fingerprint(origin.files)
+        of_files = fingerprint(origin.files)
     except OSError as error:
         raise StateError(f"{model.info.name} cannot be read: {error}") from error
     return ModelState(
-        name=model.info.name, fingerprint=told, settings=dict(origin.settings), n_tokens=0
+        name=model.info.name, fingerprint=of_files, settings=dict(origin.settings), n_tokens=0
     )

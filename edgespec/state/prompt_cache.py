@@ -1,6 +1,6 @@
-"""A file that keeps what the latest prompt cost, so that the next one that begins alike need not.
+"""A file with the state after the latest prompt, for the next prompt with the same beginning.
 
-Knows when state is taken up and when it is written; how, the keeper knows.
+Decides when state is loaded and saved; the keeper does both.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from edgespec.state.keeper import StateKeeper
 
 
 class Notes(Protocol):
-    """Where a user is told something."""
+    """Receives notes for the user."""
 
     def note(self, text: str) -> None: ...
 
 
 class PromptCache:
-    """One file, for one prompt after the other.
+    """One file, for successive prompts.
 
-    A file of another model is refused, and what is no state is left alone; state of another prompt
-    makes room for this one's, which a note says.
+    A file of another model is refused, and one that is no state is left unchanged; state of another
+    prompt is replaced, with a note.
     """
 
     def __init__(self, path: str | Path, read_only: bool = False) -> None:
-        """Raises StateError at once where the file can never serve."""
+        """Use the file at `path`. Raises StateError at once if it can never be used."""
         self.path = path = Path(path)
         self.read_only = read_only
         self.failure: EdgespecError | None = None
-        """Why the file could not be written: no reason to lose the text."""
+        """Error of the latest failed write, which does not end a generation; None for none."""
         check_place(path)
 
 
 class CachedPrompt:
-    """A prompt cache at one session's work; implements `edgespec.engine.request.Keeper`."""
+    """A prompt cache in use by one session; implements `edgespec.engine.request.Keeper`."""
 
     def __init__(self, cache: PromptCache, keeper: StateKeeper) -> None:
         self._cache = cache
@@ -46,7 +46,7 @@ class CachedPrompt:
         self._n_replaced = 0
 
     def before_prompt(self, prompt: Sequence[int], tally: Notes) -> None:
-        """Take up what the file has, if that is more of the prompt than the models hold."""
+        """Load the file if it has more of the prompt than the models hold."""
         self._keeper.check_possible()
         path = self._cache.path
         if not check_place(path):
@@ -61,7 +61,7 @@ class CachedPrompt:
             self._keeper.load(path)
 
     def after_prompt(self, n_prefilled: int, tally: Notes) -> None:
-        """Write it where reading took passes that the file can save the next time."""
+        """Save the state if tokens of the prompt had to be prefilled."""
         if not n_prefilled or self._cache.read_only:
             return
         path = self._cache.path

@@ -3,8 +3,7 @@
 import pytest
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.hub.choice import HubFile, choose
-from edgespec.hub.reference import HubReference, parse_reference
+from edgespec.hub.choice import HubFile, HubReference, choose, parse_reference
 
 
 def chosen(names: list[str], quant: str | None = None) -> list[str]:

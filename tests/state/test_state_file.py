@@ -15,12 +15,11 @@ import pytest
 
 from edgespec.engine.loop import Engine
 from edgespec.errors import EdgespecError, StateError, UsageError
-from edgespec.files.fingerprint import HEAD_BYTES, SAMPLE_BYTES, fingerprint
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
+from edgespec.state.identity import HEAD_BYTES, SAMPLE_BYTES, fingerprint, instruction_sets
 from edgespec.state.keeper import StateKeeper
-from edgespec.state.processor import instruction_sets
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.testing.fake_model import FakeModel, random_language
 from engine_cases import GREEDY
@@ -30,7 +29,7 @@ TEXT = list(range(30))
 LANGUAGE = random_language(0, N_VOCAB, order=6)
 
 
-class Pair:
+class StatefulPair:
     """A target and a draft with an engine, and what keeps their state."""
 
     def __init__(self, has_draft: bool = True, n_ctx: int = 128, **options: object) -> None:
@@ -54,14 +53,14 @@ class Pair:
 def kept(tmp_path: Path) -> Path:
     """The state of a text of some forty tokens."""
     path = tmp_path / "a.state"
-    pair = Pair()
+    pair = StatefulPair()
     pair.write(TEXT)
     pair.keeper.save(path)
     return path
 
 
 def test_another_session_goes_on_without_reading_the_text_again(kept: Path) -> None:
-    first, other = Pair(), Pair()
+    first, other = StatefulPair(), StatefulPair()
     text = [*TEXT, *first.write(TEXT)]
     other.keeper.load(kept)
     assert other.write([*text, 3, 4]) == first.write([*text, 3, 4])
@@ -74,7 +73,7 @@ def test_state_is_its_owners_alone(kept: Path) -> None:
 
 
 def test_the_draft_goes_on_too(kept: Path) -> None:
-    pair = Pair()
+    pair = StatefulPair()
     n_tokens = pair.keeper.load(kept).n_draft_tokens
     assert pair.draft is not None
     assert pair.draft.n_committed == n_tokens > len(TEXT)
@@ -83,17 +82,17 @@ def test_the_draft_goes_on_too(kept: Path) -> None:
 def test_state_of_a_pair_serves_a_target_alone_and_the_other_way_round(
     kept: Path, tmp_path: Path
 ) -> None:
-    alone = Pair(has_draft=False)
+    alone = StatefulPair(has_draft=False)
     assert len(alone.keeper.load(kept).tokens) > len(TEXT)
     alone.keeper.save(tmp_path / "b.state")
-    pair = Pair()
+    pair = StatefulPair()
     assert pair.keeper.load(tmp_path / "b.state").n_draft_tokens == 0
-    assert pair.write([*TEXT, 1, 2]) == Pair().write([*TEXT, 1, 2])
+    assert pair.write([*TEXT, 1, 2]) == StatefulPair().write([*TEXT, 1, 2])
 
 
 def test_nothing_to_keep_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no state to keep"):
-        Pair().keeper.save(tmp_path / "a.state")
+        StatefulPair().keeper.save(tmp_path / "a.state")
     assert not list(tmp_path.iterdir())
 
 
@@ -102,7 +101,7 @@ def test_state_of_a_processor_that_rounds_otherwise_is_refused(
 ) -> None:
     monkeypatch.setattr(state_keeper, "instruction_sets", lambda: "avx2 fma")
     with pytest.raises(StateError, match="this one, which has avx2 fma, may round otherwise"):
-        Pair().keeper.load(kept)
+        StatefulPair().keeper.load(kept)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_instruction_sets_are_what_libraries_choose_kernels_by(
 
 def test_every_flipped_bit_is_found(kept: Path) -> None:
     content = kept.read_bytes()
-    pair = Pair()
+    pair = StatefulPair()
     pair.write([7, 8, 9])
     held = pair.engine.committed
     for place in range(0, len(content), 3):
@@ -137,7 +136,7 @@ def test_every_flipped_bit_is_found(kept: Path) -> None:
 
 def test_every_cut_is_found(kept: Path) -> None:
     content = kept.read_bytes()
-    pair = Pair()
+    pair = StatefulPair()
     for length in range(1, len(content), 7):
         kept.write_bytes(content[:length])
         with pytest.raises(StateError):
@@ -147,13 +146,13 @@ def test_every_cut_is_found(kept: Path) -> None:
 def test_more_than_there_should_be_is_found(kept: Path) -> None:
     kept.write_bytes(kept.read_bytes() + b"x")
     with pytest.raises(StateError, match="damaged"):
-        Pair().keeper.load(kept)
+        StatefulPair().keeper.load(kept)
 
 
 def test_a_file_that_changes_while_it_is_read_leaves_a_session_that_works(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = Pair()
+    pair = StatefulPair()
     peek = pair.keeper.peek
 
     def peek_and_change(path: Path) -> object:
@@ -167,30 +166,30 @@ def test_a_file_that_changes_while_it_is_read_leaves_a_session_that_works(
     with pytest.raises(StateError, match="damaged"):
         pair.keeper.load(kept)
     assert pair.engine.committed == ()
-    assert pair.write(TEXT) == Pair().write(TEXT)
+    assert pair.write(TEXT) == StatefulPair().write(TEXT)
 
 
 def test_state_of_other_weights_or_settings_is_refused(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StateError, match="--ctx-size 128, where 64 is used now"):
-        Pair(n_ctx=64).keeper.load(kept)
+        StatefulPair(n_ctx=64).keeper.load(kept)
     monkeypatch.setattr(state_keeper, "fingerprint", lambda files: "another")
     with pytest.raises(StateError, match="of other weights than those of fake"):
-        Pair().keeper.load(kept)
+        StatefulPair().keeper.load(kept)
 
 
 def test_state_of_another_version_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_keeper, "_version", lambda: "99")
     with pytest.raises(StateError, match="and this is 99"):
-        Pair().keeper.load(kept)
+        StatefulPair().keeper.load(kept)
 
 
 @pytest.mark.parametrize("content", [b"dear diary", b"GGUF" * 100, MAGIC[:-2]])
 def test_what_is_no_state_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    pair = Pair()
+    pair = StatefulPair()
     pair.write(TEXT)
     for call in (pair.keeper.load, pair.keeper.save, PromptCache):
         with pytest.raises(StateError, match="not state that this edgespec kept"):
@@ -200,7 +199,7 @@ def test_what_is_no_state_is_refused_and_left_alone(tmp_path: Path, content: byt
 
 def test_where_there_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="there is no state at"):
-        Pair().keeper.load(tmp_path / "a.state")
+        StatefulPair().keeper.load(tmp_path / "a.state")
 
 
 def a_folder(path: Path) -> None:
@@ -229,7 +228,7 @@ def test_a_full_disk_is_one_error_and_leaves_what_was_there(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = kept.read_bytes()
-    pair = Pair()
+    pair = StatefulPair()
     pair.write(TEXT[:12])
 
     def full(descriptor: int) -> None:
@@ -243,7 +242,7 @@ def test_a_full_disk_is_one_error_and_leaves_what_was_there(
 
 
 def test_a_piece_that_memory_does_not_hold_is_refused(kept: Path) -> None:
-    pair = Pair()
+    pair = StatefulPair()
     pair.keeper._room_bytes = 3
     with pytest.raises(UsageError, match=r"one piece of 4 bytes.*state_files=True"):
         pair.keeper.load(kept)
@@ -254,8 +253,8 @@ def test_a_piece_that_memory_does_not_hold_is_refused(kept: Path) -> None:
 
 def test_a_prompt_cache_appears_with_the_first_prompt_and_serves_the_next(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
-    text = Pair().write(TEXT, cache=PromptCache(path))
-    other = Pair()
+    text = StatefulPair().write(TEXT, cache=PromptCache(path))
+    other = StatefulPair()
     assert other.write(TEXT, cache=PromptCache(path)) == text
     assert other.tally.reused_tokens == len(TEXT) - 1
     assert other.tally.saved_passes == 1
@@ -265,22 +264,22 @@ def test_a_prompt_cache_appears_with_the_first_prompt_and_serves_the_next(tmp_pa
 def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     path.touch()
-    Pair().write(TEXT, cache=PromptCache(path))
+    StatefulPair().write(TEXT, cache=PromptCache(path))
     assert check_place(path)
 
 
 def test_what_the_cache_saves_nothing_of_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
-    Pair().write(TEXT, cache=PromptCache(path))
+    StatefulPair().write(TEXT, cache=PromptCache(path))
     written = path.stat().st_mtime_ns, path.stat().st_ino
-    Pair().write([*TEXT, 1, 2], cache=PromptCache(path))
+    StatefulPair().write([*TEXT, 1, 2], cache=PromptCache(path))
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
 
 
 def test_another_prompt_takes_the_place_of_the_first_which_a_note_says(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
-    Pair().write(TEXT, cache=PromptCache(path))
-    pair = Pair()
+    StatefulPair().write(TEXT, cache=PromptCache(path))
+    pair = StatefulPair()
     pair.write([9, 9, 9, 9, 9], cache=PromptCache(path))
     assert pair.tally.notes == [
         f"{path} held 29 tokens of another text; now it holds the 4 of this prompt"
@@ -290,17 +289,17 @@ def test_another_prompt_takes_the_place_of_the_first_which_a_note_says(tmp_path:
 
 def test_a_cache_that_is_only_read_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
-    Pair().write(TEXT, cache=PromptCache(path))
+    StatefulPair().write(TEXT, cache=PromptCache(path))
     content = path.read_bytes()
-    Pair().write([9, 9, 9, 9, 9], cache=PromptCache(path, read_only=True))
+    StatefulPair().write([9, 9, 9, 9, 9], cache=PromptCache(path, read_only=True))
     assert path.read_bytes() == content
 
 
 def test_recurrent_state_of_another_text_is_of_no_use(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     recurrent = {"has_draft": False, "tree_capable": False}
-    Pair(**recurrent).write(TEXT, cache=PromptCache(path))  # type: ignore[arg-type]
-    longer, other = Pair(**recurrent), Pair(**recurrent)  # type: ignore[arg-type]
+    StatefulPair(**recurrent).write(TEXT, cache=PromptCache(path))  # type: ignore[arg-type]
+    longer, other = StatefulPair(**recurrent), StatefulPair(**recurrent)  # type: ignore[arg-type]
     longer.write([*TEXT, 5], cache=PromptCache(path))
     assert longer.tally.reused_tokens == len(TEXT) - 1
     other.write([*TEXT[:20], 5], cache=PromptCache(path))
@@ -315,9 +314,9 @@ def test_a_cache_that_cannot_be_written_costs_no_text(
     def full(path: Path) -> object:
         raise EdgespecError("no space")
 
-    pair = Pair()
+    pair = StatefulPair()
     monkeypatch.setattr(pair.keeper, "save", full)
-    assert pair.write(TEXT, cache=cache) == Pair().write(TEXT)
+    assert pair.write(TEXT, cache=cache) == StatefulPair().write(TEXT)
     assert str(cache.failure) == "no space"
     assert pair.tally.notes == ["the prompt cache was not written: no space"]
 
