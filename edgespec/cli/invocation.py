@@ -41,15 +41,15 @@ class Request:
     notes: tuple[str, ...] = ()
 
 
-def settings_from(given: argparse.Namespace) -> Request:
+def settings_from(args: argparse.Namespace) -> Request:
     """Settings of a command that takes models, which are fetched if their names are a hub's.
 
     Raises UsageError, ModelError and FetchError.
     """
-    notes = fetching.bring(given)
+    notes = fetching.bring(args)
     known = LoadSettings.known() | GenerateSettings.known()
-    flags = {name: value for name, value in vars(given).items() if name in known}
-    file = find_config(given.config) if "config" in given else None
+    flags = {name: value for name, value in vars(args).items() if name in known}
+    file = find_config(args.config) if "config" in args else None
     config = read_config(file) if file else {}
     for source in (flags, config):
         _settle_meanings(source, notes)
@@ -58,7 +58,7 @@ def settings_from(given: argparse.Namespace) -> Request:
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _settle_lookup(settings, names)
     _choose_models(settings, notes, names)
-    if file is None and "no_tuned" not in given:
+    if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
     if settings.get("draft") is None and not settings.get("lookup"):
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
@@ -70,42 +70,42 @@ def settings_from(given: argparse.Namespace) -> Request:
     )
 
 
-def spelled(given: argparse.Namespace) -> str:
+def spelled(args: argparse.Namespace) -> str:
     """The command line that means what was given."""
-    words = ["edgespec", given.command]
-    for name, value in vars(given).items():
+    words = ["edgespec", args.command]
+    for name, value in vars(args).items():
         if name != "command":
             for one in value if isinstance(value, list) else [value]:
                 words += [spell(name)] if one is True or one == "-" else [spell(name), str(one)]
     return shlex.join(words)
 
 
-def model_path(given: str | Path, named: str = "--model") -> Path:
+def model_path(args: str | Path, named: str = "--model") -> Path:
     """The file or folder that a model is called by, as `edgespec models` understands names too.
 
     What looks like a path and is not there is left to those who open it. Raises UsageError for an
     address and for a repository of a hub, ModelError for an unknown name.
     """
-    if isinstance(given, Path):
-        return given
-    found = catalogue.lookup(given)
+    if isinstance(args, Path):
+        return args
+    found = catalogue.lookup(args)
     if found is not None:
         return found
-    if hint := catalogue.hint(given):
+    if hint := catalogue.hint(args):
         raise UsageError(f"{named} {hint}")
-    path = expanded(given)
-    return path if path.name != given or path.suffix else catalogue.find(given)
+    path = expanded(args)
+    return path if path.name != args or path.suffix else catalogue.find(args)
 
 
-def read_prompt(given: argparse.Namespace, stdin: TextIO | None = None) -> str:
+def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     """The prompt from a flag, a file or a pipe, exactly as given. Raises UsageError."""
     stdin = stdin or sys.stdin  # None where the process was started without one
-    if "prompt" in given and "file" in given:
+    if "prompt" in args and "file" in args:
         raise UsageError("--prompt and --file contradict each other: give one of them")
-    if "prompt" in given:
-        prompt, source = str(given.prompt), "--prompt"
-    elif "file" in given:
-        prompt, source = _read(Path(given.file), "--file"), f"--file {given.file}"
+    if "prompt" in args:
+        prompt, source = str(args.prompt), "--prompt"
+    elif "file" in args:
+        prompt, source = _read(Path(args.file), "--file"), f"--file {args.file}"
     elif stdin is not None and not stdin.isatty():
         prompt, source = _piped(stdin), "stdin"
     else:
@@ -230,13 +230,13 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
         settings["draft"] = pair.draft
 
 
-def _named_in(names: Names, role: str, given: Any) -> Any:
+def _named_in(names: Names, role: str, args: Any) -> Any:
     """In a file, a path is relative to it, and a name is meant where there is no such path."""
     if role not in names.in_file or names.file is None:
-        return model_path(given, names.of(role)) if isinstance(given, str | Path) else given
-    if isinstance(given, Path) and not given.exists() and given.parent == names.file.parent:
-        return catalogue.lookup(given.name) or given
-    return given
+        return model_path(args, names.of(role)) if isinstance(args, str | Path) else args
+    if isinstance(args, Path) and not args.exists() and args.parent == names.file.parent:
+        return catalogue.lookup(args.name) or args
+    return args
 
 
 def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> None:

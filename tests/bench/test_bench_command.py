@@ -12,8 +12,10 @@ import pytest
 from bench_rows import report, row
 from edgespec.bench.modes import ENGINE_MODES, known_modes
 from edgespec.bench.settings import BenchSettings
-from edgespec.cli import bench, entry, flags
-from edgespec.cli.bench import applicable, chosen_prompts, request_from
+from edgespec.cli import entry
+from edgespec.cli.commands import bench
+from edgespec.cli.commands.bench import applicable, chosen_prompts, request_from
+from edgespec.cli.flags import parser as flags
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, files_of, largest_of, size_of

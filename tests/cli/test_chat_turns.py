@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.chat.dialogue import Dialogue
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.cli.chatting import Chat
+from edgespec.cli.commands.chat import Chat
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
 from edgespec.settings.config import GenerateSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import demo
+from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.models.embedded import EmbeddedPair

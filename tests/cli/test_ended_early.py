@@ -76,9 +76,9 @@ def test_ctrl_c_during_an_import_is_one_line(name: str):
 def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
     """CPython remembers it from where it goes through `exec`, as in making a named tuple."""
     (tmp_path / "interrupted.py").write_text(
-        "import sys; from edgespec.cli import entry\n"
+        "import sys; from edgespec.cli.commands import generate\n"
         "def interrupted(given, interrupts): exec('raise KeyboardInterrupt')\n"
-        "entry.run_generate = interrupted\n"
+        "generate.run = interrupted\n"
         "sys.argv = ['edgespec', 'generate', '-p', 'hi']\n"
         "from edgespec.__main__ import main; sys.exit(main())"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import flags
+from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
 from edgespec.errors import ModelError, UsageError
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.cli.reports import generation_summary, plan_report, plan_table
+from edgespec.cli.commands.reports import generation_summary, plan_report, plan_table
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
 from edgespec.memory.experts import ExpertSizes
 from edgespec.settings.units import format_size

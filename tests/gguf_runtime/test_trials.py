@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import reports
+from edgespec.cli.commands import reports
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.cli.reports import plan_report, plan_table
+from edgespec.cli.commands.reports import plan_report, plan_table
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.runtimes import OffersGpu

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
-from edgespec.cli import tune as tune_command
+from edgespec.cli.commands import tune as tune_command
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import read_config
 from edgespec.tuning import presets

@@ -21,9 +21,10 @@ from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile
 from edgespec.bench.running import Bench, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
-from edgespec.cli import demo
+from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
-from edgespec.cli.flags import installed_version
+from edgespec.cli.flags.parser import installed_version
+from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.jobs import limits
@@ -53,21 +54,21 @@ class Request:
     command: str = "edgespec bench"
 
 
-def request_from(given: argparse.Namespace) -> Request:
+def request_from(args: argparse.Namespace) -> Request:
     """Flags win over `--quick`, which wins over the defaults. Raises UsageError."""
     known = BenchSettings.model_fields
-    settings: dict[str, Any] = dict(QUICK) if "quick" in given else {}
-    settings |= {name: value for name, value in vars(given).items() if name in known}
+    settings: dict[str, Any] = dict(QUICK) if "quick" in args else {}
+    settings |= {name: value for name, value in vars(args).items() if name in known}
     for role in ("model", "draft"):
         if role in settings:
             settings[role] = model_path(settings[role], spell(role))
-    json_name = getattr(given, "json", None)
+    json_name = getattr(args, "json", None)
     request = Request(
         settings=BenchSettings.model_validate(settings),
         json_file=None if json_name in {None, "-"} else Path(json_name),
         json_to_stdout=json_name == "-",
-        svg_file=Path(given.svg) if "svg" in given else None,
-        command=spelled(given),
+        svg_file=Path(args.svg) if "svg" in args else None,
+        command=spelled(args),
     )
     for path in (request.json_file, request.svg_file):
         if path is not None and path.is_dir():
@@ -77,7 +78,13 @@ def request_from(given: argparse.Namespace) -> Request:
     return request
 
 
-def run(request: Request, console: Console) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Measure and report. Raises what a command raises; figures are written before."""
+    report_on(request_from(args), Console())
+    return 0
+
+
+def report_on(request: Request, console: Console) -> None:
     """Measure and report. Raises what a command raises; figures are written before."""
     report = measure(request, console)
     lines = "\n".join(table.summary_table(report))

@@ -5,6 +5,7 @@ Each step is a process of its own, so that it plans and measures its own memory 
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from edgespec.cli import reports
+from edgespec.cli.commands import reports
 from edgespec.cli.console import Console, follow
+from edgespec.cli.flags import parser
+from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.endings import died
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
@@ -24,8 +27,8 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import EmbeddedPair, embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.session import session
-from edgespec.settings.config import LoadSettings
-from edgespec.settings.units import format_size
+from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.units import format_size, parse_size
 from edgespec.values import GenerationResult, TokenEvent
 
 PROMPT = '''\
@@ -60,7 +63,17 @@ class _Done:
     value: object
 
 
-def run(size_bytes: int, max_tokens: int | None, console: Console) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Parse the flags and run the demonstration. Raises what a command raises."""
+    settings = GenerateSettings.model_validate(
+        {"max_tokens": getattr(args, "max_tokens", parser.DEMO_TOKENS)}
+    )
+    size = getattr(args, "size", parser.DEMO_SIZE)
+    demonstrate(parse_size(size, named=f"--size {size}"), settings.limit, Console())
+    return 0
+
+
+def demonstrate(size_bytes: int, max_tokens: int | None, console: Console) -> None:
     """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
     pair = embedded_pair()
     target = enlarged(pair, size_bytes, console)

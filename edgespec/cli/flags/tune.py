@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import TypeVar
 
-from edgespec.cli import flag_groups
+from edgespec.cli.flags import groups
 
 P = TypeVar("P", bound=ArgumentParser)
 
@@ -40,8 +40,8 @@ context tokens) are proposed with the speed that is predicted for them, and neve
 def add_to(parser: P) -> P:
     """Give `parser` the flags of tuning."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    flag_groups.add_models(parser, tuning=True)
-    flag_groups.add_memory(parser)
+    groups.add_models(parser, tuning=True)
+    groups.add_memory(parser)
     group = parser.add_argument_group("tuning")
     group.add_argument(
         "--prompts",
@@ -60,7 +60,7 @@ def add_to(parser: P) -> P:
         help="measure as on a disk of so many bytes a second, like 300M: needs the right to make "
         "control groups, as `edgespec bench` does",
     )
-    output = flag_groups.add_output(parser)
+    output = groups.add_output(parser)
     output.add_argument("--out", metavar="FILE", help="write the preset there")
     output.add_argument("--quiet", action="store_true", help="no notes or progress")
     return parser

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
-from edgespec.cli.flags import installed_version
+from edgespec.cli.flags.parser import installed_version
+from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
+from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
-from edgespec.cli.tune_flags import N_PROMPTS, SECONDS
 from edgespec.diagnosis.levers import helpful_changes
 from edgespec.errors import UsageError
 from edgespec.jobs import limits
@@ -33,25 +34,25 @@ from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
 LEAST_SECONDS = 10
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Run the race, say what was found, keep it. Raises what a command raises."""
-    console = Console(quiet="quiet" in given)
-    job, prompts = job_from(given, console)
-    out = Path(given.out) if "out" in given else presets.place(job.load)
+    console = Console(quiet="quiet" in args)
+    job, prompts = job_from(args, console)
+    out = Path(args.out) if "out" in args else presets.place(job.load)
     presets.check_place(out)
-    lab = _lab(given, job, prompts, console)
+    lab = _lab(args, job, prompts, console)
     plan = plan_trial(job.load, job.engine)
-    say = _silent if "json" in given else partial(console.note)
+    say = _silent if "json" in args else partial(console.note)
     tuned = tune(lab, job, plan.budget_bytes, say)
     console.end_of_progress()
     figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
-    if "out" not in given and best.draft is not None:
+    if "out" not in args and best.draft is not None:
         out = presets.place(best.load(job.load))  # belongs to the pair with the better draft
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
-    if "json" in given:
+    if "json" in args:
         console.json(
             report.as_dict(tuned) | {"preset": str(out), "budget_bytes": plan.budget_bytes}
         )
@@ -59,16 +60,17 @@ def run(given: argparse.Namespace) -> None:
         console.write("\n".join(["", *report.lines(tuned), *helps]))
     presets.save(presets.toml(report.preset_settings(tuned), reasons), out)
     console.note(f"preset: {out}")
+    return 0
 
 
-def job_from(given: argparse.Namespace, console: Console) -> tuple[TuningJob, tuple[str, ...]]:
+def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tuple[str, ...]]:
     """The job and its prompts. Raises UsageError and ModelError."""
-    drafts = list(dict.fromkeys(getattr(given, "draft", [])))
+    drafts = list(dict.fromkeys(getattr(args, "draft", [])))
     if drafts:
-        given.draft = drafts[0]
-    given.no_tuned = True  # the preset to be found is not to be read
-    prompts = read_prompts(Path(given.prompts) if "prompts" in given else shipped_prompts())
-    request = settings_from(given)
+        args.draft = drafts[0]
+    args.no_tuned = True  # the preset to be found is not to be read
+    prompts = read_prompts(Path(args.prompts) if "prompts" in args else shipped_prompts())
+    request = settings_from(args)
     for note in request.notes:
         console.note(note)
     load = request.load
@@ -114,23 +116,23 @@ class ProcessLab:
 
 
 def _lab(
-    given: argparse.Namespace, job: TuningJob, prompts: tuple[str, ...], console: Console
+    args: argparse.Namespace, job: TuningJob, prompts: tuple[str, ...], console: Console
 ) -> ProcessLab:
     limiter = limits.UNLIMITED
-    if "disk_bandwidth" in given:
-        asked = limits.Limits(read_bytes_per_s=parse_rate(given.disk_bandwidth))
+    if "disk_bandwidth" in args:
+        asked = limits.Limits(read_bytes_per_s=parse_rate(args.disk_bandwidth))
         limiter, reasons = limits.find(asked, job.load.model)
         if limiter is limits.UNLIMITED:
             raise UsageError(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    return ProcessLab(prompts, seconds_from(given), limiter, console)
+    return ProcessLab(prompts, seconds_from(args), limiter, console)
 
 
-def seconds_from(given: argparse.Namespace) -> float:
+def seconds_from(args: argparse.Namespace) -> float:
     """The time limit. Raises UsageError."""
-    text = getattr(given, "seconds", str(SECONDS))
+    text = getattr(args, "seconds", str(SECONDS))
     try:
         seconds = float(text)
     except ValueError as error:

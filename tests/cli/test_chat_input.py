@@ -5,13 +5,13 @@ import stat
 
 import pytest
 
-from edgespec.cli import asking
+from edgespec.cli.commands import chat_input
 from edgespec.errors import EdgespecError, UsageError
 
 
 def piped(content: bytes, tmp_path) -> list[str]:
     stdin = io.TextIOWrapper(io.BytesIO(content))
-    return list(asking.lines(tmp_path / "history", stdin))
+    return list(chat_input.lines(tmp_path / "history", stdin))
 
 
 def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
@@ -22,7 +22,7 @@ def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
     ("content", "complaint"),
     [
         (b"fine\nx\377\n", "line 2 of stdin is not UTF-8 at byte 1"),
-        (b"x" * (asking.MOST_LINE_BYTES + 1), "line 1 of stdin has more than 4 MiB"),
+        (b"x" * (chat_input.MOST_LINE_BYTES + 1), "line 1 of stdin has more than 4 MiB"),
     ],
 )
 def test_a_line_that_is_no_message_is_refused(content, complaint, tmp_path):
@@ -32,11 +32,11 @@ def test_a_line_that_is_no_message_is_refused(content, complaint, tmp_path):
 
 def test_the_history_is_its_owners_alone_whatever_it_was(tmp_path):
     history = tmp_path / "chat_history"
-    asking.make_private(history)
+    chat_input.make_private(history)
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     history.chmod(0o644)
     history.write_text("kept")
-    asking.make_private(history)
+    chat_input.make_private(history)
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert history.read_text() == "kept"
 
@@ -45,4 +45,4 @@ def test_a_history_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "chat_history").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EdgespecError, match="chat_history cannot be written"):
-        asking.make_private(tmp_path / "chat_history")
+        chat_input.make_private(tmp_path / "chat_history")

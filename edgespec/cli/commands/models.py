@@ -11,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli import fetching, model_report
+from edgespec.cli import fetching
+from edgespec.cli.commands import model_report
 from edgespec.cli.console import Console
+from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
+from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
-from edgespec.cli.model_flags import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
@@ -23,19 +25,20 @@ from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.units import parse_size
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """The command that was given. Raises what a command raises."""
-    _COMMANDS[given.action](given)
+    _COMMANDS[args.action](args)
+    return 0
 
 
-def run_list(given: argparse.Namespace) -> None:
+def run_list(args: argparse.Namespace) -> None:
     """`edgespec models list`."""
     from edgespec.models.describe import listing
 
-    console = Console(quiet="quiet" in given)
-    models = listing("hash" in given, console.progress)
+    console = Console(quiet="quiet" in args)
+    models = listing("hash" in args, console.progress)
     console.end_of_progress()
-    if "json" in given:
+    if "json" in args:
         console.json(model_report.list_report(models, cache_folder.folder()))
         return
     console.write("\n".join(model_report.list_table(models)))
@@ -43,41 +46,41 @@ def run_list(given: argparse.Namespace) -> None:
         console.note(note)
 
 
-def run_show(given: argparse.Namespace) -> None:
+def run_show(args: argparse.Namespace) -> None:
     """`edgespec models show`."""
     from edgespec.models.describe import describe
 
-    console = Console(quiet="quiet" in given)
-    described = describe(catalogue.find(given.model), console.progress)
+    console = Console(quiet="quiet" in args)
+    described = describe(catalogue.find(args.model), console.progress)
     console.end_of_progress()
-    if "json" in given:
+    if "json" in args:
         console.json(model_report.show_report(described))
         return
     console.write("\n".join(model_report.show_table(described)))
 
 
-def run_path(given: argparse.Namespace) -> None:
+def run_path(args: argparse.Namespace) -> None:
     """`edgespec models path`."""
-    path = str(catalogue.find(given.model))
-    if "json" in given:
+    path = str(catalogue.find(args.model))
+    if "json" in args:
         Console().json({"path": path})
         return
     Console().write(path)
 
 
-def run_check(given: argparse.Namespace) -> None:
+def run_check(args: argparse.Namespace) -> None:
     """`edgespec models check`."""
     from edgespec.memory import process
     from edgespec.models import pair_fit
     from edgespec.session import session
     from edgespec.session.loading import corpus_drafters
 
-    console = Console(quiet="quiet" in given)
-    target, draft = catalogue.find(given.target), catalogue.find(given.draft)
-    wanted = {name: value for name, value in vars(given).items() if name in LoadSettings.known()}
+    console = Console(quiet="quiet" in args)
+    target, draft = catalogue.find(args.target), catalogue.find(args.draft)
+    wanted = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
     settings = LoadSettings.model_validate(wanted | {"model": target, "draft": draft})
-    max_tokens = _max_tokens(given)
-    file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
+    max_tokens = _max_tokens(args)
+    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     prompts = read_prompts(file)
     with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
         assert models.draft is not None
@@ -92,80 +95,80 @@ def run_check(given: argparse.Namespace) -> None:
         )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        if "json" in given:
+        if "json" in args:
             console.json(model_report.check_report(fit, target, draft, models.plan, peak_bytes))
             return
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 
-def run_enlarge(given: argparse.Namespace) -> None:
+def run_enlarge(args: argparse.Namespace) -> None:
     """`edgespec models enlarge`."""
     from edgespec.models import enlarging
     from edgespec.models.compare import compare_files
 
-    console = Console(quiet="quiet" in given)
-    source, out = catalogue.find(given.source), Path(given.out)
-    _check_enlarge_flags(given, out)
+    console = Console(quiet="quiet" in args)
+    source, out = catalogue.find(args.source), Path(args.out)
+    _check_enlarge_flags(args, out)
     content: dict[str, Any] = {"path": str(out)}
-    kind = getattr(given, "type", None)
+    kind = getattr(args, "type", None)
     with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
-        if "size" in given:
+        if "size" in args:
             written = enlarging.enlarge(
                 model,
                 out,
-                parse_size(given.size, named=f"--size {given.size}"),
+                parse_size(args.size, named=f"--size {args.size}"),
                 console.progress,
-                overwrite="force" in given,
+                overwrite="force" in args,
             )
             console.end_of_progress()
             console.note(model_report.enlarged_line(written))
             content |= model_report.enlarge_report(written)
-        if "check" in given:
+        if "check" in args:
             prompts = read_prompts(embedded.shipped_prompts())[:ENLARGE_PROMPTS]
-            budget = getattr(given, "memory_budget", ENLARGE_BUDGET)
+            budget = getattr(args, "memory_budget", ENLARGE_BUDGET)
             comparison = compare_files(model, out, budget, prompts, console.progress)
             console.end_of_progress()
             content["check"] = comparison.as_dict()
             if not comparison.is_same:
                 raise EdgespecError(
-                    f"{out} does not compute what {given.source} computes: "
+                    f"{out} does not compute what {args.source} computes: "
                     f"{model_report.comparison_line(comparison)}"
                 )
-            if "json" not in given:
+            if "json" not in args:
                 console.write(model_report.comparison_line(comparison))
-    if "json" in given:
+    if "json" in args:
         console.json(content)
 
 
-def run_draft(given: argparse.Namespace) -> None:
+def run_draft(args: argparse.Namespace) -> None:
     """`edgespec models draft`."""
     from edgespec.memory import process
     from edgespec.models import pair_fit, self_draft
     from edgespec.session import session
 
-    console = Console(quiet="quiet" in given)
-    target, out = catalogue.find(given.target), Path(given.out)
-    if out.exists() and "force" not in given:
+    console = Console(quiet="quiet" in args)
+    target, out = catalogue.find(args.target), Path(args.out)
+    if out.exists() and "force" not in args:
         raise UsageError(f"{out} exists: --force overwrites it")
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"{out} must be a file in a folder that exists")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
-    load = {name: value for name, value in vars(given).items() if name in LoadSettings.known()}
+    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
     settings = LoadSettings.model_validate(load | {"model": target})
-    file = Path(given.prompts) if "prompts" in given else embedded.shipped_prompts()
+    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
     wanted = self_draft.Wanted(
-        size_bytes=parse_size(given.size) if "size" in given else quarter,
-        types=_types(getattr(given, "types", DRAFT_TYPES), self_draft.BITS),
+        size_bytes=parse_size(args.size) if "size" in args else quarter,
+        types=_types(getattr(args, "types", DRAFT_TYPES), self_draft.BITS),
         prompts=tuple(read_prompts(file)),
-        max_tokens=_max_tokens(given),
+        max_tokens=_max_tokens(args),
         load=settings,
     )
     alone = session.plan(settings)
     made, compared = self_draft.make(target, out, wanted, console.progress)
     console.end_of_progress()
-    if "json" not in given:
+    if "json" not in args:
         console.write("\n".join(model_report.drafts_table(compared, out)))
     pair = settings.model_copy(update={"draft": out})
     with session.open_models(pair, pair_fit.LOADED_FOR, console.progress) as models:
@@ -176,7 +179,7 @@ def run_draft(given: argparse.Namespace) -> None:
         )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        if "json" in given:
+        if "json" in args:
             report = model_report.check_report(fit, target, out, models.plan, peak_bytes)
             room = self_draft.room(alone, models.plan)
             console.json(report | model_report.drafts_report(made, compared, room))
@@ -185,16 +188,16 @@ def run_draft(given: argparse.Namespace) -> None:
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 
-def run_index(given: argparse.Namespace) -> None:
+def run_index(args: argparse.Namespace) -> None:
     """`edgespec models index`."""
     from edgespec.models import indexing
 
-    console = Console(quiet="quiet" in given)
-    model = catalogue.find(getattr(given, "model", "target"))
-    files, out = [Path(file) for file in given.files], Path(given.out)
-    written = indexing.index(files, out, model, console.progress_with_rest, "force" in given)
+    console = Console(quiet="quiet" in args)
+    model = catalogue.find(getattr(args, "model", "target"))
+    files, out = [Path(file) for file in args.files], Path(args.out)
+    written = indexing.index(files, out, model, console.progress_with_rest, "force" in args)
     console.end_of_progress()
-    if "json" in given:
+    if "json" in args:
         console.json({"path": str(out)} | asdict(written))
         return
     console.write(model_report.indexed_line(out, written))
@@ -208,15 +211,15 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     return types
 
 
-def _check_enlarge_flags(given: argparse.Namespace, out: Path) -> None:
+def _check_enlarge_flags(args: argparse.Namespace, out: Path) -> None:
     """Refuse what cannot apply."""
-    if "size" not in given and "check" not in given:
+    if "size" not in args and "check" not in args:
         raise UsageError("there is nothing to do: --size writes OUT, --check compares it")
-    if "size" not in given and not out.exists():
+    if "size" not in args and not out.exists():
         raise UsageError(f"{out} does not exist: --size writes it")
-    if "force" in given and "size" not in given:
+    if "force" in args and "size" not in args:
         raise UsageError("--force overwrites OUT, which only --size writes: leave it out")
-    if "memory_budget" in given and "check" not in given:
+    if "memory_budget" in args and "check" not in args:
         raise UsageError("--memory-budget is that of --check: writing takes little memory")
 
 
@@ -232,8 +235,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 
-def _max_tokens(given: argparse.Namespace) -> int:
-    wanted = {"max_tokens": getattr(given, "max_tokens", CHECK_TOKENS)}
+def _max_tokens(args: argparse.Namespace) -> int:
+    wanted = {"max_tokens": getattr(args, "max_tokens", CHECK_TOKENS)}
     max_tokens = GenerateSettings.model_validate(wanted).max_tokens
     if max_tokens < 1:
         raise UsageError(

@@ -30,19 +30,19 @@ def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
     )
 
 
-def cache_from(given: argparse.Namespace) -> PromptCache | None:
+def cache_from(args: argparse.Namespace) -> PromptCache | None:
     """What was given, and memory for it. Raises UsageError and StateError."""
-    if "prompt_cache" not in given:
+    if "prompt_cache" not in args:
         for name in ("prompt_cache_all", "prompt_cache_ro"):
-            if name in given:
+            if name in args:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag} needs --prompt-cache FILE: name the file, too")
         return None
-    if "prompt_cache_all" in given and "prompt_cache_ro" in given:
+    if "prompt_cache_all" in args and "prompt_cache_ro" in args:
         raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")
-    if not given.prompt_cache:
+    if not args.prompt_cache:
         raise UsageError("--prompt-cache needs a file's name")
     from edgespec.state.prompt_cache import PromptCache
 
-    given.state_files = True
-    return PromptCache(Path(given.prompt_cache).expanduser(), "prompt_cache_ro" in given)
+    args.state_files = True
+    return PromptCache(Path(args.prompt_cache).expanduser(), "prompt_cache_ro" in args)

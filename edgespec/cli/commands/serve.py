@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec import extras
-from edgespec.cli import chat_templates
 from edgespec.cli.console import Console
+from edgespec.cli.flags import chat_templates
+from edgespec.cli.flags.serve import HOST, KEY_VARIABLE, PORT, QUEUE
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
@@ -22,77 +23,24 @@ from edgespec.settings.units import format_size, parse_size
 if TYPE_CHECKING:
     from edgespec.server.guarding import Guard
 
-HOST, PORT = "127.0.0.1", 8080
-QUEUE = 32
-KEY_VARIABLE = "EDGESPEC_API_KEY"
 MOST_KEY_BYTES = 64 << 10
 
-DESCRIPTION = """\
-Answer requests in the shape of OpenAI's API, one at a time; others wait in line. A small page to
-chat is at /, figures for Prometheus are at /metrics."""
 
-EXAMPLES = """\
-examples:
-  edgespec serve -m big.gguf -md small.gguf --memory-budget 4GiB
-  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
-  edgespec serve -hf USER/REPO --host 0.0.0.0 --api-key-file key.txt
-
-It is reached from this machine only, unless --host says otherwise; then it wants a key. What a
-request does not say about sampling is as the model's makers recommend, otherwise temperature 0.8,
-top_k 40, top_p 0.95 and min_p 0.05, as llama.cpp has it."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    chat_templates.add_flags(parser)
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="ADDRESS", help=f"(default: {HOST})")
-    group.add_argument("--port", metavar="N", help=f"0 takes a free one (default: {PORT})")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"what clients must send; others see a flag, so better --api-key-file or "
-        f"{KEY_VARIABLE} in the environment",
-    )
-    group.add_argument("--api-key-file", metavar="FILE", help="likewise, from a file")
-    group.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        action="append",
-        help="another name by which clients may call this machine; may be repeated",
-    )
-    group.add_argument("--alias", metavar="NAME", help="what the model is called in answers")
-    group.add_argument(
-        "--queue",
-        metavar="N",
-        help=f"requests that may wait; who comes then gets 429 (default: {QUEUE})",
-    )
-    group.add_argument(
-        "--max-body",
-        metavar="SIZE",
-        help="of a request; the plan keeps memory for it (default: 64 KiB and 16 bytes for each "
-        "token of the context)",
-    )
-    group.add_argument(
-        "--max-prompt", metavar="N", help="tokens of a prompt (default: the context)"
-    )
-
-
-def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import running  # before loading: its memory is counted then
     from edgespec.session import session
 
-    guard = _guard(given)
-    template = chat_templates.template_from(given)
-    most_waiting = _whole(given, "queue", QUEUE)
-    most_prompt = _whole(given, "max_prompt", None)
-    console = Console(quiet="quiet" in given)
-    with _listening(guard.host, _whole(given, "port", PORT) or 0) as listener:
-        given.grammars = given.logprobs = True
-        given.most_body_bytes = guard.most_body_bytes or 0
-        request = settings_from(given)
+    guard = _guard(args)
+    template = chat_templates.template_from(args)
+    most_waiting = _whole(args, "queue", QUEUE)
+    most_prompt = _whole(args, "max_prompt", None)
+    console = Console(quiet="quiet" in args)
+    with _listening(guard.host, _whole(args, "port", PORT) or 0) as listener:
+        args.grammars = args.logprobs = True
+        args.most_body_bytes = guard.most_body_bytes or 0
+        request = settings_from(args)
         for note in request.notes:
             console.note(note)
         with session.load(
@@ -104,7 +52,7 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
             server = running.Server(
                 loaded,
                 guard,
-                getattr(given, "alias", None) or loaded.target.name,
+                getattr(args, "alias", None) or loaded.target.name,
                 QUEUE if most_waiting is None else most_waiting,
                 most_prompt,
             )
@@ -120,36 +68,37 @@ def run_serve(given: argparse.Namespace, interrupts: Interrupts) -> None:
             with interrupts.stopping(server.stop):
                 server.run(listener)
     console.note("stopped")
+    return 0
 
 
-def _guard(given: argparse.Namespace) -> Guard:
+def _guard(args: argparse.Namespace) -> Guard:
     from edgespec.server.guarding import Guard
 
     return Guard(
-        getattr(given, "host", HOST),
-        _key(given),
-        frozenset(name.lower() for name in getattr(given, "allowed_host", ())),
-        parse_size(given.max_body, named="--max-body") if "max_body" in given else None,
+        getattr(args, "host", HOST),
+        _key(args),
+        frozenset(name.lower() for name in getattr(args, "allowed_host", ())),
+        parse_size(args.max_body, named="--max-body") if "max_body" in args else None,
     )
 
 
-def _key(given: argparse.Namespace) -> str | None:
-    if "api_key" in given and "api_key_file" in given:
+def _key(args: argparse.Namespace) -> str | None:
+    if "api_key" in args and "api_key_file" in args:
         raise UsageError("--api-key and --api-key-file contradict each other: give one of them")
-    if "api_key_file" in given:
-        path = Path(given.api_key_file)
+    if "api_key_file" in args:
+        path = Path(args.api_key_file)
         try:
             return read_regular(path, MOST_KEY_BYTES).decode().strip()
         except OSError as error:
             raise UsageError(f"--api-key-file {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--api-key-file {path}: not UTF-8") from error
-    key: str | None = getattr(given, "api_key", os.environ.get(KEY_VARIABLE) or None)
+    key: str | None = getattr(args, "api_key", os.environ.get(KEY_VARIABLE) or None)
     return key
 
 
-def _whole(given: argparse.Namespace, name: str, default: int | None) -> int | None:
-    text = getattr(given, name, None)
+def _whole(args: argparse.Namespace, name: str, default: int | None) -> int | None:
+    text = getattr(args, name, None)
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal()):

@@ -13,16 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import extras
-from edgespec.cli import (
-    bench_flags,
-    chatting,
-    flag_groups,
-    grammars,
-    model_flags,
-    prompt_caches,
-    serving,
-    tune_flags,
-)
+from edgespec.cli.flags import bench, chat, grammars, groups, models, prompt_caches, serve, tune
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 
@@ -127,18 +118,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     _check_command(arguments, "edgespec", commands, of_models)
     if arguments[:1] == ["models"]:
         _check_command(arguments[1:], "edgespec models", of_models, {})
-    given, unknown = parser.parse_known_args(arguments)
-    if getattr(given, "command", None) is None:
+    args, unknown = parser.parse_known_args(arguments)
+    if getattr(args, "command", None) is None:
         if unknown and unknown[0] in _ELSEWHERE:
             raise UsageError(f"unknown flag {unknown[0]}: {_ELSEWHERE[unknown[0]]}")
         parser.error(f"a command is missing: {', '.join(commands)}")
     if unknown:
-        command = of_models[given.action] if "action" in given else commands[given.command]
+        command = of_models[args.action] if "action" in args else commands[args.command]
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
             raise UsageError(f"unknown flag {flag}{nearest(flag, command.known_flags())}")
-        _refuse(unknown[0], given.command, command)
-    return given
+        _refuse(unknown[0], args.command, command)
+    return args
 
 
 def _check_command(
@@ -149,19 +140,19 @@ def _check_command(
 ) -> None:
     """What comes first is a command, or a flag that stands in the place of one."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        from edgespec.cli import meant
+        from edgespec.cli.flags import suggestions
 
-        said = meant.by_command(arguments[0], commands, of_models)
-        raise UsageError(f"there is no command {arguments[0]!r} of {program}{said}")
+        suggestion = suggestions.by_command(arguments[0], commands, of_models)
+        raise UsageError(f"there is no command {arguments[0]!r} of {program}{suggestion}")
 
 
 def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     if "--model" not in command.known_flags():
         command.error(f"unexpected argument {argument!r}")
-    from edgespec.cli import meant
+    from edgespec.cli.flags import suggestions
 
-    said = meant.by_argument(argument, command.known_flags())
-    raise UsageError(f"edgespec {name} takes no argument {argument!r} without a flag{said}")
+    suggestion = suggestions.by_argument(argument, command.known_flags())
+    raise UsageError(f"edgespec {name} takes no argument {argument!r} without a flag{suggestion}")
 
 
 def installed_version() -> str:
@@ -183,15 +174,17 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands = {
         "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
-        "chat": _chat(adder.add_parser("chat", help="converse in the terminal")),
+        "chat": chat.add_to(adder.add_parser("chat", help="converse in the terminal")),
         "completion": _completion(
             adder.add_parser("completion", help="for a shell: complete flags")
         ),
-        "serve": _serve(adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")),
+        "serve": serve.add_to(
+            adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")
+        ),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
-        "bench": bench_flags.add_to(adder.add_parser("bench", help="measure and compare, report")),
-        "tune": tune_flags.add_to(
+        "bench": bench.add_to(adder.add_parser("bench", help="measure and compare, report")),
+        "tune": tune.add_to(
             adder.add_parser("tune", help="find the best settings for a memory budget")
         ),
         "doctor": _doctor(adder.add_parser("doctor", help="say what this machine allows")),
@@ -199,7 +192,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
             "models", help="list, describe, fetch, compare and enlarge models"
         ),
     }
-    return parser, commands, model_flags.add_to(commands["models"])
+    return parser, commands, models.add_to(commands["models"])
 
 
 def _generate(parser: _Parser) -> _Parser:
@@ -208,13 +201,13 @@ def _generate(parser: _Parser) -> _Parser:
     prompt = parser.add_argument_group("prompt (or text piped to stdin)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue")
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file")
-    flag_groups.add_models(parser)
-    flag_groups.add_memory(parser)
-    flag_groups.add_sampling(parser)
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_sampling(parser)
     grammars.add_flags(parser)
     prompt_caches.add_flags(parser, keeps_text=False)
-    flag_groups.add_speculation(parser)
-    output = flag_groups.add_output(parser)
+    groups.add_speculation(parser)
+    output = groups.add_output(parser)
     output.add_argument("--quiet", action="store_true", help="no notes, progress or summary")
     output.add_argument(
         "--trace",
@@ -232,10 +225,10 @@ def _generate(parser: _Parser) -> _Parser:
 def _plan(parser: _Parser) -> _Parser:
     parser.description = "Say who would get which bytes under a memory budget."
     parser.epilog = _PLAN_EXAMPLES
-    flag_groups.add_models(parser)
-    flag_groups.add_memory(parser)
+    groups.add_models(parser)
+    groups.add_memory(parser)
     guesses = parser.add_argument_group("draft")
-    flag_groups.add_corpus(guesses)
+    groups.add_corpus(guesses)
     guesses.add_argument(
         "--draft-max",
         metavar="N",
@@ -248,19 +241,7 @@ def _plan(parser: _Parser) -> _Parser:
         help="bytes per second for the prediction, like 300M, in decimal units as storage is sold "
         "(default: measured, a third of a second)",
     )
-    flag_groups.add_output(parser)
-    return parser
-
-
-def _chat(parser: _Parser) -> _Parser:
-    parser.description, parser.epilog = chatting.DESCRIPTION, chatting.EXAMPLES
-    flag_groups.add_models(parser)
-    flag_groups.add_memory(parser)
-    flag_groups.add_sampling(parser, chats=True)
-    flag_groups.add_speculation(parser)
-    grammars.add_flags(parser)
-    prompt_caches.add_flags(parser, keeps_text=True)
-    chatting.add_flags(parser)
+    groups.add_output(parser)
     return parser
 
 
@@ -278,16 +259,6 @@ def completion(shell: str) -> str:
     return str(shtab.complete(_parsers()[0], shell))
 
 
-def _serve(parser: _Parser) -> _Parser:
-    parser.description, parser.epilog = serving.DESCRIPTION, serving.EXAMPLES
-    flag_groups.add_models(parser)
-    flag_groups.add_memory(parser)
-    flag_groups.add_speculation(parser)
-    serving.add_flags(parser)
-    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
-    return parser
-
-
 def _doctor(parser: _Parser) -> _Parser:
     parser.description = (
         "Say what this machine has and what stands in the way: cores, memory, disks and their\n"
@@ -295,15 +266,15 @@ def _doctor(parser: _Parser) -> _Parser:
         "what would help most."
     )
     parser.epilog = _DOCTOR_EXAMPLES
-    flag_groups.add_models(parser)
-    flag_groups.add_memory(parser)
+    groups.add_models(parser)
+    groups.add_memory(parser)
     parser.add_argument_group("prediction").add_argument(
         "--tokens-per-pass",
         metavar="X",
         help="what a pass of the pair yields, as `edgespec models check` measures it: predict by "
         "storage alone (default: measure the pair)",
     )
-    flag_groups.add_output(parser)
+    groups.add_output(parser)
     return parser
 
 

@@ -37,9 +37,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--regex", metavar="TEXT", help="text that this expression matches whole")
 
 
-def grammar_from(given: argparse.Namespace) -> Grammar | None:
-    """What the flags say, and memory for it in `given`. Raises UsageError and GrammarError."""
-    names = [name for name in _FLAGS if name in given]
+def grammar_from(args: argparse.Namespace) -> Grammar | None:
+    """What the flags say, and memory for it in `args`. Raises UsageError and GrammarError."""
+    names = [name for name in _FLAGS if name in args]
     if not names:
         return None
     compiling.check_installed()
@@ -47,11 +47,11 @@ def grammar_from(given: argparse.Namespace) -> Grammar | None:
         first, second = (_FLAGS[name][0] for name in names[:2])
         raise UsageError(f"{first} and {second} contradict each other: give one of them")
     flag, make = _FLAGS[names[0]]
-    text = getattr(given, names[0])
+    text = getattr(args, names[0])
     if names[0].endswith("_file"):
         text = _read(Path(text), flag)
     grammar = make(text)
-    given.grammars = True
+    args.grammars = True
     return grammar
 
 

@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import Any, get_args
 
 from edgespec.cli.console import Console
+from edgespec.cli.flags.tune import N_PROMPTS
+from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
-from edgespec.cli.tune_flags import N_PROMPTS
 from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
 from edgespec.diagnosis.machine import examine
 from edgespec.errors import UsageError
@@ -30,12 +31,12 @@ SECONDS, N_TOKENS = 30.0, 48
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine, and write what was found. Raises what planning the models raises."""
-    as_json = "json" in given
+    as_json = "json" in args
     console = Console(quiet=as_json)
-    _tokens_per_pass(given)
-    request = settings_from(given) if "model" in given else None
+    _tokens_per_pass(args)
+    request = settings_from(args) if "model" in args else None
     settings = request.load if request else None
     paths = tuple(path for path in (settings.model, settings.draft) if path) if settings else ()
     findings = []
@@ -43,11 +44,12 @@ def run(given: argparse.Namespace) -> None:
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
     console.end_of_progress()
-    pair = None if request is None else _examined_pair(given, request, console)
+    pair = None if request is None else _examined_pair(args, request, console)
     if as_json:
         console.json(_report(findings, pair))
-        return
+        return 0
     console.write("\n".join([*_table(findings), *(_pair_lines(pair) if pair else ())]))
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,13 @@ class Pair:
     run: Figures | None = None
 
 
-def _examined_pair(given: argparse.Namespace, request: Request, console: Console) -> Pair | None:
+def _examined_pair(args: argparse.Namespace, request: Request, console: Console) -> Pair | None:
     load, engine = request.load, engine_settings(request.generate)
-    if "tokens_per_pass" in given:
+    if "tokens_per_pass" in args:
         speed = disk_speed.bytes_per_second(load.model) if load.model.is_file() else None
         if speed is None:
             return None
-        figures = PairFigures.storage_alone(_tokens_per_pass(given))
+        figures = PairFigures.storage_alone(_tokens_per_pass(args))
         return Pair(outlook(load, partial(session.plan, engine_settings=engine), speed, figures))
     plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
@@ -82,8 +84,8 @@ def _examined_pair(given: argparse.Namespace, request: Request, console: Console
     return Pair(found, run)
 
 
-def _tokens_per_pass(given: argparse.Namespace) -> float:
-    text = getattr(given, "tokens_per_pass", "1")
+def _tokens_per_pass(args: argparse.Namespace) -> float:
+    text = getattr(args, "tokens_per_pass", "1")
     try:
         tokens = float(text)
     except ValueError as error:

@@ -8,7 +8,6 @@ from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Iterable
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.cli import fetching
 from edgespec.settings.base import spell
 from edgespec.settings.config import (
     DEFAULT_CTX_SIZE,
@@ -19,6 +18,8 @@ from edgespec.settings.config import (
     PacerName,
 )
 from edgespec.settings.options import declared
+
+HUB_NAME = "USER/REPO[:QUANT]"
 
 
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
@@ -40,7 +41,15 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
         help="small model of the same family that guesses (default: none with -m)"
         + ("; given several times, the best of them is found" if tuning else ""),
     )
-    fetching.add_flags(group)
+    group.add_argument(
+        "-hf",
+        "--hf-repo",
+        metavar=HUB_NAME,
+        help="fetch the target from Hugging Face once, then use it (QUANT: Q4_K_M, or the first)",
+    )
+    group.add_argument(
+        "-hfd", "--hf-repo-draft", metavar=HUB_NAME, help="likewise the draft, instead of -md"
+    )
     group.add_argument("--no-draft", action="store_true", help="let the target decode alone")
     group.add_argument(
         "--config",

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.dialogue import Dialogue
-from edgespec.cli import asking, chat_templates, grammars, prompt_caches, reports
+from edgespec.cli.commands import chat_input, reports
 from edgespec.cli.console import Console
+from edgespec.cli.flags import chat_templates, grammars, prompt_caches
+from edgespec.cli.flags.chat import SLASH_COMMANDS
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
@@ -32,55 +34,27 @@ if TYPE_CHECKING:
     from edgespec.values import GenerationResult
 
 NO_LIMIT = "-1"
-"""Of an answer: the model ends it."""
-
-DESCRIPTION = """\
-Converse with a model that was trained to, by the chat template that comes with it. Lines of a pipe
-are messages, too."""
-
-EXAMPLES = """\
-examples:
-  edgespec chat -m big.gguf -md small.gguf --memory-budget 4GiB
-  edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
-  echo 'What is a token tree?' | edgespec chat -m big.gguf
-
-Enter sends, Alt+Enter breaks the line, Ctrl-C stops an answer, Ctrl-D ends. Within a conversation:
-  /system [TEXT]  say, or take back, how the assistant should be; begins anew
-  /reset          begin anew
-  /save FILE      write the conversation as JSON
-  /load FILE      go on with one that was saved
-  /stats          what the last answer cost
-  /exit           end"""
-
-HELP = EXAMPLES[EXAMPLES.index("Enter sends") :]
+"""Token limit of an answer that only the model ends."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    chat_templates.add_flags(parser)
-    group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="how the assistant should be")
-    group.add_argument("--load", metavar="FILE", help="go on with a conversation that was saved")
-    group.add_argument("--quiet", action="store_true", help="no notes or progress")
-
-
-def run_chat(given: argparse.Namespace, interrupts: Interrupts) -> int:
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Converse until there are no more lines; the exit code of the first line of a pipe that
     failed, and 0 in a terminal, where it was seen."""
     from edgespec.session import session
 
-    template = chat_templates.template_from(given)
-    grammar, cache = grammars.grammar_from(given), prompt_caches.cache_from(given)
-    if "max_tokens" not in given:
-        given.max_tokens = NO_LIMIT
-    request = settings_from(given)
-    console = Console(quiet="quiet" in given)
+    template = chat_templates.template_from(args)
+    grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
+    if "max_tokens" not in args:
+        args.max_tokens = NO_LIMIT
+    request = settings_from(args)
+    console = Console(quiet="quiet" in args)
     for note in request.notes:
         console.note(note)
     # before loading: what is missing for a terminal is told, and its memory is counted
-    messages = asking.lines(cache_folder.make_folder() / "chat_history")
-    dialogue = Dialogue(getattr(given, "system", None))
-    if "load" in given:
-        dialogue.load(Path(given.load))
+    messages = chat_input.lines(cache_folder.make_folder() / "chat_history")
+    dialogue = Dialogue(getattr(args, "system", None))
+    if "load" in args:
+        dialogue.load(Path(args.load))
     with session.load(request.load, engine_settings(request.generate), console.progress) as loaded:
         console.end_of_progress()
         loaded.use_chat_template(template)
@@ -172,7 +146,7 @@ class Chat:
         if name == "/exit":
             return False
         if name not in self._commands:
-            raise UsageError(f"{name} is no command: {', '.join(asking.COMMANDS)}")
+            raise UsageError(f"{name} is no command: {', '.join(chat_input.COMMANDS)}")
         self._commands[name](rest.strip())
         return True
 
@@ -184,7 +158,7 @@ class Chat:
             "/save": lambda rest: self._dialogue.save(_path(rest, "/save")),
             "/load": lambda rest: self._dialogue.load(_path(rest, "/load")),
             "/stats": self._tell_stats,
-            "/help": lambda rest: self._console.note(HELP),
+            "/help": lambda rest: self._console.note(SLASH_COMMANDS),
         }
 
     def _set_system(self, text: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.reports import memory_line, memory_report
+from edgespec.cli.commands.reports import memory_line, memory_report
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:

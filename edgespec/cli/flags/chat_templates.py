@@ -22,20 +22,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chat-template-file", metavar="FILE", help="likewise, from a UTF-8 file")
 
 
-def template_from(given: argparse.Namespace) -> str | None:
+def template_from(args: argparse.Namespace) -> str | None:
     """What the flags say; None leaves the model's own. Raises UsageError."""
     from edgespec.chat import prompts  # with numpy, which flags do without
     from edgespec.chat.named_templates import named_template
 
     prompts.check_installed()
-    if "chat_template" in given and "chat_template_file" in given:
+    if "chat_template" in args and "chat_template_file" in args:
         raise UsageError("--chat-template and --chat-template-file contradict each other")
-    if "chat_template_file" not in given:
-        template: str | None = getattr(given, "chat_template", None)
+    if "chat_template_file" not in args:
+        template: str | None = getattr(args, "chat_template", None)
         if template is not None:
             named_template(template)  # refused before anything is loaded
         return template
-    path = Path(given.chat_template_file)
+    path = Path(args.chat_template_file)
     try:
         return read_regular(path, MOST_BYTES).decode()
     except OSError as error:

@@ -1,0 +1,143 @@
+"""`edgespec generate`: continue a prompt, show the text as it comes, and report."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.commands import reports
+from edgespec.cli.commands.plan import blaming_draft_max
+from edgespec.cli.console import Console, follow, report_failure
+from edgespec.cli.flags import grammars, prompt_caches
+from edgespec.cli.flags.parser import installed_version
+from edgespec.cli.interrupts import INTERRUPTED, Interrupts
+from edgespec.cli.invocation import engine_settings, read_prompt, settings_from
+from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.tracing.spans import OFF, Trace
+from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.session.session import Session
+
+
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
+    """`edgespec generate`. Ctrl-C ends the text; what there is of it is reported all the same."""
+    from edgespec.memory import process
+    from edgespec.session import session
+
+    grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
+    request, prompt = settings_from(args), read_prompt(args)
+    settings = request.generate
+    as_json = "json" in args
+    console = Console(color=_color(args, as_json), quiet="quiet" in args)
+    for note in request.notes:
+        console.note(note)
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    with (
+        blaming_draft_max(request),
+        _trace(args) as trace,
+        session.load(request.load, engine_settings(settings), console.progress, trace) as running,
+    ):
+        events = running.stream(
+            prompt,
+            settings.sampling(seed),
+            settings.limit,
+            settings.stop,
+            console.progress,
+            grammar,
+            prompt_cache=cache,
+        )
+        shown = _Display(_ignore if as_json else console.token)
+        with interrupts.stopping(running.cancel):
+            result = follow(events, shown.show)
+        shown.rest_of(result)
+        trace.close()
+        failure = cache.failure if cache else None
+        if cache and "prompt_cache_all" in args:
+            failure = _save_state(running, cache.path) or failure
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        if as_json:
+            console.json(
+                reports.generation_report(
+                    result,
+                    running.plan,
+                    running.load_report,
+                    peak_bytes,
+                    seed=seed,
+                    model=str(request.load.model),
+                    draft=str(request.load.draft) if request.load.draft else None,
+                    version=installed_version(),
+                )
+            )
+            return _outcome(result, failure)
+        console.end_of_text()
+        console.note("")
+        for line in reports.generation_summary(
+            result, running.plan, running.load_report, peak_bytes
+        ):
+            console.note(line)
+        if settings.temperature > 0:
+            console.note(f"seed: {seed}")
+        if console.color and result.speculation.drafted:
+            console.note("green: guessed by the draft")
+        if "trace" in args:
+            console.note(f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it")
+        return _outcome(result, failure)
+
+
+class _Display:
+    """Passes events on, and in the end the text that came with none: it was held back until it
+    was sure that no stop string follows, and the text was interrupted then.
+    """
+
+    def __init__(self, show: Callable[[TokenEvent], None]) -> None:
+        self._show = show
+        self._length = 0
+
+    def show(self, event: TokenEvent) -> None:
+        self._length += len(event.text)
+        self._show(event)
+
+    def rest_of(self, result: GenerationResult) -> None:
+        if result.finish_reason == "cancelled" and (rest := result.text[self._length :]):
+            self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
+
+
+def _save_state(running: Session, path: Path) -> EdgespecError | None:
+    """Keep all that was computed; why not, where that cannot be done."""
+    try:
+        running.save_state(path)
+    except EdgespecError as error:
+        return error
+    return None
+
+
+def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
+    """The exit code, and on stderr why it is not 0; `failure` came when the text was there."""
+    if result.finish_reason == "cancelled":
+        return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
+    if failure is not None:
+        return report_failure(failure, str(failure), failure.exit_code, wants_json=False)
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    if "trace" not in args:
+        return OFF
+    from edgespec.tracing.trace_file import open_trace
+
+    return open_trace(args.trace)
+
+
+def _ignore(event: TokenEvent) -> None:
+    """With --json the text comes at the end."""
+
+
+def _color(args: argparse.Namespace, as_json: bool) -> Any:
+    if as_json and getattr(args, "color", "auto") == "always":
+        raise UsageError("--color always cannot apply to --json: leave one of them out")
+    return getattr(args, "color", "auto")
