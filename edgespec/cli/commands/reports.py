@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import theory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.draft_worth import note_on_draft
 from edgespec.memory.experts import ExpertSizes
 from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
@@ -44,7 +45,7 @@ def generation_report(
         "memory": memory_report(plan, peak_bytes),
         "reused_tokens": result.reused_tokens,
         "saved_passes": result.saved_passes,
-        "notes": [*plan.notes, *result.notes],
+        "notes": _notes(plan, result),
         "load": dict(load_report),
         "plan": plan.as_dict(),
         **more,
@@ -76,7 +77,12 @@ def generation_summary(
     if paging.experts:
         lines.append(_expert_line(paging.experts))
     lines.append(memory_line(plan, peak_bytes))
-    return lines + [f"note: {note}" for note in (*plan.notes, *result.notes)]
+    return lines + [f"note: {note}" for note in _notes(plan, result)]
+
+
+def _notes(plan: MemoryPlan, result: GenerationResult) -> list[str]:
+    on_draft = note_on_draft(plan, result.speculation)
+    return [*plan.notes, *result.notes, *([on_draft] if on_draft else [])]
 
 
 def _kept(result: GenerationResult) -> str:
