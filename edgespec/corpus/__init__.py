@@ -1,1 +1,1 @@
-"""A corpus that a user indexes once, so that guesses can be looked up in it."""
+"""Builds and searches the index of a corpus, in which guesses are looked up."""

@@ -1,7 +1,7 @@
 """Writes the index of a corpus, in constant memory whatever its size.
 
-Tokens come in text by text. Places are dealt into buckets by the tokens before them, and the
-buckets sorted one by one. It knows no tokenizer.
+Tokens are written text by text. Places are distributed to buckets by the tokens before them, and
+the buckets are sorted one by one. It knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder, unfinished_file
 
 BUCKET = 1 << 18
-"""Places that are sorted at once, about."""
+"""Approximate number of places that are sorted at once."""
 BLOCK = 1 << 17
-"""Tokens that are dealt at once."""
-MOST_ALIKE = 64
-"""Places that are kept of those with all DEPTH tokens in common: a licence's text, repeated in each
-file, is no more often looked at."""
+"""Tokens that are distributed at once."""
+MOST_EQUAL = 64
+"""Most places that are kept of those with equal keys, such as a licence's text that is repeated in
+each file."""
 SAMPLES = 1 << 14
+"""Keys that are drawn to choose the borders of buckets."""
 
-Shown = Callable[[float], None]
-"""Hears which share of the sorting is done."""
+ReportShare = Callable[[float], None]
+"""Is called with the share of the sorting that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,23 @@ def write_index(
     texts: Iterable[Iterable[Iterable[int]]],
     n_vocab: int,
     fingerprint: str,
-    shown: Shown = lambda share: None,
+    progress: ReportShare = lambda share: None,
 ) -> Written:
-    """Write `out`, whole or not at all, from texts, each of them some pieces of tokens.
+    """Write `out`, whole or not at all, from texts, each an iterable of pieces of tokens.
 
-    Raises UsageError for a corpus without two tokens in a row, or with more than 2^32.
+    Raises UsageError for a corpus without two tokens in a row, or with more than MOST_TOKENS.
     """
     with scratch_folder(out.parent) as folder, unfinished_file(out) as file:
-        building = _Building(file, folder, token_bytes_for(n_vocab))
-        n_texts = building.take(texts)
-        layout, directory = building.sort(fingerprint, shown)
+        builder = _IndexBuilder(file, folder, token_bytes_for(n_vocab))
+        n_texts = builder.write_texts(texts)
+        layout, directory = builder.sort(fingerprint, progress)
         file.seek(0)
         file.write(layout.header(directory))
     return Written(n_texts, layout.n_tokens - DEPTH - n_texts, layout.n_places, layout.size_bytes)
 
 
-class _Building:
-    """The steps, over the file that becomes the index and buckets in `folder`."""
+class _IndexBuilder:
+    """Builds the index in `file`, with buckets in `folder`."""
 
     def __init__(self, file: BinaryIO, folder: Path, token_bytes: int) -> None:
         self._file = file
@@ -83,48 +84,48 @@ class _Building:
         )
         self._n_tokens = 0
 
-    def take(self, texts: Iterable[Iterable[Iterable[int]]]) -> int:
-        """Write all tokens behind the header's place; returns the number of texts."""
+    def write_texts(self, texts: Iterable[Iterable[Iterable[int]]]) -> int:
+        """Write all tokens after room for the header; returns the number of texts."""
         self._file.write(bytes(HEADER_BYTES))
-        self._put(np.full(DEPTH, self._separator, self._token))
+        self._write_tokens(np.full(DEPTH, self._separator, self._token))
         n_texts = 0
         for text in texts:
             for piece in text:
-                self._put(np.fromiter(piece, self._token))
-            self._put(np.full(1, self._separator, self._token))
+                self._write_tokens(np.fromiter(piece, self._token))
+            self._write_tokens(np.full(1, self._separator, self._token))
             n_texts += 1
         return n_texts
 
-    def sort(self, fingerprint: str, shown: Shown) -> tuple[Layout, bytes]:
-        """Write the places and their directory behind the tokens."""
+    def sort(self, fingerprint: str, progress: ReportShare) -> tuple[Layout, bytes]:
+        """Write the places and their directory after the tokens."""
         splitters = self._splitters()
         n_blocks = -(-self._n_tokens // BLOCK)
         n_steps = n_blocks + len(splitters) + 1
         for n, records in enumerate(self._blocks()):
-            shown(n / n_steps)
-            self._deal(records, splitters)
+            progress(n / n_steps)
+            self._distribute(records, splitters)
         self._file.seek(0, 2)
-        sorted_ = _Sorted(self._file, self._token_bytes)
+        writer = _PlaceWriter(self._file, self._token_bytes)
         for bucket in range(len(splitters) + 1):
-            shown((n_blocks + bucket) / n_steps)
-            sorted_.add(self._bucket(bucket))
-        if sorted_.n_places == 0:
+            progress((n_blocks + bucket) / n_steps)
+            writer.add(self._bucket(bucket))
+        if writer.n_places == 0:
             raise UsageError("there is nothing to index: the files hold no two tokens in a row")
-        directory = b"".join(sorted_.directory)
+        directory = b"".join(writer.directory)
         self._file.write(directory)
         layout = Layout(
-            self._token_bytes, self._n_tokens, sorted_.n_places, sorted_.stride, fingerprint
+            self._token_bytes, self._n_tokens, writer.n_places, writer.stride, fingerprint
         )
         return layout, directory
 
-    def _put(self, tokens: np.ndarray) -> None:
+    def _write_tokens(self, tokens: np.ndarray) -> None:
         self._n_tokens += len(tokens)
         if self._n_tokens > MOST_TOKENS:
             raise UsageError(f"the corpus has more than {MOST_TOKENS:,} tokens: index a part of it")
         self._file.write(tokens.tobytes())
 
     def _splitters(self) -> np.ndarray:
-        """Keys between which buckets have about the same size."""
+        """Keys at the borders of buckets, which get about the same size."""
         n_buckets = -(-self._n_tokens // BUCKET)
         if n_buckets == 1:
             return np.empty(0, self._record["key"])
@@ -138,7 +139,7 @@ class _Building:
             yield self._read(first, min(BLOCK, self._n_tokens - 1 - first))
 
     def _read(self, first: int, n: int) -> np.ndarray:
-        """Records of the places from `first` on; those at the edge of a text are none."""
+        """Records of the `n` places from `first` on, without those at the edge of a text."""
         self._file.seek(HEADER_BYTES + (first - DEPTH + 1) * self._token_bytes)
         read = self._file.read((n + DEPTH) * self._token_bytes)
         tokens = np.frombuffer(read, self._token)
@@ -153,7 +154,7 @@ class _Building:
         kept: np.ndarray = records[within]
         return kept
 
-    def _deal(self, records: np.ndarray, splitters: np.ndarray) -> None:
+    def _distribute(self, records: np.ndarray, splitters: np.ndarray) -> None:
         bucket = np.searchsorted(splitters, records["key"], "right")
         order = np.argsort(bucket, kind="stable")
         bounds = np.searchsorted(bucket[order], np.arange(len(splitters) + 2))
@@ -163,8 +164,8 @@ class _Building:
                     file.write(records[order[begin:end]].tobytes())
 
     def _bucket(self, n: int) -> np.ndarray:
-        """A bucket's records, sorted. One that is too large repeats something: what is too much of
-        it is left out piece by piece."""
+        """A bucket's records, sorted. It is read piece by piece, each limited to MOST_EQUAL equal
+        keys: only a bucket that repeats something is large."""
         kept = np.empty(0, self._record)
         path = self._path(n)
         if not path.exists():
@@ -172,7 +173,7 @@ class _Building:
         with path.open("rb") as file:
             while read := file.read(2 * BUCKET * self._record.itemsize):
                 piece = np.frombuffer(read, self._record)
-                kept = _without_surplus(np.concatenate([kept, piece]))
+                kept = _limit_equal(np.concatenate([kept, piece]))
         path.unlink()
         return kept
 
@@ -180,8 +181,8 @@ class _Building:
         return self._folder / f"{bucket}"
 
 
-class _Sorted:
-    """Writes places in their order, and keeps a directory of them."""
+class _PlaceWriter:
+    """Writes sorted places, and collects their directory."""
 
     def __init__(self, file: BinaryIO, token_bytes: int) -> None:
         self._file = file
@@ -199,7 +200,7 @@ class _Sorted:
         before = np.concatenate([self._last[None], keys[:-1]])
         places = np.empty(len(records), self._place)
         places["position"], places["next"] = records["position"], records["next"]
-        places["alike"] = np.cumprod(keys == before, axis=1).sum(axis=1)
+        places["n_common"] = np.cumprod(keys == before, axis=1).sum(axis=1)
         self._file.write(places.tobytes())
         first = -self.n_places % self.stride
         self.directory += [key.tobytes() for key in keys[first :: self.stride]]
@@ -211,16 +212,16 @@ class _Sorted:
 
 
 def _tokens_of(records: np.ndarray, token: np.dtype[np.void]) -> np.ndarray:
-    """Keys as tokens [n, DEPTH]."""
+    """Keys of the records as tokens, [n, DEPTH]."""
     return np.ascontiguousarray(records["key"]).view(token).reshape(len(records), DEPTH)
 
 
-def _without_surplus(records: np.ndarray) -> np.ndarray:
-    """Sorted by key, and by position among equals, of which the first MOST_ALIKE stay."""
+def _limit_equal(records: np.ndarray) -> np.ndarray:
+    """The records sorted by key, then position, with the first MOST_EQUAL of equal keys."""
     records = records[np.argsort(records["key"], kind="stable")]
     keys = records["key"]
     begins = np.concatenate([[True], keys[1:] != keys[:-1]])
     starts = np.flatnonzero(begins)
     rank = np.arange(len(records)) - starts[np.cumsum(begins) - 1]
-    kept: np.ndarray = records[rank < MOST_ALIKE]
+    kept: np.ndarray = records[rank < MOST_EQUAL]
     return kept

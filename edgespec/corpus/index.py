@@ -1,7 +1,7 @@
-"""Searches the index of a corpus: what followed where a text's last tokens occurred in it.
+"""Searches the index of a corpus for the tokens that followed a text's last tokens in it.
 
-The file is read in small windows, not mapped: pages of a mapping would count as the process's own
-memory, sixteen around each that is touched. It knows no tree and no model.
+The file is read in small windows, not mapped: a mapping would count as the process's own memory,
+sixteen pages for each that is touched. It knows no tree and no model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
 
 RESIDENT_BYTES = 2 << 20
-"""Most that an open index takes: its directory, and the window of one search."""
+"""Most memory of an open index: its directory, and the window of one search."""
 WINDOW = 32
-"""Places that are looked at on either side of where the text would stand."""
+"""Places that are examined on either side of the position at which the text would be sorted in."""
 
 
 class Continuation(NamedTuple):
@@ -32,8 +32,8 @@ class Continuation(NamedTuple):
 
     token: int
     """The token that follows the place."""
-    alike: int
-    """Tokens before it that are the text's last ones."""
+    n_common: int
+    """Number of tokens before `token` that are equal to the text's last ones."""
 
 
 class CorpusIndex(Closeable):
@@ -48,7 +48,7 @@ class CorpusIndex(Closeable):
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror or error}") from error
         try:
-            with suppress(AttributeError, OSError):  # a hint, which some systems have not
+            with suppress(AttributeError, OSError):  # a hint that some systems do not support
                 os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             size = os.fstat(self._file.fileno()).st_size
             header = self._file.read(HEADER_BYTES) or b""
@@ -72,74 +72,75 @@ class CorpusIndex(Closeable):
         self._tokens = struct.Struct(f"<{DEPTH}{'H' if self._layout.token_bytes == 2 else 'I'}")
 
     def __len__(self) -> int:
-        """Places."""
+        """Number of places."""
         return self._layout.n_places
 
     def close(self) -> None:
         self._file.close()
 
-    def continuations(self, words: Sequence[int]) -> list[Continuation]:
-        """Continuations of the places that share most of the end of `words`, nearest first.
+    def continuations(self, tokens: Sequence[int]) -> list[Continuation]:
+        """Continuations of the places that have most tokens in common with the end of `tokens`, the
+        longest match first.
 
-        Raises ModelError where the file turns out to be damaged.
+        Raises ModelError for a damaged file.
         """
-        wanted = self._key(words)
-        if not wanted:
+        key = self._key(tokens)
+        if not key:
             return []
         layout = self._layout
-        packed = np.asarray(wanted, f">u{layout.token_bytes}").tobytes()
+        packed = np.asarray(key, f">u{layout.token_bytes}").tobytes()
         slot = max(0, bisect_right(self._directory, packed) - 1)
         first = max(0, slot * layout.stride - WINDOW)
         last = min(layout.n_places, (slot + 1) * layout.stride + WINDOW)
         size = layout.place.itemsize
         read = self._read(layout.places_at + first * size, (last - first) * size)
         places = np.frombuffer(read, layout.place)
-        at = self._insertion(places, wanted)
-        return self._around(places, at, wanted)
+        at = self._insertion(places, key)
+        return self._around(places, at, key)
 
-    def _key(self, words: Sequence[int]) -> tuple[int, ...]:
-        """The last words, the last one first."""
+    def _key(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The last DEPTH tokens, the last one first; fewer if one is outside the vocabulary."""
         key = []
-        for word in reversed(words[-DEPTH:]):
-            if not 0 <= word < self._layout.separator:
+        for token in reversed(tokens[-DEPTH:]):
+            if not 0 <= token < self._layout.separator:
                 break
-            key.append(word)
+            key.append(token)
         return tuple(key)
 
-    def _insertion(self, places: np.ndarray, wanted: tuple[int, ...]) -> int:
+    def _insertion(self, places: np.ndarray, key: tuple[int, ...]) -> int:
         low, high = 0, len(places)
         while low < high:
             middle = (low + high) // 2
-            if self._context(places, middle) < wanted:
+            if self._key_at(places, middle) < key:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _around(self, places: np.ndarray, at: int, wanted: tuple[int, ...]) -> list[Continuation]:
-        """The places on both sides, while they have a token in common with `wanted`."""
+    def _around(self, places: np.ndarray, at: int, key: tuple[int, ...]) -> list[Continuation]:
+        """Continuations of the places on both sides that have a token in common with `key`."""
         found = []
         below, above = (
             range(at - 1, max(-1, at - 1 - WINDOW), -1),
             range(at, min(len(places), at + WINDOW)),
         )
-        alikes, tokens = places["alike"].tolist(), places["next"].tolist()
+        common, tokens = places["n_common"].tolist(), places["next"].tolist()
         for side in (below, above):
-            alike = DEPTH
+            n_common = DEPTH
             for n, place in enumerate(side):
                 if n == 0:
-                    alike = _common(self._context(places, place), wanted)
-                else:  # to its neighbour, which stands before it or after it in the file
-                    alike = min(alike, alikes[max(place, side[n - 1])])
-                if alike == 0:
+                    n_common = _common(self._key_at(places, place), key)
+                else:  # a record says what is common with the one before it in the file
+                    n_common = min(n_common, common[max(place, side[n - 1])])
+                if n_common == 0:
                     break
                 if tokens[place] >= self._n_vocab:
                     raise damaged(self.path, f"it holds a token {tokens[place]}")
-                found.append(Continuation(tokens[place], alike))
-        return sorted(found, key=lambda continuation: -continuation.alike)
+                found.append(Continuation(tokens[place], n_common))
+        return sorted(found, key=lambda continuation: -continuation.n_common)
 
-    def _context(self, places: np.ndarray, place: int) -> tuple[int, ...]:
-        """The tokens up to a place, the last one first."""
+    def _key_at(self, places: np.ndarray, place: int) -> tuple[int, ...]:
+        """Key of a place: the tokens up to it, the last one first."""
         position = int(places["position"][place])
         first = position - DEPTH + 1
         if not 0 <= first < self._layout.n_tokens - DEPTH:
@@ -158,9 +159,9 @@ class CorpusIndex(Closeable):
         return read
 
 
-def _common(context: Sequence[int], wanted: Sequence[int]) -> int:
-    differing = (n for n, (a, b) in enumerate(zip(context, wanted, strict=False)) if a != b)
-    return next(differing, min(len(context), len(wanted)))
+def _common(context: Sequence[int], key: Sequence[int]) -> int:
+    differing = (n for n, (a, b) in enumerate(zip(context, key, strict=False)) if a != b)
+    return next(differing, min(len(context), len(key)))
 
 
 assert RESIDENT_BYTES > 2 * MOST_DIRECTORY * (4 * DEPTH + 48)

@@ -1,4 +1,4 @@
-"""The file of a corpus' index: what stands where, and how a header is checked.
+"""The file format of a corpus's index, and the validation of its header.
 
     header      HEADER
     tokens      all of the text, `token_bytes` each; texts are divided by the largest number
@@ -7,7 +7,7 @@
     directory   the DEPTH tokens before every `stride`-th place, read backwards, big-endian: small
                 enough to stay in memory
 
-It knows neither how an index is built nor what it is searched for.
+Neither builds nor searches an index.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 from edgespec.errors import ModelError
 
 DEPTH = 16
-"""Tokens in common by which places are ordered; more in common says no more."""
+"""Tokens by which places are sorted; a longer match predicts no better."""
 MOST_DIRECTORY = 4096
-"""Entries of the directory, which a search keeps in memory."""
+"""Most entries of the directory, which a search keeps in memory."""
 MAGIC = b"EDGSPCRP"
 VERSION = 1
 FINGERPRINT_BYTES = 16
 MOST_TOKENS = (1 << 32) - 1
-"""Positions have 32 bits."""
+"""Most tokens of a corpus: positions have 32 bits."""
 
 _HEADER = struct.Struct(f"<8sHBBIQQQ{FINGERPRINT_BYTES}sI")
 HEADER_BYTES = _HEADER.size
@@ -40,17 +40,18 @@ class Layout:
     """The header of an index."""
 
     token_bytes: int
-    """2 or 4."""
+    """Bytes of a token: 2 or 4."""
     n_tokens: int
     n_places: int
     stride: int
-    """Places from one entry of the directory to the next."""
+    """Number of places from one entry of the directory to the next."""
     fingerprint: str
     """Fingerprint of the vocabulary."""
 
     @property
     def separator(self) -> int:
-        """Stands before the first text and after each one; no token is as large."""
+        """Number that is larger than all tokens and separates texts, also before the first and
+        after the last."""
         return int((1 << (8 * self.token_bytes)) - 1)
 
     @property
@@ -79,10 +80,10 @@ class Layout:
         return self.directory_at + self.n_directory * self.key_bytes
 
     def header(self, directory: bytes) -> bytes:
-        said = self._said(0)
-        return self._said(zlib.crc32(directory, zlib.crc32(said)))
+        zero_checksum = self._pack(0)
+        return self._pack(zlib.crc32(directory, zlib.crc32(zero_checksum)))
 
-    def _said(self, checksum: int) -> bytes:
+    def _pack(self, checksum: int) -> bytes:
         return _HEADER.pack(
             MAGIC,
             VERSION,
@@ -98,9 +99,9 @@ class Layout:
 
 
 def place_record(token_bytes: int) -> np.dtype[np.void]:
-    """One record: the place, the token that follows, and the number of tokens in common with the
-    place before it in the file."""
-    return np.dtype([("position", "<u4"), ("next", f"<u{token_bytes}"), ("alike", "u1")])
+    """Type of a record: the place, the token that follows, and the number of tokens in common with
+    the record before it in the file."""
+    return np.dtype([("position", "<u4"), ("next", f"<u{token_bytes}"), ("n_common", "u1")])
 
 
 def token_bytes_for(n_vocab: int) -> int:
@@ -108,7 +109,8 @@ def token_bytes_for(n_vocab: int) -> int:
 
 
 def parse(header: bytes, size_bytes: int, path: Path) -> Layout:
-    """The header of a file of this size. Raises ModelError unless they fit together."""
+    """The layout from the header of a file of `size_bytes`. Raises ModelError for another format or
+    a damaged file."""
     if len(header) < HEADER_BYTES or header[: len(MAGIC)] != MAGIC:
         raise ModelError(
             f"{path} is no index of a corpus: `edgespec models index FILES OUT` makes one"
@@ -129,7 +131,7 @@ def parse(header: bytes, size_bytes: int, path: Path) -> Layout:
         and fingerprint.isalnum()
     )
     if not fits:
-        raise damaged(path, "its header says what cannot be")
+        raise damaged(path, "its header is not valid")
     layout = Layout(token_bytes, n_tokens, n_places, stride, fingerprint.decode("ascii"))
     if layout.size_bytes != size_bytes:
         raise damaged(path, f"it has {size_bytes:,} bytes of {layout.size_bytes:,}")

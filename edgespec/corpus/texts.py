@@ -1,6 +1,6 @@
-"""The texts of a corpus: files that are named, and all text files of folders that are named.
+"""Finds the text files of a corpus, by name or in folders, and reads them in pieces.
 
-Files are read in pieces. It knows no tokenizer.
+Knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgespec.files.regular import open_regular
 
 PIECE_BYTES = 1 << 19
 LOOK_BYTES = 1 << 13
-"""Bytes of a folder's file that show whether it is text."""
+"""Bytes at the beginning of a file that decide if it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class TextFile:
 
 
 def text_files(paths: Sequence[Path]) -> list[TextFile]:
-    """The files meant by `paths`; of folders, those that look like text, hidden ones left out.
+    """The files of `paths`, with those in folders that look like text and are not hidden.
 
-    Raises UsageError for a path that is not there or no file.
+    Raises UsageError for a path that does not exist or is no file, and if there is no text file.
     """
     found = []
     for path in paths:
@@ -51,9 +51,9 @@ def text_files(paths: Sequence[Path]) -> list[TextFile]:
 
 
 def pieces(file: TextFile) -> Iterator[str]:
-    """The text, cut between lines into pieces of about PIECE_BYTES.
+    """The text of a file, split between lines into pieces of about PIECE_BYTES.
 
-    Raises UsageError for a named file that is not UTF-8; of another one the rest is left out.
+    Raises UsageError for a named file that is not UTF-8; other files end before the fault.
     """
     decode = codecs.getincrementaldecoder("utf-8")().decode
     rest = ""

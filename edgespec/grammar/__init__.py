@@ -1,1 +1,1 @@
-"""Structured answers: schemas, regular expressions and grammars as a mask on the logits."""
+"""Structured answers: JSON schemas, regular expressions and grammars as masks of the logits."""

@@ -1,6 +1,6 @@
-"""Grammars on a model's tokens: which may come next, and which must. llguidance does the work.
+"""Finds the tokens that a grammar allows or forces next, by llguidance.
 
-Knows a vocabulary and no model; the sampler asks it before every token of the text.
+Knows a vocabulary and no model; the sampler calls it before every token of the text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MOST_LEXER_STATES = 5_000
-"""Of 1 to 2 kB; what is written in practice has hundreds."""
+"""Most states of the lexer, of 1 to 2 kB each; usual grammars have hundreds."""
 _LIMITS = llguidance.LLParserLimits(max_lexer_states=MOST_LEXER_STATES)
 _JSON_STYLE = cast("JsonCompileOptions", JSON_STYLE)
 
 
 class GrammarCompiler:
-    """Starts grammars on the tokens of one vocabulary. Expensive to make: keep it."""
+    """Compiles grammars for the tokens of one vocabulary. Expensive to construct."""
 
     def __init__(self, vocabulary: Vocabulary, n_logits: int) -> None:
-        """`n_logits` is the length of the target's rows, paddings included.
+        """Prepare `vocabulary`; `n_logits` is the length of the target's rows, padding included.
 
         Raises GrammarError for a vocabulary without an end-of-generation token.
         """
@@ -48,7 +48,7 @@ class GrammarCompiler:
         )
 
     def start(self, grammar: Grammar) -> GrammarState:
-        """The grammar before its first token. Raises GrammarError for one that cannot be used."""
+        """The grammar before its first token. Raises GrammarError for an invalid one."""
         try:
             compiled = _compiled(grammar)
             matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
@@ -60,7 +60,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """Implements `Constraint` of the sampler: where in the grammar one text stands."""
+    """A text's position in its grammar; implements `Constraint` of the sampler."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class GrammarState:
         self._mask = bitmasks.allocate_token_bitmask(1, n_logits)
 
     def allowed(self) -> np.ndarray:
-        """Which tokens may come next, bool [n_logits].
+        """Mask of the tokens that may come next, bool [n_logits].
 
-        Raises GrammarError where none may, or where the grammar takes too long.
+        Raises GrammarError if there are none, or if the grammar takes too long.
         """
         allowed = np.zeros(self._n_logits, bool)
         if self._matcher.is_stopped():
@@ -94,14 +94,14 @@ class GrammarState:
         return allowed
 
     def take(self, token: int) -> None:
-        """`token` is the next one of the text."""
+        """Advance by `token`, the next one of the text. Raises GrammarError."""
         if token in self._eog_tokens and self._matcher.is_stopped():
             return
         self._matcher.consume_token(token)
         self._check()
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that must come next, as the tokenizer would write them, at most so many."""
+        """At most `most` tokens that must come next, in the tokenizer's own division."""
         if self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
@@ -116,7 +116,8 @@ class GrammarState:
 
 
 class _Tokens:
-    """A vocabulary as llguidance wants it: control tokens begin with a byte that no text has."""
+    """A vocabulary in llguidance's interface, in which control tokens begin with a byte that no
+    text has."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -134,12 +135,12 @@ class _Tokens:
 
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
-            raise TypeError("text, not bytes")  # llguidance tries which of them is taken
+            raise TypeError("text, not bytes")  # llguidance tries both
         return self._vocabulary.encode(text, add_special=False)
 
 
 def _compiled(grammar: Grammar) -> str:
-    """As llguidance reads it."""
+    """The grammar in llguidance's own format."""
     match grammar.kind:
         case "json schema":
             compiled = llguidance.LLMatcher.grammar_from_json_schema(
@@ -153,5 +154,5 @@ def _compiled(grammar: Grammar) -> str:
 
 
 def _line(text: str) -> str:
-    """The first words of a long report."""
+    """The beginning of a long report, in one line."""
     return " ".join(text.split("<state>", maxsplit=1)[0].split())[:300]

@@ -22,7 +22,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
-from edgespec.grammar.compiling import bytes_needed
+from edgespec.grammar.specification import bytes_needed
 from edgespec.memory import logprobs, process, requests, trees
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models

@@ -24,8 +24,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
-from edgespec.grammar.compiling import new_compiler
-from edgespec.grammar.specification import Grammar
+from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.session.generation import Generation

@@ -1,1 +1,1 @@
-"""Records of time and memory, and the file that keeps them."""
+"""Records spans of time and counters of memory, and writes them to a trace file."""

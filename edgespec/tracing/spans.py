@@ -1,7 +1,6 @@
-"""Spans on tracks, and counters of bytes: records of where time and memory go.
+"""Spans on tracks and counters of bytes: the interface of traces, which is off by default.
 
-It knows neither what it records nor where that is kept: `trace_file.py` does, and until it is asked
-to, nothing is kept and no clock is read.
+A trace that is off keeps nothing and reads no clock; `trace_file.py` writes one to a file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Detail = str | int | float
 
 
 class Track(Enum):
-    """A row of the viewer, in which spans lie side by side or one within another."""
+    """A row of the viewer, whose spans follow or contain each other."""
 
     ENGINE = "engine"
     BESIDE = "draft, beside the pass"
@@ -26,22 +25,22 @@ class Track(Enum):
 
 
 class Span:
-    """Something that has a beginning and an end; leaving its block ends it.
+    """A period of time; leaving its block ends it.
 
-    This one is what a trace that is off hands out: it keeps nothing and reads no clock.
+    This base class is the span of a trace that is off: it keeps nothing and reads no clock.
     """
 
     __slots__ = ()
 
     def note(self, **details: Detail) -> Self:
-        """Details that the viewer shows when the span is selected."""
+        """Add details that the viewer shows when the span is selected."""
         return self
 
     def end(self) -> None:
-        """It ends now. Idempotent."""
+        """End the span now. Idempotent."""
 
     def forget(self) -> None:
-        """It came to nothing: it is not recorded."""
+        """Discard the span without recording it."""
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +58,7 @@ NO_SPAN = Span()
 
 
 class Trace(Closeable):
-    """Receives records. This one is off: it keeps nothing and reads no clock."""
+    """Receives records. This base class is off: it keeps nothing and reads no clock."""
 
     is_on: bool = False
 
@@ -70,19 +69,19 @@ class Trace(Closeable):
     def add(
         self, track: Track, name: str, begin_s: float, end_s: float, /, **details: Detail
     ) -> None:
-        """A span that was measured elsewhere, with `time.perf_counter`."""
+        """Record a span that was measured with `time.perf_counter`."""
 
     def count_bytes(self, name: str, **nbytes: int) -> None:
-        """Record bytes by owner from now on; together they are the counter `name`."""
+        """Record the current bytes of each series of the counter `name`."""
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Record the budget to compare the process's memory with."""
+        """Set the budget that the process's memory is compared with."""
 
     def flush(self) -> None:
-        """Write what was recorded. Raises nothing: a failure is kept for `close`."""
+        """Write pending records. Raises nothing: `close` raises a failure."""
 
     def close(self) -> None:
-        """Write the rest. Idempotent."""
+        """Write pending records and end the trace. Idempotent."""
 
 
 OFF = Trace()

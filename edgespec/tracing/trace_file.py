@@ -1,7 +1,7 @@
-"""Writes a trace in a format that Perfetto and Chrome open: trace events, a JSON array, one a line.
+"""Writes a trace that Perfetto and Chrome open: a JSON array of trace events, one a line.
 
-It owns the format and the file, and does not know what is recorded. Viewers do not ask for the
-closing bracket: a file that was cut off shows all that had been written by then.
+Owns the format and the file, and does not know what is recorded. Viewers do not need the closing
+bracket, so a truncated file shows all events that were written.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edgespec.memory.process import process_rss_bytes
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MOST_EVENTS = 2048
-"""Events in memory, about 1 MiB; they are written when the engine asks, or when this is reached."""
+"""Most events in memory, about 1 MiB; they are written when this is reached, and by `flush`."""
 SAMPLE_S = 0.05
-"""The process's memory is looked at this often, with whatever is recorded next."""
+"""Least time between samples of the process's memory, which are taken with the next record."""
 
 _OPENING = b'[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}'
-"""First bytes by which our traces are recognised."""
+"""First bytes of a trace, by which a file of edgespec is recognised."""
 _CLOSING = b"\n]\n"
 
 _THREADS = {track: number for number, track in enumerate(Track, 1)}
@@ -36,7 +36,7 @@ _THREADS = {track: number for number, track in enumerate(Track, 1)}
 
 class _Event(NamedTuple):
     phase: str
-    """`X`, a span, or `C`, a counter."""
+    """Phase of the trace event format: `X` for a span, `C` for a counter."""
     track: Track
     name: str
     begin_s: float
@@ -68,10 +68,10 @@ class _OpenSpan(Span):
 
 
 def open_trace(path: str | Path) -> TraceFile:
-    """A trace at `path`, which is replaced if it is empty or a trace of edgespec.
+    """A trace to `path`, which is replaced if it is empty or a trace of edgespec.
 
-    Raises UsageError for a file of another kind or a folder that does not exist, and EdgespecError
-    where it cannot be written.
+    Raises UsageError for a file of another kind or a missing folder, and EdgespecError if it cannot
+    be written.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -96,7 +96,7 @@ def open_trace(path: str | Path) -> TraceFile:
 
 
 def _open_to_replace(path: Path) -> BinaryIO:
-    """A file that exists keeps what it holds."""
+    """Open without truncating a file that exists."""
     try:
         return path.open("r+b", buffering=0)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _check_replaceable(file: BinaryIO, path: Path) -> None:
 
 
 class TraceFile(Trace):
-    """A trace that is written to `file`, an unbuffered binary file; `open_trace` makes one.
+    """A trace that is written to `file`, an unbuffered binary file; made by `open_trace`.
 
     Any thread may record. A file that cannot be written stops the trace and nothing else, until
     `close` raises EdgespecError.
@@ -159,12 +159,12 @@ class TraceFile(Trace):
     def flush(self) -> None:
         with self._writing:
             events = [self._events.popleft() for _ in range(len(self._events))]
-            # a span is recorded when it ends: its parts come before it, and belong after it
+            # spans are recorded when they end, so inner ones first; viewers want outer ones first
             events.sort(key=lambda event: (event.begin_s, -event.end_s))
             self._write(b"".join(_line(self._as_json(event)) for event in events))
 
     def close(self) -> None:
-        """Write the rest. Idempotent. Raises EdgespecError if not all could be written."""
+        """Write pending records. Idempotent. Raises EdgespecError if a write failed."""
         self._is_open = False
         self.flush()
         with self._writing:
@@ -186,7 +186,7 @@ class TraceFile(Trace):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """An error in the block is raised rather than an error of its trace."""
+        """Close the trace; an error in the block takes precedence over one of the trace."""
         try:
             self.close()
         except EdgespecError:
@@ -204,7 +204,7 @@ class TraceFile(Trace):
             self.flush()
 
     def _sample(self, now_s: float) -> None:
-        """The process's memory, stacked on what it leaves of the budget."""
+        """Record the process's memory and the rest of the budget as stacked series."""
         with suppress(OSError):
             resident = self._rss_bytes()
             left = {} if self._budget_bytes is None else {"left": self._budget_bytes - resident}
@@ -217,7 +217,8 @@ class TraceFile(Trace):
         self._record(_Event("C", Track.ENGINE, name, now_s, now_s, series))
 
     def _as_json(self, event: _Event) -> dict[str, object]:
-        """Whole nanoseconds, in the format's microseconds: rounding cannot make spans overlap."""
+        """The event in the trace event format. Times in microseconds are whole nanoseconds, so that
+        rounding cannot make spans overlap."""
         begin_ns, end_ns = (
             round((seconds - self._start_s) * 1e9) for seconds in (event.begin_s, event.end_s)
         )
@@ -237,7 +238,7 @@ class TraceFile(Trace):
         return written | ({"args": details} if details else {})
 
     def _write(self, lines: bytes) -> None:
-        """Append whole lines or, where that fails, none of them."""
+        """Append whole lines or, if that fails, none of them."""
         if self._failure or self._file.closed:
             return
         rest, start = memoryview(lines), 0
@@ -274,5 +275,5 @@ def _track_names() -> Iterator[bytes]:
 
 
 def _line(event: dict[str, object]) -> bytes:
-    """An event behind the one before it: between two writes the file lacks nothing but its end."""
+    """An event with the separator before it, so that a truncated file lacks only its end."""
     return b",\n" + json.dumps(event, default=str).encode()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
-from edgespec.grammar import compiling
 from edgespec.grammar.specification import (
     MOST_CHARACTERS,
     Grammar,
+    check_installed,
     json_schema,
     lark_grammar,
     regular_expression,
@@ -42,7 +42,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     names = [name for name in _FLAGS if name in args]
     if not names:
         return None
-    compiling.check_installed()
+    check_installed()
     if len(names) > 1:
         first, second = (_FLAGS[name][0] for name in names[:2])
         raise UsageError(f"{first} and {second} contradict each other: give one of them")
