@@ -1,1 +1,1 @@
-"""Conversations: messages, the model's own template, and reasoning told apart from the answer."""
+"""Conversations: messages, the model's chat template, and reasoning separated from answers."""

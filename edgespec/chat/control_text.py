@@ -1,8 +1,8 @@
-"""Control tokens that are spelled in a message become text: nobody forges a turn by writing one.
+"""Encodes control tokens that a message spells as plain text, so that nobody can forge a turn.
 
-Templates trim, cut and join what they are given, so the strings of a conversation get a *seam*
-inside every control token that they spell, which no template and no user can guess; the rendered
-text is cut there, and neither half reads as the token. Knows no template and no tokenizer.
+Templates trim, split and join their arguments, so every control token in a conversation's strings
+gets a *seam* in its middle, a random string that no template and no user can guess. The rendered
+text is split at the seams, and neither half reads as the token. Knows no template and no tokenizer.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-"""Templates may change the case of what they are given; the length stays."""
+"""Lower case for ASCII only, which keeps lengths: templates may change the case of messages."""
 MOST_CHARACTERS = 64
-"""Characters of a control token that are looked for; longer ones are known by their beginning."""
+"""Characters of a control token that are searched for; longer ones are found by their
+beginning."""
 
 
 def new_seam() -> str:
-    """Digits, which no template changes, quotes or trims; drawn anew for every conversation."""
+    """Random digits, a new seam for each conversation; no template changes, quotes or trims
+    digits."""
     return f"{secrets.randbelow(10**24):024d}"
 
 
@@ -34,10 +36,10 @@ class ControlTexts:
         self._exact = _Spellings(self._tokens)
 
     def seamed(self, value: Any, seam: str, kept: Collection[str] = ()) -> Any:
-        """`value`, in all its strings a seam inside every control token but those `kept`.
+        """`value` with a seam inside every control token in its strings, except those in `kept`.
 
-        A string that ends in the beginning of a control token gets one there, too: another one may
-        follow it.
+        A string that ends in the beginning of a control token gets a seam there, too, since the
+        next string may complete it.
         """
         if isinstance(value, str):
             return self._seamed_text(value, seam, kept) if self._tokens else value
@@ -51,7 +53,7 @@ class ControlTexts:
         return value
 
     def pieces(self, rendered: str, seam: str) -> list[str]:
-        """The rendered text without seams, cut at those that lie inside a control token."""
+        """The rendered text without seams, split at those that lie inside a control token."""
         parts = rendered.split(seam)
         if len(parts) == 1:
             return parts
@@ -76,7 +78,7 @@ class ControlTexts:
 
 
 class _Spellings:
-    """Finds words in a text, in time that grows with the text alone."""
+    """Finds words in a text, in time that depends on the length of the text alone."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = frozenset(words)
@@ -85,8 +87,8 @@ class _Spellings:
         self._first = re.compile(f"[{first}]" if first else "(?!)")
 
     def spans(self, text: str, unfinished: bool = False) -> Iterator[tuple[int, int]]:
-        """Begin and end of the longest word at each place, overlapping ones, too; with `unfinished`
-        of a beginning of a word at the end of the text as well."""
+        """Begin and end of the longest word at each position, overlapping ones, too; `unfinished`
+        includes the beginning of a word at the end of the text."""
         for match in self._first.finditer(text):
             begin, end, n = match.start(), 0, 1
             while True:

@@ -1,4 +1,4 @@
-"""A conversation as it grows, kept and fetched again as JSON. Knows no model."""
+"""A growing conversation that can be saved and loaded as JSON. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from edgespec.files.unfinished import unfinished_file
 
 MOST_BYTES = 64 << 20
 _OPENING = b'{\n "messages": ['
-"""By its first bytes a conversation that was saved is known again."""
+"""First bytes of a saved conversation, by which it is recognised."""
 
 
 class Dialogue:
-    """Messages in OpenAI's shape: perhaps a system's, then the user's and the assistant's."""
+    """Messages in OpenAI's format: an optional system message, then the user's and the
+    assistant's."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
@@ -26,31 +27,32 @@ class Dialogue:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What a chat template is given."""
+        """All messages, as a chat template takes them."""
         head = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*head, *self.turns]
 
     def ask(self, text: str) -> None:
-        """The user says something."""
+        """Add a message of the user."""
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, message: dict[str, Any]) -> None:
-        """The assistant answered."""
+        """Add a message of the assistant."""
         self.turns.append({"role": "assistant"} | message)
 
     def take_back(self) -> None:
-        """What was asked last and got no answer was not asked."""
+        """Remove the latest message if it is the user's, which got no answer."""
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
     def reset(self) -> None:
-        """Begin anew, with the same system."""
+        """Remove all messages but the system's."""
         self.turns.clear()
 
     def save(self, path: Path) -> None:
-        """Write the messages, all or nothing, for their owner alone.
+        """Write the messages, all or nothing, to a file that only its owner can read.
 
-        Raises UsageError where anything but a saved conversation is, and EdgespecError.
+        Raises UsageError if `path` is anything but a saved conversation, and EdgespecError if it
+        cannot be written.
         """
         content = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
         try:
@@ -61,7 +63,7 @@ class Dialogue:
             raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: Path) -> None:
-        """Take the messages of a file. Raises UsageError, and stays as it is then."""
+        """Replace the messages by those of a file. Raises UsageError and changes nothing then."""
         try:
             content = json.loads(read_regular(path, MOST_BYTES).decode())
         except OSError as error:
@@ -77,7 +79,7 @@ class Dialogue:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raises UsageError unless nothing is there, an empty file or a conversation that was saved."""
+    """Raise UsageError unless the path is missing, empty or a saved conversation."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

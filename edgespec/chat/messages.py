@@ -1,6 +1,6 @@
-"""The messages of a conversation, checked and as chat templates expect them.
+"""Validates the messages of a conversation, and converts them to the form that templates expect.
 
-In OpenAI's shape: a role, content, and what goes with tools. It knows no template.
+Messages are in OpenAI's format: a role, content, and calls of tools. Knows no template.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[dict[str, Any]]:
-    """Copies with content as text and the arguments of calls as objects.
+    """Validated copies with content as text and the arguments of calls as objects.
 
-    A template that does not know developers meets them as the system. Raises UsageError that names
-    the message.
+    The role `developer` becomes `system` unless the template knows it. Raises UsageError, which
+    names the message.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise UsageError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
@@ -75,7 +75,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI sends arguments as JSON in a string; templates were written for the object."""
+    """Calls with arguments as objects, as templates expect them; OpenAI sends JSON in a string."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise UsageError(f"{where}.tool_calls must be a list")
     read = []

@@ -1,6 +1,6 @@
-"""What one rendering of a template may cost: turns, characters and seconds.
+"""Limits the cost of rendering a template: steps, characters and seconds.
 
-Counts what it is told; it knows no template language.
+Counts only what its methods report; knows no template language.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from jinja2 import Undefined
 from edgespec.chat.nesting import nested_size
 from edgespec.errors import ModelError
 
-MOST_TURNS = 1_000_000
-"""Of loops, macros and other blocks; a template for chat takes a few per message."""
+MOST_STEPS = 1_000_000
+"""Most loops, macros and other blocks that one rendering enters; usual ones enter a few for each
+message."""
 MOST_CHARACTERS = 64 << 20
-"""That one rendering may write and join, all its intermediate texts counted."""
+"""Most characters that one rendering writes and joins, including intermediate texts."""
 MOST_NESTED = 16 << 20
-"""Elements and characters of one value that is written out or compared with all that is in it."""
+"""Most elements and characters of one value that is written out or compared, nested ones
+included."""
 MOST_SECONDS = 5.0
 LARGEST_NUMBER = 1_000_000
-"""As an argument, a factor or a width."""
+"""Largest number that is used as an argument, a factor or a width."""
 
 _WIDTH = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*")
-"""In a format string: a field of 10,000 characters and more, or one as wide as an argument says."""
+"""Matches a field of 10,000 characters or more, or one whose width is an argument, in a format
+string."""
 
 
 class TemplateLimitError(ModelError):
-    """A template loops, or writes more than any conversation."""
+    """A template exceeds a limit of its rendering."""
 
 
 class Meter:
-    """Counts one rendering; anything above a limit is a TemplateLimitError."""
+    """Counts the cost of one rendering. All methods raise TemplateLimitError above a limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,27 +45,27 @@ class Meter:
 
     def restart(self) -> None:
         """Count from zero again."""
-        self._turns = 0
+        self._steps = 0
         self._characters = 0
         self._deadline_s = self._clock() + MOST_SECONDS
 
-    def turn(self) -> None:
-        """One more block was entered."""
-        self._turns += 1
-        if self._turns > MOST_TURNS:
-            raise TemplateLimitError(f"it takes more than {MOST_TURNS:,} turns: it seems to loop")
-        if self._turns % 256 == 0:
+    def step(self) -> None:
+        """Count a block that was entered."""
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise TemplateLimitError(f"it takes more than {MOST_STEPS:,} steps: it seems to loop")
+        if self._steps % 256 == 0:
             self._check_time()
 
     def write(self, n_characters: int) -> None:
-        """So many characters, or elements of a list, are about to come into being."""
+        """Count characters, or elements of a list, that are about to be created."""
         self._characters += n_characters
         if self._characters > MOST_CHARACTERS:
             raise TemplateLimitError(f"it writes more than {MOST_CHARACTERS:,} characters")
         self._check_time()
 
     def shown(self, value: Any) -> None:
-        """`value` is about to be written out, compared or hashed, all its parts with it."""
+        """Check a value that is about to be written out, compared or hashed with all its parts."""
         if isinstance(value, str | int | float | None):
             return
         try:
@@ -74,12 +77,12 @@ class Meter:
         self._check_time()
 
     def joined(self, left: Any, right: Any) -> None:
-        """`left + right` is about to be computed."""
+        """Count `left + right`, which is about to be computed."""
         if isinstance(left, Sized) and isinstance(right, Sized):
             self.write(len(left) + len(right))
 
     def repeated(self, left: Any, right: Any) -> None:
-        """`left * right` is about to be computed, for numbers and for texts."""
+        """Count `left * right` of numbers or texts, which is about to be computed."""
         for one, other in ((left, right), (right, left)):
             if isinstance(one, Sized) and isinstance(other, int):
                 self.write(len(one) * max(other, 0))
@@ -87,13 +90,13 @@ class Meter:
         self.argument(right)
 
     def formatted(self, pattern: Any) -> None:
-        """`pattern` is about to be filled in."""
+        """Check a format string that is about to be filled in."""
         if isinstance(pattern, str) and _WIDTH.search(pattern):
             raise TemplateLimitError("it pads a text to more than 9,999 characters")
 
     def called(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
-        """A method or filter `name` is about to be applied to `subject`."""
-        self.turn()
+        """Count a method or filter `name` that is about to be applied to `subject`."""
+        self.step()
         if name == "format":
             self.formatted(subject)
         for value in arguments:
@@ -112,7 +115,7 @@ class Meter:
             self.write(sum(_size(part) + separator for part in parts))
 
     def argument(self, value: Any) -> None:
-        """`value` says how large or how many."""
+        """Check a value that may be a size or a number of repetitions."""
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
 
@@ -126,12 +129,12 @@ _BY_ELEMENT = frozenset(
     | {"length", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
     | {"values"}
 )
-"""What looks at a container's elements and not at what is in them."""
+"""Filters and methods that use a container's elements, but not the parts of elements."""
 _MULTIPLY = frozenset({"replace", "indent", "expandtabs"})
 
 
 def _copies(name: str, text: str, arguments: Sequence[Any]) -> int:
-    """How often the longest argument may come into the result."""
+    """Most occurrences of the longest argument in the result."""
     if name == "replace":
         return text.count(str(arguments[0])) if arguments else 0
     return text.count("\n") + text.count("\t")

@@ -1,6 +1,6 @@
-"""The chat templates that llama.cpp knows by name, as Jinja that is made from a table of turns.
+"""The chat templates that llama.cpp knows by name, as Jinja generated from a table of turns.
 
-Knows no model. Such a template does not say which token a text begins with: the tokenizer does.
+Knows no model. These templates do not write the token that a text begins with: the tokenizer does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_turns()))
 
 
-def named_template(given: str) -> str | None:
-    """The Jinja source of the template that is called so; None where `given` is Jinja itself.
+def named_template(text: str) -> str | None:
+    """The Jinja source of the template with the name `text`; None if `text` is Jinja itself.
 
-    Raises UsageError for what is neither.
+    Raises UsageError for any other text.
     """
-    if given in _turns():
-        return _source(_turns()[given])
-    if "{" in given:
+    if text in _turns():
+        return _source(_turns()[text])
+    if "{" in text:
         return None
     raise UsageError(
-        f"the chat template {given[:60]!r} is neither Jinja nor a known name "
-        f"({', '.join(names())}){nearest(given, names())}"
+        f"the chat template {text[:60]!r} is neither Jinja nor a known name "
+        f"({', '.join(names())}){nearest(text, names())}"
     )
 
 
@@ -74,7 +74,7 @@ def _source(turns: Mapping[str, str]) -> str:
 
 
 def _shown(turn: str) -> str:
-    """One message and what stands around it."""
+    """Jinja for one message with the text around it."""
     for mark, shown in (("{trim}", "{{ m.content | trim }}"), ("{}", "{{ m.content }}")):
         before, found, after = turn.partition(mark)
         if found:
@@ -83,5 +83,5 @@ def _shown(turn: str) -> str:
 
 
 def _text(text: str) -> str:
-    """`text` as an expression, in which Jinja trims and reads nothing."""
+    """`text` as a Jinja expression, in which nothing is trimmed or interpreted."""
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""

@@ -1,7 +1,7 @@
-"""How large a value is when it is written out or compared, however often its parts share a place.
+"""Computes the size of a value when it is written out or compared, shared parts counted each time.
 
-A list that holds another one twice, which holds another one twice, is small in memory and without
-end on paper. Knows values; no limits and no templates.
+A list that holds another one twice, which holds another one twice, is small in memory and grows
+exponentially when it is written out. Knows values; no templates.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 from jinja2.utils import Namespace
 
 MOST_PARTS = 1 << 20
-"""Distinct ones; a conversation has a few for each message."""
+"""Most distinct containers in a value; a conversation has a few for each message."""
 
 
 def nested_size(value: Any) -> int:
-    """Elements and characters of all that is in `value`, parts counted as often as they occur.
+    """Number of elements and characters in `value`, parts counted as often as they occur.
 
-    Raises RecursionError for a value that is in itself, and ValueError for one of too many parts.
+    Raises RecursionError for a value that contains itself, and ValueError for more than MOST_PARTS
+    parts.
     """
     if not isinstance(value, _CONTAINERS):
         return len(value) if isinstance(value, str) else 1

@@ -1,6 +1,6 @@
-"""From messages to the tokens that a model is given, and what its answer will begin with.
+"""Converts messages to the tokens of a prompt: chooses the template, renders it and encodes it.
 
-Chooses the template, renders it, encodes it; which model reads it is the caller's business.
+Knows no model, only its chat format and its tokenizer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 _EXTRA, _WHY = "chat", "chat templates need jinja2"
 
 MOST_PIECES = 10_000
-"""Of a prompt; each is encoded by itself."""
+"""Most pieces of a prompt, which are encoded one by one."""
 
 Piece = Callable[[int], bytes]
+"""The bytes that a token adds to a text."""
 Encode = Callable[[str], list[int]]
-"""Tokens of a text that says itself which special tokens it begins with."""
+"""The tokens of a text, without special tokens that it does not spell."""
 
 
 def check_installed() -> None:
-    """Raises UsageError where templates cannot be rendered."""
+    """Raise UsageError if the library that renders templates is not installed."""
     extras.find("jinja2", _EXTRA, _WHY)
 
 
@@ -42,42 +43,43 @@ class ChatPrompt:
     text: str
     tokens: tuple[int, ...]
     marks: Marks | None
-    """Around the reasoning that the template knows, if it knows any."""
+    """Marks around reasoning; None if the template has none."""
     template: str
-    """The source it was rendered from."""
+    """Source of the rendered template."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
-    """Of the marks, those that are a control token, which adds no text, by their token: a
-    generation has to show them."""
+    """Marks that are control tokens, which add no text, by their token: a generation has to show
+    them."""
 
     def splitter(self) -> ReasoningSplitter:
-        """Tells reasoning from answer in what the model writes next."""
+        """A splitter of the model's next text into reasoning and answer."""
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
 
 
 class ChatPrompts:
-    """The chat templates of one model. Any thread may ask."""
+    """The chat templates of one model. Thread-safe."""
 
     def __init__(
         self,
         model: str,
-        told: ChatFormat,
+        chat_format: ChatFormat,
         encode: Encode,
-        given: str | None = None,
+        override: str | None = None,
         piece: Piece | None = None,
         most_characters: int | None = None,
         bos: Sequence[int] = (),
     ) -> None:
-        """`given`, Jinja or a name that llama.cpp knows, takes the place of the model's own
-        template; `piece` tells what a token adds, `bos` what the tokenizer begins a text with,
-        which Jinja writes itself; conversations of more than `most_characters` are refused before
-        they are rendered. Raises UsageError for a name that is unknown.
+        """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
+
+        Named templates do not write `bos`, the tokens that a text begins with. Conversations of
+        more than `most_characters` are refused before they are rendered. Raises UsageError for an
+        unknown name.
         """
-        named = None if given is None else named_template(given)
+        named = None if override is None else named_template(override)
         self._model = model
-        self._format = told
+        self._format = chat_format
         self._encode = encode
-        self._given = named or given
+        self._override = named or override
         self._piece = piece
         self._most_characters = most_characters
         self._bos = () if named is None else tuple(bos)
@@ -85,8 +87,9 @@ class ChatPrompts:
         self._lock = threading.Lock()
 
     def template(self, with_tools: bool = False) -> ChatTemplate:
-        """The template for a conversation. Raises ModelError where there is none that shows it."""
-        source = self._given or self._format.source(self._model, with_tools)
+        """The template for a conversation. Raises ModelError if there is none, or if it omits
+        messages."""
+        source = self._override or self._format.source(self._model, with_tools)
         with self._lock:
             if source not in self._templates:
                 template = _compiled(source, self._format)
@@ -104,7 +107,8 @@ class ChatPrompts:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> ChatPrompt:
-        """Raises UsageError for messages that are none, ModelError for a template that fails."""
+        """The prompt for a conversation. Raises UsageError for invalid messages, ModelError for a
+        template that fails."""
         template = self.template(bool(tools))
         self._check_size((messages, tools, variables))
         pieces = template.pieces(messages, tools, **variables)
@@ -115,7 +119,7 @@ class ChatPrompts:
         )
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
-        """Of pieces that are cut where the whole would spell a control token."""
+        """Tokens of a text that is split inside the control tokens that messages spell."""
         if len(pieces) > MOST_PIECES:
             raise UsageError(
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
@@ -123,7 +127,7 @@ class ChatPrompts:
             )
         tokens = [*self._bos, *self._encode(pieces[0])]
         if len(pieces) > 1:
-            # some tokenizers begin every text with a blank of their own: before a line break then
+            # some tokenizers add a blank before every text: a line break in front takes it
             seam = self._encode("\n")
             for piece in pieces[1:]:
                 joined = self._encode("\n" + piece)
@@ -132,7 +136,7 @@ class ChatPrompts:
         return tokens
 
     def _check_size(self, conversation: Any) -> None:
-        from edgespec.chat.nesting import nested_size  # which needs jinja2
+        from edgespec.chat.nesting import nested_size  # imports jinja2
 
         try:
             size = nested_size(conversation)
@@ -152,7 +156,9 @@ class ChatPrompts:
         return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
 
 
-def _compiled(source: str, told: ChatFormat) -> ChatTemplate:
+def _compiled(source: str, chat_format: ChatFormat) -> ChatTemplate:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.chat.template import ChatTemplate
-    return ChatTemplate(source, told.special_tokens, told.control_tokens, told.added_tokens)
+    return ChatTemplate(
+        source, chat_format.special_tokens, chat_format.control_tokens, chat_format.added_tokens
+    )

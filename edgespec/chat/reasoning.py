@@ -1,4 +1,4 @@
-"""Tells a model's reasoning from its answer, while the text is still coming.
+"""Separates a model's reasoning from its answer while the text is being generated.
 
 Knows the marks that chat templates put around reasoning; it knows no model.
 """
@@ -13,7 +13,7 @@ Kind = Literal["reasoning", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after reasoning."""
+    """Texts before and after reasoning."""
 
     begin: str
     end: str
@@ -29,40 +29,41 @@ KNOWN_MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some text, of one kind."""
+    """A text that is all reasoning or all answer."""
 
     kind: Kind
     text: str
 
 
 def marks_of(template: str) -> Marks | None:
-    """The marks that a chat template's source knows, if it has any."""
+    """The marks of reasoning in a chat template's source; None if it has none."""
     return next((m for m in KNOWN_MARKS if m.begin in template or m.end in template), None)
 
 
 def is_open(prompt: str, marks: Marks) -> bool:
-    """Whether the answer to `prompt` begins inside reasoning: some templates open it themselves."""
+    """True if the answer to `prompt` begins inside reasoning: some templates write its first
+    mark."""
     return prompt.rstrip().endswith(marks.begin)
 
 
 class ReasoningSplitter:
-    """Takes an answer piece by piece; holds back only what may be part of a mark.
+    """Splits an answer piece by piece; holds back only what may be part of a mark.
 
-    Reasoning comes first or not at all: a mark in the middle of an answer is text like any other.
-    Blanks around reasoning belong to neither. Without marks everything is the answer.
+    Reasoning comes first or not at all: a mark in the middle of an answer is plain text. Blanks
+    around reasoning belong to neither part. Without marks all text is answer.
     """
 
     def __init__(self, marks: Marks | None, inside: bool = False) -> None:
         self._marks = marks
         self._kind: Kind | None = "answer"
-        """None until it is known."""
+        """Kind of the current text; None until it is known."""
         if marks is not None:
             self._kind = "reasoning" if inside else None
         self._held = ""
         self._drops_blanks = inside
 
     def push(self, text: str) -> list[Part]:
-        """Take more text and return what is decided by now."""
+        """Add text and return the parts whose kind is known."""
         self._held += text
         parts: list[Part] = []
         if self._marks is not None:
@@ -74,7 +75,7 @@ class ReasoningSplitter:
         return parts
 
     def finish(self) -> list[Part]:
-        """No more text will come: return what was held back."""
+        """Return the text that was held back; no more text follows."""
         if self._kind == "reasoning":
             self._held = self._held.rstrip()
         self._kind = self._kind or "answer"
@@ -99,7 +100,7 @@ class ReasoningSplitter:
         return self._take(len(before[: len(before) - keep].rstrip()))
 
     def _take(self, length: int) -> list[Part]:
-        """The first `length` characters of what is held."""
+        """Remove the first `length` characters of the held text and return them as a part."""
         text, self._held = self._held[:length], self._held[length:]
         if self._drops_blanks:
             text = text.lstrip()

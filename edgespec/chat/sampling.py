@@ -1,7 +1,6 @@
-"""How answers of a conversation are sampled where nobody says it: as the model's makers recommend.
+"""Default sampling settings of conversations: the model's recommendation, then llama.cpp's.
 
-What their files leave open is llama.cpp's default. Small models repeat themselves for ever when
-they take the best token always.
+Greedy sampling would make small models repeat themselves for ever.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from edgespec.settings.config import SamplingParams
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 )
-"""llama.cpp's own."""
+"""Defaults of llama.cpp."""
 
 
 def chat_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names of `SamplingParams`; what a model's files say wrongly is left out."""
-    told = dict(recommended)
-    if isinstance(top_k := told.get("top_k"), int):
-        told["top_k"] = max(top_k, 0)  # many write -1 for all tokens
-    return dict(DEFAULTS) | {name: told[name] for name in told if _is_valid(name, told[name])}
+    """Settings by the names of `SamplingParams`; invalid recommendations are left out."""
+    settings = dict(recommended)
+    if isinstance(top_k := settings.get("top_k"), int):
+        settings["top_k"] = max(top_k, 0)  # many write -1 for all tokens
+    valid = {name: value for name, value in settings.items() if _is_valid(name, value)}
+    return dict(DEFAULTS) | valid
 
 
 def _is_valid(name: str, value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The Jinja environment in which a model's chat template runs: Hugging Face's helpers, metered.
 
-A template comes with a model from anywhere: it reaches no file and no Python object beyond its
-arguments (jinja2's immutable sandbox), and no rendering takes more than a `Meter` allows.
+A template may come from a hostile model: it reaches no file and no Python object besides its
+arguments (jinja2's immutable sandbox), and a `Meter` limits the cost of each rendering.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NESTED = (list, tuple, dict)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """What `transformers` renders chat templates with, and a meter. Not for two threads at once."""
+    """The environment of `transformers` for chat templates, with a meter. Not thread-safe."""
 
     intercepted_binops = frozenset("+*%") | {"**"}
 
@@ -36,7 +36,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.meter = meter
         self.code_generator_class = _MeteredCode
-        self.finalize = self.compared  # whatever is written out comes by here
+        self.finalize = self.compared  # jinja2 calls it with every value that is written out
         self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
         self.filters = {name: self._metered(name, call) for name, call in self.filters.items()}
         self.filters["tojson"] = self._metered("tojson", tojson)
@@ -47,7 +47,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda format: now().strftime(format)  # noqa: A006
 
     def join(self, pieces: Iterable[Any]) -> str:
-        """The pieces one after the other, counted."""
+        """Join the pieces, and count them."""
         texts = []
         for piece in pieces:
             self.meter.shown(piece)
@@ -63,7 +63,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 self.meter.repeated(left, right)
             case "**":
                 self.meter.argument(left)
-                self.meter.repeated(right, 1000)  # 1000 ** 1000 is the most that is of use
+                self.meter.repeated(right, 1000)  # larger powers than 1000 ** 1000 are of no use
             case "%":
                 self.meter.formatted(left)
                 self.meter.shown(right)
@@ -87,7 +87,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, call, *args, **kwargs)
 
     def compared(self, value: Any) -> Any:
-        """`value`, which is about to be compared, hashed or written out."""
+        """Check a value that is about to be compared, hashed or written out, and return it."""
         self.meter.shown(value)
         return value
 
@@ -95,22 +95,22 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, self.compared(argument))
 
     def _tested(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The test; what it is told to compare with is counted, and what it looks at, too."""
+        """The test `call`, which counts the values that it compares."""
 
         @functools.wraps(call)
         def tested(*args: Any, **kwargs: Any) -> Any:
             if len(args) > 1:
                 for value in args:
-                    if isinstance(value, _NESTED):  # not the environment that some are given
+                    if isinstance(value, _NESTED):  # some tests also take the environment
                         self.meter.shown(value)
             return call(*args, **kwargs)
 
         return tested
 
     def _metered(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, its arguments and its result counted."""
+        """The filter `call`, which counts its arguments and its result."""
 
-        @functools.wraps(call)  # which keeps jinja2's marks
+        @functools.wraps(call)  # keeps jinja2's attributes
         def metered(*args: Any, **kwargs: Any) -> Any:
             subject, *others = args[1:] if hasattr(call, "jinja_pass_arg") else args
             self.meter.called(name, subject, [*others, *kwargs.values()])
@@ -123,7 +123,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def raise_exception(message: str) -> None:
-    """What a template calls for a conversation that its model was not trained on."""
+    """Raise TemplateError; templates call it for conversations that their model does not
+    support."""
     raise TemplateError(message)
 
 
@@ -134,7 +135,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, as `transformers` has it: jinja2's own escapes what HTML would misread."""
+    """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -145,10 +146,10 @@ def tojson(
 
 
 class _MeteredCode(CodeGenerator):
-    """Code in which every block says that it was entered, and joining texts goes by the meter."""
+    """Generates code that counts every block it enters and every text it joins."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
-        self.writeline("environment.meter.turn()")
+        self.writeline("environment.meter.step()")
         super().blockvisit(nodes, frame)
 
     def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802 - likewise
@@ -175,7 +176,7 @@ class _MeteredCode(CodeGenerator):
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` and its end mark what an assistant is trained on; the text stays."""
+    """Keeps the text of `{% generation %}` blocks, which mark the assistant's training text."""
 
     tags = {"generation"}  # noqa: RUF012 - a set is what jinja2 declares
 

@@ -1,6 +1,6 @@
-"""A model's chat template: messages in, the prompt out, in the words of the model's training.
+"""Renders a conversation with a model's chat template, as the model was trained to read it.
 
-Knows no model and no file: where a template comes from, `sources` says.
+Knows no model and no file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PROBE = "edgespec asks"
 
 
 class ChatTemplate:
-    """Renders conversations. Any thread may; they take turns.
+    """Renders conversations. Thread-safe; renderings run one at a time.
 
-    `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are what it knows as
-    `bos_token`, `eos_token` and so on; `control_tokens` are the spellings that only the template
-    may use, `added_tokens` those that users and tools may not, if the template does. Raises
-    ModelError for a template that cannot be compiled.
+    `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are its variables `bos_token`,
+    `eos_token` and so on. `control_tokens` are the spellings that only the template may use, and
+    `added_tokens` are reserved likewise if the template contains them. Raises ModelError for a
+    template that cannot be compiled.
     """
 
     def __init__(
@@ -66,11 +66,12 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it tells the model which tools there are."""
+        """True if the template lists tools for the model."""
         return "tools" in self.source
 
     def shows_messages(self) -> bool:
-        """Whether a user's message is in what it renders, as far as it renders one alone."""
+        """True if the rendered text contains a user's message; also if a lone message is
+        refused."""
         try:
             return _PROBE in self.render([{"role": "user", "content": _PROBE}]).lower()
         except ModelError:
@@ -83,7 +84,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The conversation as the model was trained to read it; as `pieces`, in one."""
+        """The rendered conversation, with the arguments and errors of `pieces`."""
         return "".join(self.pieces(messages, tools, add_generation_prompt, **variables))
 
     def pieces(
@@ -93,12 +94,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[str]:
-        """The conversation as the model was trained to read it, cut inside every control token that
-        the template did not write itself.
+        """The rendered conversation, split inside every control token that a message spells.
 
         With `add_generation_prompt` it ends where the assistant's answer begins. `variables` are
-        those of the template, such as `enable_thinking`. Raises UsageError for messages that are
-        none and for tools that the template does not know, ModelError for a template that fails.
+        those of the template, such as `enable_thinking`. Raises UsageError for invalid messages and
+        for tools that the template does not support, ModelError for a template that fails.
         """
         if tools and not self.takes_tools:
             raise UsageError("the model's chat template knows no tools: leave them out")
@@ -116,12 +116,13 @@ class ChatTemplate:
                         "add_generation_prompt": add_generation_prompt,
                     }
                 )
-            except Exception as error:  # whatever a template does wrong is its own
+            except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
         return control.pieces(text, seam)
 
     def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
-        """An assistant's marks around reasoning and calls stay, and an application's own."""
+        """The message with seams; marks of reasoning and calls stay in an assistant's message, and
+        marks of turns in an application's."""
         kept = self._kept.get(message["role"], ())
         return {
             name: value if name == "role" else self._control.seamed(value, seam, kept)
@@ -130,7 +131,7 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """Tells `<|User|>` from the words and blanks that vocabularies add, too."""
+    """True for marks such as `<|User|>`, False for words and blanks that vocabularies add."""
     return token[:1] in ("<", "[") and token[-1:] in (">", "]")
 
 

@@ -20,7 +20,7 @@ LEAST_GAIN = 0.03
 """A smaller gain counts as noise."""
 DOUBT = 1.5
 """A gain must exceed the typical deviation of its ratios by this factor."""
-LEAST_TURNS, MOST_TURNS = 2, 6
+LEAST_TURNS, MOST_STEPS = 2, 6
 FIRST_SHARE = 0.2
 """Share of the time for the first run of the defaults, which sets the length of all others."""
 FIRST_TOKENS, LEAST_TOKENS = 48, 8
@@ -138,7 +138,7 @@ def tune(lab: Lab, job: TuningJob, budget_bytes: int, say: Say = lambda _: None)
         if all(both != one.candidate for one in field_of):
             field_of.append(Entrant(both))
             racing = [*racing, field_of[-1]]
-    for turn in range(1, MOST_TURNS):
+    for turn in range(1, MOST_STEPS):
         if not racing or (turn >= LEAST_TURNS and lab.left_s < (1 + len(racing)) * run_s):
             break
         ahead = [defaults, *racing]
