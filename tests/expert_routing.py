@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.paging.eviction import Eviction
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 
 Pass = list[tuple[int, np.ndarray]]
 """In the order of computing: a layer's number, and what its tokens chose, int32 [tokens, used]."""
@@ -39,7 +39,7 @@ def record(path: Path, tokens: Sequence[int], n_new: int, n_ctx: int = 512) -> l
         return not ask
 
     shape = contexts.ContextShape(n_ctx, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
-    stop = Stop()
+    stop = AbortFlag()
     context = contexts.new_context(model, shape, watch, stop)
     text = list(tokens)
     for position in range(len(tokens) + n_new):

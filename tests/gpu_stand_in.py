@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_library_trial, loading
+from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_trial, loading
 
 TRIAL = [sys.executable, __file__]
-"""In the place of `gpu_library_trial`."""
+"""In the place of `gpu_trial`."""
 
 
 def use_stand_in(patch: pytest.MonkeyPatch) -> int:
@@ -38,4 +38,4 @@ def use_stand_in(patch: pytest.MonkeyPatch) -> int:
 
 if __name__ == "__main__":
     use_stand_in(pytest.MonkeyPatch())
-    sys.exit(gpu_library_trial.main())
+    sys.exit(gpu_trial.main())

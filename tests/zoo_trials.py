@@ -25,7 +25,7 @@ from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.attention import RowOrder, catching_backend
+from edgespec_runtimes.gguf.llama.reference_kernels import ReferenceKernels, captured_backends
 from zoo_files import write_impostor, write_model
 from zoo_species import NEVER_PAGED, NO_TEXT, Species
 
@@ -212,10 +212,10 @@ class _LlamaCpp:
         shape.n_ctx, shape.n_batch, shape.n_ubatch = N_CTX, N_BATCH, N_BATCH
         shape.n_outputs_max = N_BATCH
         shape.n_threads = shape.n_threads_batch = 1
-        with catching_backend(abi.library_path(), abi.library("ggml")) as backends:
+        with captured_backends(abi.library_path(), abi.library("ggml")) as backends:
             self._context = lib.llama_init_from_model(self._model, shape)
         if plain_kernels:
-            RowOrder(abi.library("ggml-cpu"), backends, ("f16", "f16"), ()).prepare(
+            ReferenceKernels(abi.library("ggml-cpu"), backends, ("f16", "f16"), ()).prepare(
                 1, n_cells=1 << 20, in_tiles=False
             )
         self._n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))

@@ -28,7 +28,7 @@ from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import contexts, loading
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 
@@ -106,7 +106,7 @@ def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
     shape = contexts.ContextShape(
         n_ctx=N_CTX, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, flash_attn="on"
     )
-    stop = Stop()  # llama.cpp keeps its address
+    stop = AbortFlag()  # llama.cpp keeps its address
     context = contexts.new_context(model, shape, None, stop)
     rows = []
     for token in tokens:

@@ -21,8 +21,8 @@ from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_library, loading
-from edgespec_runtimes.gguf.llama.gpu_library import Taken
+from edgespec_runtimes.gguf.llama import ggml, gpu, loading
+from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -31,14 +31,14 @@ from gpu_stand_in import use_stand_in
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)
-LIBRARY = Taken(40 * MIB)
+LIBRARY = LibraryMemory(40 * MIB)
 ROW = "GPU library"
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     use_stand_in(monkeypatch)
-    monkeypatch.setattr(gpu_library, "taken", lambda: LIBRARY)
+    monkeypatch.setattr(gpu, "library_memory", lambda: LIBRARY)
 
 
 def prepared(n_gpu_layers: int, owner: str = "target") -> PreparedGguf:
@@ -72,7 +72,7 @@ def test_the_input_stays_whatever_goes():
 
 
 def test_without_layers_nothing_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_library, "taken", None)
+    monkeypatch.setattr(gpu, "library_memory", None)
     assert not offloading(TARGET, 0).names
 
 
@@ -107,7 +107,7 @@ def test_a_budget_without_room_for_it_is_refused_with_its_size():
 
 
 def test_what_could_not_be_measured_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_library, "taken", lambda: Taken(None, "it ended with SIGSEGV"))
+    monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(None, "it ended with SIGSEGV"))
     found = planned(n_gpu_layers_draft=99)
     assert not library_bytes(found)
     assert any("could not be measured (it ended with SIGSEGV)" in note for note in found.notes)

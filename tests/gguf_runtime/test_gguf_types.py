@@ -10,13 +10,13 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 from test_gguf_model import open_paged
-from test_row_order import line
+from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.testing.paging_contract import one_by_one
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama.even_products import HALF
-from edgespec_runtimes.gguf.packed_weights import packs_when_paged
+from edgespec_runtimes.gguf.llama.invariant_products import HALF
+from edgespec_runtimes.gguf.packing import packs_when_paged
 from edgespec_runtimes.gguf.rounding import multiplied_types
 from reference import LlamaCpp
 

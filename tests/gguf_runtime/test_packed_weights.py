@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident
 from test_gguf_types import stored_as
-from test_row_order import line
+from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
+from edgespec_runtimes.gguf.llama.cpu import Packing
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES, Packer
-from edgespec_runtimes.gguf.llama.trials import Packing
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.packed_weights import packs_when_paged
+from edgespec_runtimes.gguf.packing import packs_when_paged
 
 Q4_0 = 2
 

@@ -16,7 +16,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.trials import Packing
+from edgespec_runtimes.gguf.llama.cpu import Packing
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
@@ -53,7 +53,7 @@ def test_routers_of_a_mixture_round_alike_and_are_not_told(plan: MemoryPlan) -> 
 def test_matrices_that_are_not_quantised_are_told_where_they_cannot_be_evened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_be_evened", lambda: False)
+    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_replace_products", lambda: False)
     path = tiny_llama(kind="F16").write(tmp_path / "half.gguf")
     (note,) = notes(replace(REQUEST, path=path, ctx_size=0))
     assert "matrices are not quantised" in note
@@ -64,7 +64,7 @@ def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> N
     stack = Tensor("blk.0.attn_k_b.weight", (32, 16, 2), TYPE_CODES["F16"], bytes(2048))
     model.tensors.append(stack)
     header = read_header(model.write(tmp_path / "m.gguf"))
-    (note,) = rounding_notes(header, "it", "on", products_are_even=True)
+    (note,) = rounding_notes(header, "it", "on", products_are_invariant=True)
     assert "attn_k_b.weight is the first" in note
 
 

@@ -28,7 +28,7 @@ from edgespec.ports.baselines import (
 )
 from edgespec.values import RoundCost
 from edgespec_runtimes.gguf.llama import loading, log
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
@@ -171,7 +171,7 @@ class _Decoder(Closeable):
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
         load = loading.load_resident if keeps_all else _load_mapped
-        self._model = load(path, 0, Stop())
+        self._model = load(path, 0, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
         params.n_ctx = request.ctx_size
@@ -220,7 +220,7 @@ class _Decoder(Closeable):
             self._model.close()
 
 
-def _load_mapped(path: Path, n_gpu_layers: int, stop: Stop) -> loading.Model:
+def _load_mapped(path: Path, n_gpu_layers: int, stop: AbortFlag) -> loading.Model:
     """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
     lib.llama_backend_init()
     params = lib.llama_model_default_params()

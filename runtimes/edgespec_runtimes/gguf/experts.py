@@ -24,9 +24,9 @@ from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
-from edgespec_runtimes.gguf.llama.stopping import Stop
-from edgespec_runtimes.gguf.segments import Choice, Weight, extent_of
+from edgespec_runtimes.gguf.segments import ExpertChoice, TracedWeight, extent_of
 
 UNNAMED = ("node_", "leaf_", " ")
 """How ggml's names begin of nodes that llama.cpp gave none: their numbers change with the batch."""
@@ -36,8 +36,8 @@ UNNAMED = ("node_", "leaf_", " ")
 class Mixture:
     """The stacked matrices among whose experts one node chooses, in order of use."""
 
-    choice: Choice
-    weights: tuple[Weight, ...]
+    choice: ExpertChoice
+    weights: tuple[TracedWeight, ...]
     n_experts: int
 
     @property
@@ -47,7 +47,7 @@ class Mixture:
         return ExpertLayer(name, tuple(matrices), self.choice.n_used)
 
 
-def mixtures(weights: Sequence[Weight]) -> list[Mixture]:
+def mixtures(weights: Sequence[TracedWeight]) -> list[Mixture]:
     """Those whose experts can be read one by one, in order of use.
 
     Each expert must be large enough for only its neighbours to share a block with it; only Linux
@@ -55,7 +55,7 @@ def mixtures(weights: Sequence[Weight]) -> list[Mixture]:
     """
     if sys.platform != "linux":
         return []
-    by_choice: dict[Choice, list[Weight]] = {}
+    by_choice: dict[ExpertChoice, list[TracedWeight]] = {}
     for weight in weights:
         choice = weight.choice
         if choice is not None and choice.name and not choice.name.startswith(UNNAMED):
@@ -94,7 +94,7 @@ class PagedExperts:
     """Answers llama.cpp's callbacks for the nodes that choose experts and those that use them."""
 
     def __init__(
-        self, found: Sequence[Mixture], cache: ExpertCache, stop: Stop, n_threads: int
+        self, found: Sequence[Mixture], cache: ExpertCache, stop: AbortFlag, n_threads: int
     ) -> None:
         self.cache = cache
         self._products = ExpertProducts(n_threads)

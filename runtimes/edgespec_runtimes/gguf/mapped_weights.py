@@ -14,7 +14,7 @@ from edgespec_runtimes.gguf import segments
 from edgespec_runtimes.gguf.experts import Mixture, mixtures
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.offloading import Offloading
 
 
@@ -25,7 +25,7 @@ class MappedWeights:
         self,
         header: GgufFile,
         offloading: Callable[[], Offloading],
-        stop: Stop,
+        stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`mapping` is around whatever maps, which takes its time."""
@@ -38,7 +38,7 @@ class MappedWeights:
         self._model: loading.Model | None = None
 
     @cached_property
-    def traced(self) -> list[segments.Weight]:
+    def traced(self) -> list[segments.TracedWeight]:
         """Those that stay in the process's memory, in order of use."""
         with self._mapping():
             return self._offloading().staying(self._trace())
@@ -99,6 +99,6 @@ class MappedWeights:
             self._model.close()
             self._model = None
 
-    def _trace(self, n_gpu_layers: int = 0) -> list[segments.Weight]:
+    def _trace(self, n_gpu_layers: int = 0) -> list[segments.TracedWeight]:
         self._model, self.is_lazy = loading.load_mapped(self._header.path, n_gpu_layers)
         return segments.trace_weights(self._model, self._header, self._stop)

@@ -28,11 +28,15 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, RowOrder, catching_backend
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
-from edgespec_runtimes.gguf.llama.even_products import EvenProducts
+from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
+from edgespec_runtimes.gguf.llama.reference_kernels import (
+    LEAST_TILED_BATCH,
+    ReferenceKernels,
+    captured_backends,
+)
 from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
-from edgespec_runtimes.gguf.llama.stopping import Stop
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
@@ -47,17 +51,17 @@ class GgufModel:
         shape: contexts.ContextShape,
         info: ModelInfo,
         vocabulary: Vocabulary,
-        stop: Stop,
+        stop: AbortFlag,
         weights: PagedWeights | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
         *,
         origin: StateOrigin,
         weight_types: Collection[str] = (),
-        prompts_are_even: bool = False,
+        prompts_are_invariant: bool = False,
     ) -> None:
         """`weight_types`: of the matrices whose products are to round alike, however many rows.
-        `prompts_are_even`: a prompt is to round alike whatever of it was read before."""
+        `prompts_are_invariant`: a prompt is to round alike whatever of it was read before."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._told = Reads()
@@ -77,21 +81,21 @@ class GgufModel:
         )
         self._origin = origin
         callback = weights.callback if weights else None
-        self._even_products = EvenProducts(weight_types)
+        self._invariant_products = InvariantProducts(weight_types)
         library, libggml = abi.library_path(), abi.library("ggml")
-        with self._even_products, catching_backend(library, libggml) as backends:
+        with self._invariant_products, captured_backends(library, libggml) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
-        self._row_order = RowOrder(
+        self._kernels = ReferenceKernels(
             abi.library("ggml-cpu"),
             backends,
             cache_types,
             weight_types,
             weights.sliced.backends if weights else (),
         )
-        self._prompts_are_even = prompts_are_even
-        if prompts_are_even and shape.n_batch >= EVEN_BATCH:
-            self.info = replace(self.info, prompt_tile=self._row_order.prompt_tile)
+        self._prompts_are_invariant = prompts_are_invariant
+        if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:
+            self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         self._memory = LlamaMemory(self._context, spare=shape.n_branches)
         self._branches = Branches(shape.n_branches, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
@@ -116,7 +120,7 @@ class GgufModel:
     def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
         begin = 0
         tile = self.info.prompt_tile
-        in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_even
+        in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
@@ -125,7 +129,7 @@ class GgufModel:
                     progress("reading the prompt", (begin + share * size) / len(tokens))
 
             positions = range(self.n_committed, self.n_committed + size)
-            self._row_order.prepare(size, positions[-1] + 1, in_tiles)
+            self._kernels.prepare(size, positions[-1] + 1, in_tiles)
             self._decode(chunk, positions, [[HOME]] * size, False, start, report)
             self._branches.extend(size)
             report(1.0)
@@ -153,7 +157,7 @@ class GgufModel:
             raise
         row_of = {node: row for row, node in enumerate(ordered)}
         wanted = [row_of[node] for node in nodes]
-        self._row_order.prepare(len(nodes), committed + len(nodes), in_tiles=False)
+        self._kernels.prepare(len(nodes), committed + len(nodes), in_tiles=False)
         self._decode(tokens, positions, sequences, True, committed)
         return self._logits(len(nodes))[wanted]
 
@@ -254,7 +258,7 @@ class GgufModel:
         try:
             if self._weights:
                 self._weights.begin_pass(on_segment)
-            with self._even_products:
+            with self._invariant_products:
                 code = lib.llama_decode(self._context, batch)
             self._n_passes += 1
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from edgespec.memory.budget import MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_library
-from edgespec_runtimes.gguf.segments import Weight
+from edgespec_runtimes.gguf.llama import ggml, gpu
+from edgespec_runtimes.gguf.segments import TracedWeight
 
 STAGING_BYTES = 4 << 20
 """Pinned buffers through which weights pass, where a device has them. Elsewhere a tensor is read
@@ -37,7 +37,7 @@ class Offloading:
     """Of the GPU: else all of this is in the process's memory all the same."""
     loading_bytes: int = 0
     """What of the weights is in the process's memory at once, on their way."""
-    library: gpu_library.Taken | None = None
+    library: gpu.LibraryMemory | None = None
     """What a GPU's library takes of the process's memory; None where none is used."""
 
     @property
@@ -52,7 +52,7 @@ class Offloading:
             return ()
         return (MemoryRow("process", "GPU library", self.library.nbytes),)
 
-    def staying(self, weights: Sequence[Weight]) -> list[Weight]:
+    def staying(self, weights: Sequence[TracedWeight]) -> list[TracedWeight]:
         """Those that stay in the process's memory. Of embeddings that are the output head, too, a
         copy goes to the GPU: they are only looked up."""
         left = [weight for weight in weights if weight.entry.name not in self.names]
@@ -81,7 +81,7 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
         has_cache=first == 0,
         has_own_memory=all(gpu.has_own_memory(device) for device in gpu.find_all()),
         loading_bytes=max([STAGING_BYTES, *(tensor.nbytes for tensor in there)]),
-        library=gpu_library.taken(),
+        library=gpu.library_memory(),
     )
 
 

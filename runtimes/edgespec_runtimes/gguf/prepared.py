@@ -29,25 +29,23 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import contexts, loading
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH, TILE_ROWS, TILED_TYPES
-from edgespec_runtimes.gguf.llama.even_products import can_be_evened
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS, TILED_TYPES
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.offloading import Offloading, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packed_weights import packs_when_paged
-from edgespec_runtimes.gguf.resident import resident_weights
-from edgespec_runtimes.gguf.rounding import (
-    UNQUANTISED,
-    has_uneven_packing,
-    multiplied_types,
-    rounding_notes,
+from edgespec_runtimes.gguf.packing import (
+    packing_is_invariant,
+    packs_when_paged,
+    resident_weights,
 )
+from edgespec_runtimes.gguf.rounding import UNQUANTISED, multiplied_types, rounding_notes
 
-BATCH_SIZES = (512, EVEN_BATCH)
+BATCH_SIZES = (512, LEAST_TILED_BATCH)
 """Tokens of a prompt in one batch; smaller ones would change the text of models with tiles."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
@@ -61,7 +59,7 @@ class PreparedGguf:
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
-        self._stop = Stop()
+        self._stop = AbortFlag()
         sizes_only = loading.load_sizes_only(header.path)
         try:
             if not sizes_only.autoregressive:
@@ -91,9 +89,9 @@ class PreparedGguf:
                 self._header,
                 self.info.name,
                 self._options.flash_attn,
-                products_are_even=not self._offloading.names and can_be_evened(),
+                products_are_invariant=not self._offloading.names and can_replace_products(),
                 is_packed=self._is_packed(plan),
-                rows_can_be_evened=sys.platform == "linux",
+                tiles_are_avoidable=sys.platform == "linux",
             )
         if plan is not None and request.owner == "target" and self._turns_differ:
             notes.append(
@@ -362,14 +360,14 @@ class PreparedGguf:
                     paged,
                     trace=trace,
                     origin=self._state_origin(shape),
-                    weight_types=self._types_to_round_alike(is_packed),
-                    prompts_are_even=self._prompts_are_even(is_packed),
+                    weight_types=self._invariant_types(is_packed),
+                    prompts_are_invariant=self._prompts_are_invariant(is_packed),
                 )
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
 
-    def _types_to_round_alike(self, is_packed: bool) -> set[str]:
+    def _invariant_types(self, is_packed: bool) -> set[str]:
         """A draft's guesses may round as they like; packed K-quants do so whatever is asked, and so
         do GPUs."""
         if self._request.owner == "draft":
@@ -377,14 +375,14 @@ class PreparedGguf:
         types = multiplied_types(self._header)
         if self._offloading.names:
             types -= set(UNQUANTISED)
-        if is_packed and has_uneven_packing(self._header):
+        if is_packed and not packing_is_invariant(self._header):
             types &= set(UNQUANTISED)
         return types
 
-    def _prompts_are_even(self, is_packed: bool) -> bool:
+    def _prompts_are_invariant(self, is_packed: bool) -> bool:
         """Whether what a session read before shall not change how a prompt rounds. A recurrent
         state that went on from tiles would have to be made anew with every turn."""
-        is_even = not (is_packed and has_uneven_packing(self._header))
+        is_even = not is_packed or packing_is_invariant(self._header)
         is_even &= self._options.flash_attn != "off" and not self._offloading.names
         return self._request.owner == "target" and is_even and not self._turns_differ
 

@@ -7,38 +7,39 @@ Knows kinds of weights and of attention; where rows can be made to round alike i
 from __future__ import annotations
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.llama.attention import PRODUCT_TILE_ROWS, TILED_TYPES
-from edgespec_runtimes.gguf.llama.packer import is_uneven
-from edgespec_runtimes.gguf.resident import packed_size
+from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.packing import (
+    multiplied_matrices,
+    packed_matrices,
+    packing_is_invariant,
+)
 
 UNQUANTISED = ("F32", "F16", "BF16")
 """One row of such matrices is multiplied by another kernel than several, unless that is mended."""
 UNEVEN = "IQ4_NL"
 """Quantised and yet so, unless it is packed."""
 _EXPERTS = "_exps."
-_LOOKED_UP = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
-_TIED_HEAD = "token_embd.weight"
 
 
 def rounding_notes(
     header: GgufFile,
     name: str,
     flash_attn: str,
-    products_are_even: bool = False,
+    products_are_invariant: bool = False,
     is_packed: bool = False,
-    rows_can_be_evened: bool = True,
+    tiles_are_avoidable: bool = True,
 ) -> list[str]:
     """Why a draft may change a token where two are as good as equal, in sentences; often none.
 
-    `products_are_even`: single rows of what is not quantised are kept to the kernel of several,
+    `products_are_invariant`: single rows of unquantised weights go through the kernel of several,
     or the other way round; there is no way for stacks of matrices but experts.
     `is_packed`: weights that can be are packed for the CPU, as those in memory are.
-    `rows_can_be_evened`: llama.cpp can be kept from tiles, as it is on Linux.
+    `tiles_are_avoidable`: llama.cpp can be kept from tiles, as it is on Linux.
     """
     matrices = [
         tensor.name
         for tensor in unquantised_matrices(header)
-        if not (products_are_even and len(tensor.shape) == 2)
+        if not (products_are_invariant and len(tensor.shape) == 2)
     ]
     why = []
     if matrices:
@@ -48,11 +49,11 @@ def rounding_notes(
     if uneven := sum(t.type.name == UNEVEN for t in _as_stored(header, is_packed)):
         why.append(f"{uneven} of its matrices are {UNEVEN}, as stored")
     tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
-    if tiled and not rows_can_be_evened:
+    if tiled and not tiles_are_avoidable:
         why.append(
             f"{tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
         )
-    if is_packed and has_uneven_packing(header):
+    if is_packed and not packing_is_invariant(header):
         why.append("it stays in memory, packed for the CPU")
     if flash_attn == "off":
         why.append("flash attention is off")
@@ -65,47 +66,18 @@ def rounding_notes(
 
 def multiplied_types(header: GgufFile) -> set[str]:
     """Of the matrices that activations are multiplied with."""
-    return {tensor.type.name for tensor in _multiplied(header)}
+    return {tensor.type.name for tensor in multiplied_matrices(header)}
 
 
 def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
     """Those that activations are multiplied with. Experts have one kernel, for each row alone."""
     return [
         tensor
-        for tensor in _multiplied(header)
+        for tensor in multiplied_matrices(header)
         if tensor.type.name in UNQUANTISED and _EXPERTS not in tensor.name
-    ]
-
-
-def has_uneven_packing(header: GgufFile) -> bool:
-    """Whether a matrix, once packed for the CPU, rounds otherwise for several rows than for one."""
-    shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
-    return any(is_uneven(*shape) for shape in shapes)
-
-
-def _multiplied(header: GgufFile) -> list[TensorEntry]:
-    has_head = "output.weight" in header.tensors_by_name
-    return [
-        tensor
-        for tensor in header.tensors
-        if _is_matrix(tensor)
-        and (tensor.name not in _LOOKED_UP or (tensor.name == _TIED_HEAD and not has_head))
-    ]
-
-
-def packed_matrices(header: GgufFile) -> list[TensorEntry]:
-    """Of those that are no tables, what packing for the CPU changes."""
-    return [
-        tensor
-        for tensor in _multiplied(header)
-        if tensor.name != _TIED_HEAD and packed_size(tensor) is not None
     ]
 
 
 def _as_stored(header: GgufFile, is_packed: bool) -> list[TensorEntry]:
     packed = {tensor.name for tensor in packed_matrices(header)} if is_packed else set()
-    return [tensor for tensor in _multiplied(header) if tensor.name not in packed]
-
-
-def _is_matrix(tensor: TensorEntry) -> bool:
-    return sum(size > 1 for size in tensor.shape) > 1 and "conv1d" not in tensor.name
+    return [tensor for tensor in multiplied_matrices(header) if tensor.name not in packed]

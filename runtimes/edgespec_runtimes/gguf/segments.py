@@ -18,7 +18,7 @@ from edgespec.errors import EdgespecError
 from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
-from edgespec_runtimes.gguf.llama.stopping import Stop
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
@@ -31,7 +31,7 @@ ROWS_ALIKE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ExpertChoice:
     """The node that holds the experts which a layer's tokens chose: int32 [n_used, n_tokens]."""
 
     name: str
@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class TracedWeight:
     """A tensor of the file that the graph reads, and where llama.cpp keeps it."""
 
     entry: TensorEntry
@@ -51,7 +51,7 @@ class Weight:
     """Read by one matrix product, directly: its pointer may change between passes."""
     rows_per_token: int
     """Of a table, how many rows are looked up for each token of a batch; 0: it is no table."""
-    choice: Choice | None = None
+    choice: ExpertChoice | None = None
     """Of stacked experts, of which a product reads those that its tokens chose."""
     divisible: bool = False
     """Whether its product can be computed for some of its rows, and then for others."""
@@ -81,7 +81,7 @@ class _Use:
     """The node that says which experts a MUL_MAT_ID reads."""
 
 
-def trace_weights(model: loading.Model, header: GgufFile, stop: Stop) -> list[Weight]:
+def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> list[TracedWeight]:
     """The weights that a pass reads, in the order of the products that read them. Computes nothing.
 
     A table that is looked up at the start and is the output head too counts as the head.
@@ -92,7 +92,7 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: Stop) -> list[We
     entries = {tensor.name: tensor for tensor in header.tensors}
     uses: dict[int, list[_Use]] = {}
     names: Counter[str] = Counter()
-    choices: dict[int, Choice] = {}
+    choices: dict[int, ExpertChoice] = {}
     n_nodes = 0
 
     @lib.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator, unused-ignore]
@@ -139,7 +139,7 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: Stop) -> list[We
         )
         choice = choices.get(products[0].chosen_by) if swappable else None
         weights.append(
-            Weight(
+            TracedWeight(
                 entry=entries[name],
                 address=address,
                 swappable=swappable,
@@ -166,9 +166,9 @@ def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
     return sum(use.n_rows for use in lookups)
 
 
-def _choice(node: int) -> Choice:
+def _choice(node: int) -> ExpertChoice:
     tensor = abi.GgmlTensor.from_address(node)
-    return Choice(tensor.name.decode(), tensor.op, tensor.ne[0])
+    return ExpertChoice(tensor.name.decode(), tensor.op, tensor.ne[0])
 
 
 def _first_product(uses: Sequence[_Use]) -> int:
@@ -176,7 +176,7 @@ def _first_product(uses: Sequence[_Use]) -> int:
     return min((use.node for use in uses if use.op != LOOKUP), default=uses[0].node)
 
 
-def in_host_memory(weight: Weight) -> bool:
+def in_host_memory(weight: TracedWeight) -> bool:
     """False for tensors that were copied to a GPU while loading."""
     tensor = abi.GgmlTensor.from_address(weight.address)
     return abi.buffer_is_host(tensor.buffer)
@@ -187,18 +187,18 @@ class WeightGroup:
     """The weights of one segment, or a slice of one weight."""
 
     segment: Segment
-    weights: tuple[Weight, ...]
+    weights: tuple[TracedWeight, ...]
     rows: range | None = None
     """Of the only weight, those that the segment holds; None: all of all weights."""
 
 
-def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[WeightGroup]:
+def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> list[WeightGroup]:
     """Cut weights, in order of use, at layer boundaries and wherever a piece would exceed a size.
 
     `largest_bytes` None: whole layers. A layer's tensor is never divided. What belongs to no layer,
     an output head, is divided into slices no larger than the largest of the other segments.
     """
-    groups: list[list[Weight]] = []
+    groups: list[list[TracedWeight]] = []
     for weight in weights:
         layer = _layer(weight.entry.name)
         if groups and layer is not None and _layer(groups[-1][-1].entry.name) == layer:
@@ -218,7 +218,7 @@ def cut(weights: Sequence[Weight], largest_bytes: int | None = None) -> list[Wei
     return found
 
 
-def slices(weight: Weight, largest_bytes: int) -> list[WeightGroup]:
+def slices(weight: TracedWeight, largest_bytes: int) -> list[WeightGroup]:
     """A matrix in slices of about a size, in order. Each has as many rows as the matrix, modulo
     ROWS_ALIKE, and is multiplied by the same kernels: neighbours share the rows that are over."""
     entry, n_rows = weight.entry, weight.entry.shape[1]
@@ -254,12 +254,12 @@ def join_pinned(
     return joined, frozenset(kept)
 
 
-def _whole(weights: Sequence[Weight]) -> WeightGroup:
+def _whole(weights: Sequence[TracedWeight]) -> WeightGroup:
     segment = Segment(_group_name(weights), [extent_of(weight) for weight in weights])
     return WeightGroup(segment, tuple(weights))
 
 
-def _can_be_sliced(group: Sequence[Weight]) -> bool:
+def _can_be_sliced(group: Sequence[TracedWeight]) -> bool:
     return len(group) == 1 and group[0].divisible and _layer(group[0].entry.name) is None
 
 
@@ -268,15 +268,15 @@ def _layer(name: str) -> str | None:
     return parts[1] if parts[0] == "blk" and len(parts) > 2 else None
 
 
-def _group_name(weights: Sequence[Weight]) -> str:
+def _group_name(weights: Sequence[TracedWeight]) -> str:
     first, last = weights[0].entry.name, weights[-1].entry.name
     return first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
 
 
-def extent_of(weight: Weight) -> Extent:
+def extent_of(weight: TracedWeight) -> Extent:
     return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
 
 
-def streamable(weights: Sequence[Weight]) -> Iterator[Weight]:
+def streamable(weights: Sequence[TracedWeight]) -> Iterator[TracedWeight]:
     """Those whose pointer may change from pass to pass, in order of use."""
     return (weight for weight in weights if weight.swappable)

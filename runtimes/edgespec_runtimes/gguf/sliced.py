@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.concurrency.owning import Closeable
-from edgespec_runtimes.gguf.llama.packer import Mark, Packer
+from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama.row_slices import RowSlices
 from edgespec_runtimes.gguf.segments import WeightGroup
 
@@ -23,7 +23,7 @@ class SlicedMatrices(Closeable):
         streamed: Sequence[WeightGroup],
         n_threads: int,
         packer: Packer,
-        marks: Mapping[int, Mark],
+        marks: Mapping[int, BufferFields],
     ) -> None:
         """`groups` in order of use, of which `streamed` are read in every pass. `marks`: by the
         address of a matrix, how it is marked if it is packed."""

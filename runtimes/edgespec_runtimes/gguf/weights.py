@@ -28,13 +28,13 @@ from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.packer import Mark, Packer
-from edgespec_runtimes.gguf.llama.stopping import Stop
-from edgespec_runtimes.gguf.packed_weights import marks
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
+from edgespec_runtimes.gguf.packing import marks
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import (
     MATMULS,
-    Weight,
+    TracedWeight,
     WeightGroup,
     extent_of,
     join_pinned,
@@ -55,12 +55,12 @@ class PagedWeights:
         self,
         header: GgufFile,
         reader: Reader,
-        weights: Sequence[Weight],
+        weights: Sequence[TracedWeight],
         groups: Sequence[WeightGroup],
         pinned: frozenset[int],
         ring_bytes: int,
         n_batch: int,
-        stop: Stop,
+        stop: AbortFlag,
         trace: Trace = OFF,
         mixtures: Sequence[Mixture] = (),
         expert_bytes: int = 0,
@@ -94,7 +94,7 @@ class PagedWeights:
             self.groups, self._streamed, n_threads, self._packer, self._packed
         )
         self._mapped = {w.address: w.pointer.value for w in weights}
-        self._plain = {address: Mark.of(address) for address in self._packed}
+        self._plain = {address: BufferFields.of(address) for address in self._packed}
         whole = {i: group for i, group in enumerate(self._streamed) if group.rows is None}
         self._swaps = [_offsets(group) for group in self._streamed]
         self._segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
@@ -192,8 +192,8 @@ class PagedWeights:
         )
 
     def _row_tables(
-        self, header: GgufFile, weights: Sequence[Weight], n_batch: int
-    ) -> dict[int, tuple[Weight, RowTable]]:
+        self, header: GgufFile, weights: Sequence[TracedWeight], n_batch: int
+    ) -> dict[int, tuple[TracedWeight, RowTable]]:
         """By address, the tables whose rows are looked up; those that are pinned anyway, because
         they are the output head too, are not among them."""
         pinned = {
@@ -341,7 +341,7 @@ class PagedWeights:
             if mark := self._plain.get(weight.address):
                 mark.put_on(weight.address)
 
-    def _put(self, weight: Weight, place: int) -> None:
+    def _put(self, weight: TracedWeight, place: int) -> None:
         """Point a weight to where it was read to, packed if it is one of those. Not by the thread
         that reads: while this one waits for storage, ggml's others occupy the processor."""
         weight.pointer.value = place
@@ -357,7 +357,7 @@ class PagedWeights:
             self._computing.note(segments=n_pinned)
 
 
-def _offsets(group: WeightGroup) -> list[tuple[Weight, int]]:
+def _offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:
     """Where the weights of a segment lie in its slot, which are none if it holds a slice of one."""
     if group.rows is not None:
         return []

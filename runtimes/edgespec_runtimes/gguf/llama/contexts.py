@@ -14,8 +14,8 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import UsageError
 from edgespec_runtimes.gguf.llama import abi, log
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.loading import Model
-from edgespec_runtimes.gguf.llama.stopping import Stop
 
 CACHE_TYPES = {
     "f32": 0,
@@ -157,7 +157,7 @@ def _graph_bytes(n_nodes: int) -> int:
     return int(nodes + edges(n_nodes, False))
 
 
-def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: Stop) -> Any:
+def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: AbortFlag) -> Any:
     """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason."""
     params = shape.params()
     if cb_eval is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.lone_product import LoneProduct
+from edgespec_runtimes.gguf.llama.node_graph import NodeGraph
 
 BUFFER_BYTES = 1 << 20
 """For the rows that are computed at once: a thing that a plan's headroom holds."""
@@ -27,8 +27,8 @@ class ExpertProducts(Closeable):
     """Products of one node at a time. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:
-        self._lone = LoneProduct(n_threads)
-        self._product = self._lone.node
+        self._graph = NodeGraph(n_threads)
+        self._product = self._graph.node
         self._operand, self._ids = abi.GgmlTensor(), abi.GgmlTensor()
 
     def compute(self, node: int, choices: np.ndarray, experts: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class ExpertProducts(Closeable):
             wanted[at] = self._multiply(product, operand, rows, choices[at])
 
     def close(self) -> None:
-        self._lone.close()
+        self._graph.close()
 
     def _multiply(
         self, product: Any, operand: Any, rows: np.ndarray, chosen: np.ndarray
@@ -66,7 +66,7 @@ class ExpertProducts(Closeable):
         self._product.op = abi.op_number("MUL_MAT_ID")
         self._product.src[1] = ctypes.addressof(self._operand)
         self._product.src[2] = ctypes.addressof(self._ids)
-        self._lone.compute()
+        self._graph.compute()
         return out
 
 

@@ -22,17 +22,9 @@ _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = [
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    ]
-
-
 def new_context(owned: ExitStack) -> int:
     """For tensors, some dozens, without memory for what they hold. `owned` frees it."""
-    context = _address("ggml_init", _InitParams(1 << 16, None, True))
+    context = _address("ggml_init", abi.InitParams(1 << 16, None, True))
     owned.callback(_address, "ggml_free", context)
     return context
 
@@ -94,9 +86,17 @@ def buffer_type_name(buffer_type: int) -> str:
     return name.decode()
 
 
-def alloc_bytes(buffer_type: int, tensor: int) -> int:
-    """What a tensor takes in such a buffer."""
-    return int(_call(ctypes.c_size_t, "ggml_backend_buft_get_alloc_size", buffer_type, tensor))
+@functools.cache
+def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
+    """Bytes that weights [n_out, n_in] of a type take once they are packed for the CPU; None if
+    they stay as they are. Nothing is allocated."""
+    buffer_type = packing_buffer_type(kind, n_in, n_out)
+    if buffer_type is None:
+        return None
+    with ExitStack() as owned:
+        weights = new_tensor(new_context(owned), kind, n_in, n_out)
+        size = _call(ctypes.c_size_t, "ggml_backend_buft_get_alloc_size", buffer_type, weights)
+    return int(size)
 
 
 def plain_buffer_type() -> int:
@@ -107,10 +107,6 @@ def plain_buffer_type() -> int:
 def buffer_type_of(device: int) -> int:
     """Of a device's own memory."""
     return _address("ggml_backend_dev_buffer_type", device)
-
-
-def base_address(buffer: int) -> int:
-    return _address("ggml_backend_buffer_get_base", buffer)
 
 
 def devices_of(kind: int) -> list[int]:

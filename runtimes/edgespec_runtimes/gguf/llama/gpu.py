@@ -1,30 +1,105 @@
-"""The GPUs that llama.cpp would put layers on, and which memory they have.
+"""The GPUs that llama.cpp would put layers on, and the process memory that their library takes.
 
-Knows no models.
+That memory is measured once, by `gpu_trial` in a process of its own: a process that plans must not
+have the library in memory before the plan has room for it. Knows no models.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from edgespec_runtimes.gguf.llama import ggml, loading
+from edgespec.concurrency.endings import crash_name
+from edgespec.memory.process import in_steps
+from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
 KINDS = (ggml.GPU, ggml.INTEGRATED_GPU)
-"""Those with memory of their own come first, as they do in llama.cpp."""
+"""Kinds of devices: GPUs with memory of their own come first, as they do in llama.cpp."""
+TIMEOUT_S = 60.0
+"""A driver may take seconds to start, and a library that compiles its kernels longer."""
+_TRIAL = "edgespec_runtimes.gguf.llama.gpu_trial"
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryMemory:
+    """Bytes that a GPU's library takes of the process's memory, or why they are not known."""
+
+    nbytes: int | None
+    why: str = ""
+
+    @property
+    def note(self) -> str | None:
+        """A sentence for people if the bytes are not known."""
+        if self.nbytes is not None:
+            return None
+        return (
+            "what the GPU's library takes of the process's memory could not be measured "
+            f"({self.why}): the plan has no room for it, so leave some of the budget free"
+        )
 
 
 def find() -> int | None:
-    """The first device's address; None where there is none, and where the build supports none."""
+    """The first GPU's address; None without one, or if the build supports none."""
     return next(iter(find_all()), None)
 
 
 def find_all() -> list[int]:
-    """All that share the layers: those of the first kind that there is."""
+    """Addresses of the GPUs that share the layers: those of the first kind that there is."""
     if not loading.supports_gpu():
         return []
     return next((found for kind in KINDS if (found := ggml.devices_of(kind))), [])
 
 
 def has_own_memory(device: int) -> bool:
-    """Whether what lies on it is not in the process's memory. Apple's devices share that."""
+    """True if the device does not share the process's memory, as Apple's devices do."""
     return sys.platform != "darwin" and ggml.kind_of(device) != ggml.INTEGRATED_GPU
+
+
+def library_memory() -> LibraryMemory:
+    """The cached measurement for these GPUs and this library, or a new one."""
+    try:
+        cache_file = trial_process.cache_file(_key())
+    except OSError as error:
+        return LibraryMemory(None, str(error))
+    cached = trial_process.read(cache_file)
+    if isinstance(cached, int) and cached >= 0:
+        return LibraryMemory(cached)
+    if missing := trial_process.missing_interpreter():
+        return LibraryMemory(None, missing)
+    measured = measure([sys.executable, "-m", _TRIAL])
+    if measured.nbytes is not None:
+        trial_process.write(cache_file, measured.nbytes)
+    return measured
+
+
+def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemory:
+    """Run `gpu_trial` or a stand-in. The process is gone afterwards, whatever happens."""
+    try:
+        done = trial_process.run(command, timeout_s)
+    except trial_process.NoAnswer as error:
+        return LibraryMemory(None, str(error))
+    if not done.stdout.isdigit():
+        ended = crash_name(done.returncode) or f"exit code {done.returncode}"
+        return LibraryMemory(None, f"it ended with {ended}")
+    return LibraryMemory(in_steps(int(done.stdout)))
+
+
+def _key() -> str:
+    """The cache key, which differs for another build, GPU or driver. Raises OSError."""
+    folder = abi.library_file("ggml-base").parent
+    files = trial_process.state_of(sorted(path for path in folder.iterdir() if path.is_file()))
+    names = [ggml.device_name(device) for device in find_all()]
+    return trial_process.cache_key("GPU library", loading.version(), files, names, _drivers())
+
+
+def _drivers() -> list[str]:
+    """The versions of the GPU drivers, as far as the system says them."""
+    found = []
+    for path in _DRIVERS:
+        with suppress(OSError):
+            found.append(path.read_text(encoding="utf-8", errors="replace"))
+    return found

@@ -18,9 +18,9 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import Progress
-from edgespec_runtimes.gguf.llama import abi, log, trials
+from edgespec_runtimes.gguf.llama import abi, cpu, log
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
-from edgespec_runtimes.gguf.llama.stopping import Stop
 
 SMALL_MODEL_BYTES = 64 << 20
 """Below this a second thread costs more in waking than it computes."""
@@ -66,7 +66,7 @@ class Model:
 
 
 def load_resident(
-    path: Path, n_gpu_layers: int, stop: Stop, progress: Progress | None = None
+    path: Path, n_gpu_layers: int, stop: AbortFlag, progress: Progress | None = None
 ) -> Model:
     """All weights in memory, packed for the CPU where that works. Stops early on `stop`."""
     params = lib.llama_model_default_params()
@@ -131,11 +131,11 @@ def build() -> str:
 
 
 @functools.cache
-def packing() -> trials.Packing:
+def packing() -> cpu.Packing:
     """Whether resident weights are packed anew for the CPU. The first call of all tries it."""
     _start()
     system_info = lib.llama_print_system_info().decode()
-    return trials.decide(system_info, _trial(), llama_cpp.__version__)
+    return cpu.decide_packing(system_info, _trial(), llama_cpp.__version__)
 
 
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
@@ -166,16 +166,16 @@ def _load(path: Path, params: Any) -> Model:
 
 
 @functools.cache
-def _trial() -> trials.Trial:
+def _trial() -> cpu.TrialResult:
     try:
-        base, cpu = abi.library_file("ggml-base"), abi.library_file("ggml-cpu")
+        files = abi.library_file("ggml-base"), abi.library_file("ggml-cpu")
     except EdgespecError as error:
-        return trials.Trial(trials.Outcome.UNKNOWN, str(error))
-    return trials.trial_of(trials.Library(llama_cpp.__version__, base, cpu))
+        return cpu.TrialResult(cpu.TrialOutcome.UNKNOWN, str(error))
+    return cpu.trial_result(cpu.LibraryFiles(llama_cpp.__version__, *files))
 
 
 @functools.cache
 def _start() -> None:
-    trials.check(_trial(), llama_cpp.__version__)
+    cpu.check_usable(_trial(), llama_cpp.__version__)
     lib.llama_backend_init()
     abi.verify_mirror()

@@ -1,14 +1,11 @@
 """Packs weights in place as ggml's CPU code multiplies them fastest, and marks tensors as packed.
 
-Tries, too, what rounds alike in packed form however many rows are multiplied. Knows nothing of
-files, slots and models.
+Knows nothing of files, slots and models.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -25,19 +22,16 @@ GROUP_ROWS = 16
 _BUFFER_BYTES = 64
 """Any but zero, for which ggml makes a buffer that knows nothing of packing."""
 
-TRIAL_IN, TRIAL_OUT, TRIAL_ROWS = 512, 72, 25
-"""Weights and rows that show whether several rows round as one does: enough for every kernel."""
-
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BufferFields:
     """What a ggml_tensor says of where it lies: by it ggml chooses the code that computes it."""
 
     buffer: int | None
     extra: int | None
 
     @classmethod
-    def of(cls, tensor: int) -> Mark:
+    def of(cls, tensor: int) -> BufferFields:
         fields = abi.GgmlTensor.from_address(tensor)
         return cls(fields.buffer, fields.extra)
 
@@ -63,11 +57,11 @@ class Packer(Closeable):
         self._owned = ExitStack()
         self._context = ggml.new_context(self._owned)
         self._buffer = 0
-        self._marks: dict[tuple[int, int, int], Mark | None] = {}
+        self._marks: dict[tuple[int, int, int], BufferFields | None] = {}
         self._pieces: dict[tuple[int, int], _Piece] = {}
         self._copy = ctypes.create_string_buffer(1)
 
-    def mark(self, kind: int, n_in: int, n_out: int) -> Mark | None:
+    def mark(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
         """Of weights [n_out, n_in] of a ggml type, once they are packed; None if they stay as they
         are."""
         shape = kind, n_in, n_out
@@ -91,7 +85,7 @@ class Packer(Closeable):
         self._marks.clear()
         self._pieces.clear()
 
-    def _new_mark(self, kind: int, n_in: int, n_out: int) -> Mark | None:
+    def _new_mark(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
         buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
         if buffer_type is None or ggml.buffer_type_name(buffer_type) != BUFFER_TYPE:
             return None
@@ -100,7 +94,7 @@ class Packer(Closeable):
         with ExitStack() as owned:
             tensor = ggml.new_tensor(ggml.new_context(owned), kind, n_in, n_out)
             ggml.place(tensor, self._buffer, ctypes.addressof(self._copy))
-            return Mark.of(tensor)
+            return BufferFields.of(tensor)
 
     def _piece(self, kind: int, n_in: int) -> _Piece:
         if (kind, n_in) not in self._pieces:
@@ -112,25 +106,3 @@ class Packer(Closeable):
             ggml.place(tensor, self._buffer, ctypes.addressof(self._copy))
             self._pieces[kind, n_in] = _Piece(tensor, n_rows, row_bytes)
         return self._pieces[kind, n_in]
-
-
-def is_uneven(kind: int, n_in: int, n_out: int) -> bool:
-    """Whether weights [n_out, n_in], packed as models in memory are, multiply several rows with
-    another rounding than one."""
-    buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
-    return buffer_type is not None and not _rounds_alike(kind, buffer_type)
-
-
-@functools.cache
-def _rounds_alike(kind: int, buffer_type: int) -> bool:
-    """Tried, for of the kernels for one row and for several some sum up otherwise."""
-    weights = ggml.quantised(kind, _values(TRIAL_OUT * TRIAL_IN, 0.73), TRIAL_IN)
-    rows = _values(TRIAL_ROWS * TRIAL_IN, 0.37)
-    each = [rows[i : i + TRIAL_IN] for i in range(0, len(rows), TRIAL_IN)]
-    alone = [ggml.product(buffer_type, kind, weights, row, TRIAL_IN) for row in each]
-    return b"".join(alone) == ggml.product(buffer_type, kind, weights, rows, TRIAL_IN)
-
-
-def _values(n: int, step: float) -> list[float]:
-    """Numbers between -1 and 1 that repeat nowhere."""
-    return [math.sin(step * i + 0.01 * (i // TRIAL_IN)) for i in range(n)]

@@ -13,8 +13,8 @@ import ctypes
 
 from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.lone_product import LoneProduct
-from edgespec_runtimes.gguf.llama.packer import Mark
+from edgespec_runtimes.gguf.llama.node_graph import NodeGraph
+from edgespec_runtimes.gguf.llama.packer import BufferFields
 
 _FLOAT_BYTES = 4
 
@@ -23,7 +23,7 @@ class RowSlices(Closeable):
     """Lets llama.cpp pass over a product, for which `multiply` is called afterwards."""
 
     def __init__(self, n_threads: int) -> None:
-        self._lone = LoneProduct(n_threads)
+        self._graph = NodeGraph(n_threads)
         self._matrix = abi.GgmlTensor()
         self._product_op, self._no_op = abi.op_number("MUL_MAT"), abi.op_number("NONE")
         self._passed_over = 0
@@ -31,7 +31,7 @@ class RowSlices(Closeable):
     @property
     def backend(self) -> int:
         """What computes the slices: a CPU backend's address."""
-        return self._lone.backend
+        return self._graph.backend
 
     def pass_over(self, node: int) -> None:
         """Let llama.cpp compute nothing here: call `take_up` when it has done so."""
@@ -46,13 +46,13 @@ class RowSlices(Closeable):
             ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._product_op
         return node
 
-    def multiply(self, node: int, rows: range, address: int, mark: Mark | None) -> None:
+    def multiply(self, node: int, rows: range, address: int, mark: BufferFields | None) -> None:
         """Compute what these rows of the matrix, which lie at `address`, give of the product.
         `mark`: how a tensor is marked that holds them, if not as the matrix is.
 
         Raises EdgespecError.
         """
-        product = self._lone.node
+        product = self._graph.node
         ctypes.pointer(product)[0] = abi.GgmlTensor.from_address(node)
         ctypes.pointer(self._matrix)[0] = abi.GgmlTensor.from_address(product.src[0] or 0)
         self._matrix.ne[1], self._matrix.data = len(rows), address
@@ -61,7 +61,7 @@ class RowSlices(Closeable):
         product.src[0] = ctypes.addressof(self._matrix)
         product.ne[0] = len(rows)
         product.data = product.data + rows.start * _FLOAT_BYTES
-        self._lone.compute()
+        self._graph.compute()
 
     def close(self) -> None:
-        self._lone.close()
+        self._graph.close()

@@ -29,14 +29,14 @@ SPLIT_CELLS = 512
 """From so many cells on, a single row is split over the threads."""
 CELLS_ROUNDED_TO = 256
 """A graph's number of cells is a multiple of this."""
-EVEN_BATCH = 2 * TILE_ROWS
+LEAST_TILED_BATCH = 2 * TILE_ROWS
 """Prompts cut evenly into batches of at most so many tokens or more round alike: none of the parts
 is smaller than a tile, unless the prompt is."""
 
 _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
-class RowOrder:
+class ReferenceKernels:
     """The switch of one context's CPU backend, and of others that compute products of its graph;
     where none was caught, rows sum up as ggml likes."""
 
@@ -81,7 +81,7 @@ class RowOrder:
 
 
 @contextmanager
-def catching_backend(libllama_path: str, libggml: Any) -> Iterator[list[int]]:
+def captured_backends(libllama_path: str, libggml: Any) -> Iterator[list[int]]:
     """While active, the CPU backends that libllama makes are written down."""
     caught: list[int] = []
     real = ctypes.cast(libggml.ggml_backend_init_by_type, _InitFunction)

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import threading
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
 from edgespec_runtimes.gguf.llama import abi, ggml
+from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_from_two_rows
 from edgespec_runtimes.gguf.llama.imports import Import
 
 SINGLE = "F32"
 HALF = ("F16", "BF16")
 KINDS = {SINGLE: ggml.F32, "F16": ggml.F16, "BF16": ggml.BF16}
 """ggml's numbers of the types that are meant."""
-
-TRIAL_IN, TRIAL_OUT, TRIAL_ROWS = 256, 48, 25
 
 _Maker = Callable[..., int | None]
 _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
@@ -35,7 +33,7 @@ _View = ctypes.CFUNCTYPE(
 _Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)
 
 
-class EvenProducts:
+class InvariantProducts:
     """A context manager around what builds graphs of a model: making its context, decoding.
 
     Idle where no weights are of such a type; graphs that other threads build meanwhile stay as
@@ -47,7 +45,7 @@ class EvenProducts:
         wanted = not KINDS.keys().isdisjoint(weight_types)
         self._import = _product_import() if wanted else None
         for name in sorted(set(HALF).intersection(weight_types)):
-            if _pairs_round_alike(KINDS[name]):
+            if is_invariant_from_two_rows(KINDS[name]):
                 _in_pairs.add(KINDS[name])
 
     def __enter__(self) -> Self:
@@ -67,7 +65,7 @@ class EvenProducts:
             _building.discard(threading.get_ident())
 
 
-def can_be_evened() -> bool:
+def can_replace_products() -> bool:
     """Whether llama.cpp's calls can be replaced here."""
     return _product_import().found
 
@@ -122,27 +120,3 @@ def _is_matrix(weights: int) -> bool:
     is_leaf = not fields.op and not fields.view_src
     is_flat = fields.ne[2] * fields.ne[3] == 1
     return bool(is_leaf and is_flat and fields.name.endswith(b".weight"))
-
-
-@functools.cache
-def _pairs_round_alike(kind: int) -> bool:
-    """Tried: whether a row beside itself rounds as among others."""
-    weights = ggml.quantised(kind, _values(TRIAL_OUT * TRIAL_IN, 0.73), TRIAL_IN)
-    rows = _values(TRIAL_ROWS * TRIAL_IN, 0.37)
-    multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
-    together = multiply(rows, TRIAL_IN)
-    row_bytes = 4 * TRIAL_OUT
-    for i in (0, TRIAL_ROWS // 2, TRIAL_ROWS - 1):
-        row = rows[i * TRIAL_IN : (i + 1) * TRIAL_IN]
-        expected = together[i * row_bytes : (i + 1) * row_bytes]
-        if multiply(row + row, TRIAL_IN)[:row_bytes] != expected:
-            return False
-    return all(
-        multiply(rows[: n * TRIAL_IN], TRIAL_IN) == together[: n * row_bytes]
-        for n in (2, 3, 4, 7, 8)
-    )
-
-
-def _values(n: int, step: float) -> list[float]:
-    """Numbers between -1 and 1 that repeat nowhere."""
-    return [math.sin(step * i + 0.01 * (i // TRIAL_IN)) for i in range(n)]

@@ -19,7 +19,7 @@ from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.attention import EVEN_BATCH
+from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH
 
 N_CTX = 1024
 REQUEST = ModelRequest(
@@ -98,6 +98,6 @@ def test_even_parts_are_few_and_alike(n_tokens: int, most: int) -> None:
     assert max(parts) - min(parts) <= 1
 
 
-@given(n_tokens=st.integers(64, 5000), most=st.integers(EVEN_BATCH, 600))
+@given(n_tokens=st.integers(64, 5000), most=st.integers(LEAST_TILED_BATCH, 600))
 def test_no_part_is_smaller_than_a_tile_if_the_prompt_is_not(n_tokens: int, most: int) -> None:
     assert min(even_parts(n_tokens, most)) >= 64

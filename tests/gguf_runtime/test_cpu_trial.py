@@ -19,11 +19,11 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi, loading, log, product_trial, trials
+from edgespec_runtimes.gguf.llama import abi, cpu, cpu_trial, loading, log
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.cpu import LibraryFiles, Packing, TrialOutcome, TrialResult
 from edgespec_runtimes.gguf.llama.quantiser import quantise
-from edgespec_runtimes.gguf.llama.stopping import Stop
-from edgespec_runtimes.gguf.llama.trials import Library, Outcome, Packing, Trial
-from edgespec_runtimes.gguf.resident import resident_weights
+from edgespec_runtimes.gguf.packing import resident_weights
 
 PAIR = embedded_pair()
 AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "
@@ -40,23 +40,27 @@ def dying_of(name: str) -> str:
 
 
 ENDS = {
-    f"say({product_trial.PLAIN + product_trial.PACKED!r})": Trial(Outcome.WORKS),
-    f"say({product_trial.PLAIN!r}); {dying_of('SIGSEGV')}": Trial(Outcome.PACKING_FAILS, "SIGSEGV"),
-    f"say({product_trial.PLAIN!r}); {dying_of('SIGILL')}": Trial(Outcome.PACKING_FAILS, "SIGILL"),
-    f"say({product_trial.PLAIN!r}); os._exit({product_trial.WRONG})": Trial(
-        Outcome.PACKING_FAILS, "wrong numbers"
+    f"say({cpu_trial.PLAIN + cpu_trial.PACKED!r})": TrialResult(TrialOutcome.WORKS),
+    f"say({cpu_trial.PLAIN!r}); {dying_of('SIGSEGV')}": TrialResult(
+        TrialOutcome.PACKING_FAILS, "SIGSEGV"
     ),
-    dying_of("SIGILL"): Trial(Outcome.ILLEGAL, "SIGILL"),
+    f"say({cpu_trial.PLAIN!r}); {dying_of('SIGILL')}": TrialResult(
+        TrialOutcome.PACKING_FAILS, "SIGILL"
+    ),
+    f"say({cpu_trial.PLAIN!r}); os._exit({cpu_trial.WRONG})": TrialResult(
+        TrialOutcome.PACKING_FAILS, "wrong numbers"
+    ),
+    dying_of("SIGILL"): TrialResult(TrialOutcome.ILLEGAL, "SIGILL"),
     # what says nothing of the library
-    dying_of("SIGKILL"): Trial(Outcome.UNKNOWN, "it ended with exit code -9"),
-    "raise ImportError": Trial(Outcome.UNKNOWN, "it ended with exit code 1"),
-    "pass": Trial(Outcome.UNKNOWN, "it ended with exit code 0"),
+    dying_of("SIGKILL"): TrialResult(TrialOutcome.UNKNOWN, "it ended with exit code -9"),
+    "raise ImportError": TrialResult(TrialOutcome.UNKNOWN, "it ended with exit code 1"),
+    "pass": TrialResult(TrialOutcome.UNKNOWN, "it ended with exit code 0"),
 }
 
 
 @pytest.mark.parametrize(("code", "trial"), ENDS.items())
-def test_how_a_trial_ends_says_what_works(code: str, trial: Trial):
-    assert trials.attempt(child(code)) == trial
+def test_how_a_trial_ends_says_what_works(code: str, trial: TrialResult):
+    assert cpu.run_trial(child(code)) == trial
 
 
 def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
@@ -68,21 +72,21 @@ def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    trial = trials.attempt(child("time.sleep(600)"), timeout_s=0.1)
-    assert trial.outcome is Outcome.UNKNOWN
+    trial = cpu.run_trial(child("time.sleep(600)"), timeout_s=0.1)
+    assert trial.outcome is TrialOutcome.UNKNOWN
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_a_trial_that_cannot_start_says_nothing():
-    assert trials.attempt(["/nonexistent/python"]).outcome is Outcome.UNKNOWN
+    assert cpu.run_trial(["/nonexistent/python"]).outcome is TrialOutcome.UNKNOWN
 
 
 def test_an_application_that_ignores_its_children_is_not_told_that_all_is_well():
     """`subprocess` then takes every child for one that ended with 0."""
-    code = f"say({product_trial.PLAIN!r}); {dying_of('SIGSEGV')}"
+    code = f"say({cpu_trial.PLAIN!r}); {dying_of('SIGSEGV')}"
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert trials.attempt(child(code)).outcome is Outcome.UNKNOWN
+        assert cpu.run_trial(child(code)).outcome is TrialOutcome.UNKNOWN
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -90,23 +94,23 @@ def test_an_application_that_ignores_its_children_is_not_told_that_all_is_well()
 @pytest.mark.parametrize(
     ("system_info", "outcome", "allowed"),
     [
-        (AMX, Outcome.WORKS, True),
-        (AMX, Outcome.PACKING_FAILS, False),
-        (AMX, Outcome.UNKNOWN, False),
-        (NO_AMX, Outcome.WORKS, True),
-        (NO_AMX, Outcome.PACKING_FAILS, False),
-        (NO_AMX, Outcome.UNKNOWN, True),
+        (AMX, TrialOutcome.WORKS, True),
+        (AMX, TrialOutcome.PACKING_FAILS, False),
+        (AMX, TrialOutcome.UNKNOWN, False),
+        (NO_AMX, TrialOutcome.WORKS, True),
+        (NO_AMX, TrialOutcome.PACKING_FAILS, False),
+        (NO_AMX, TrialOutcome.UNKNOWN, True),
     ],
 )
 def test_weights_are_packed_where_it_works_and_with_amx_only_if_that_was_seen(
-    system_info: str, outcome: Outcome, allowed: bool
+    system_info: str, outcome: TrialOutcome, allowed: bool
 ):
-    packing = trials.decide(system_info, Trial(outcome, "SIGSEGV"), "1.2.3")
+    packing = cpu.decide_packing(system_info, TrialResult(outcome, "SIGSEGV"), "1.2.3")
     assert packing.allowed == allowed == (packing.note is None)
 
 
 def test_the_note_says_what_was_seen_and_how_to_build_without_it():
-    packing = trials.decide(AMX, Trial(Outcome.PACKING_FAILS, "SIGSEGV"), "1.2.3")
+    packing = cpu.decide_packing(AMX, TrialResult(TrialOutcome.PACKING_FAILS, "SIGSEGV"), "1.2.3")
     assert packing.note is not None
     for words in ("AMX", "SIGSEGV", "-mno-amx-int8", "--no-cache-dir", "llama-cpp-python==1.2.3"):
         assert words in packing.note
@@ -114,106 +118,112 @@ def test_the_note_says_what_was_seen_and_how_to_build_without_it():
 
 def test_a_build_for_another_processor_is_refused_before_it_computes():
     with pytest.raises(EdgespecError, match=r"another processor.*pip install"):
-        trials.check(Trial(Outcome.ILLEGAL, "SIGILL"), "1.2.3")
+        cpu.check_usable(TrialResult(TrialOutcome.ILLEGAL, "SIGILL"), "1.2.3")
 
 
 class Asked:
-    """Stands for `attempt` and counts."""
+    """Stands for `run_trial` and counts."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: TrialOutcome) -> None:
         self.outcome, self.times = outcome, 0
 
-    def __call__(self, command: list[str]) -> Trial:
+    def __call__(self, command: list[str]) -> TrialResult:
         self.times += 1
-        return Trial(self.outcome)
+        return TrialResult(self.outcome)
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LibraryFiles:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("base", "cpu"):
         (tmp_path / name).write_bytes(b"code")
-    return Library("1.2.3", tmp_path / "base", tmp_path / "cpu")
+    return LibraryFiles("1.2.3", tmp_path / "base", tmp_path / "cpu")
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, outcome: Outcome = Outcome.WORKS) -> Asked:
+def asked(monkeypatch: pytest.MonkeyPatch, outcome: TrialOutcome = TrialOutcome.WORKS) -> Asked:
     stand_in = Asked(outcome)
-    monkeypatch.setattr(trials, "attempt", stand_in)
+    monkeypatch.setattr(cpu, "run_trial", stand_in)
     return stand_in
 
 
-@pytest.mark.parametrize("outcome", [Outcome.WORKS, Outcome.PACKING_FAILS, Outcome.ILLEGAL])
+@pytest.mark.parametrize(
+    "outcome", [TrialOutcome.WORKS, TrialOutcome.PACKING_FAILS, TrialOutcome.ILLEGAL]
+)
 def test_a_library_is_tried_once(
-    outcome: Outcome, library: Library, monkeypatch: pytest.MonkeyPatch
+    outcome: TrialOutcome, library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    attempt = asked(monkeypatch, outcome)
-    assert [trials.trial_of(library).outcome for _ in range(3)] == [outcome] * 3
-    assert attempt.times == 1
+    run_trial = asked(monkeypatch, outcome)
+    assert [cpu.trial_result(library).outcome for _ in range(3)] == [outcome] * 3
+    assert run_trial.times == 1
 
 
 def test_what_a_trial_did_not_show_is_tried_again(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    attempt = asked(monkeypatch, Outcome.UNKNOWN)
-    trials.trial_of(library)
-    trials.trial_of(library)
-    assert attempt.times == 2
+    run_trial = asked(monkeypatch, TrialOutcome.UNKNOWN)
+    cpu.trial_result(library)
+    cpu.trial_result(library)
+    assert run_trial.times == 2
 
 
-def test_another_build_or_version_is_tried_anew(library: Library, monkeypatch: pytest.MonkeyPatch):
-    attempt = asked(monkeypatch)
-    trials.trial_of(library)
+def test_another_build_or_version_is_tried_anew(
+    library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
+):
+    run_trial = asked(monkeypatch)
+    cpu.trial_result(library)
     library.cpu.write_bytes(b"other code")
-    trials.trial_of(library)
-    trials.trial_of(Library("1.2.4", library.base, library.cpu))
-    assert attempt.times == 3
+    cpu.trial_result(library)
+    cpu.trial_result(LibraryFiles("1.2.4", library.base, library.cpu))
+    assert run_trial.times == 3
 
 
 def test_a_cache_that_cannot_be_written_costs_a_trial_each_time(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: LibraryFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "cache").write_bytes(b"a file, no folder")
-    attempt = asked(monkeypatch)
-    assert [trials.trial_of(library).outcome for _ in range(2)] == [Outcome.WORKS] * 2
-    assert attempt.times == 2
+    run_trial = asked(monkeypatch)
+    assert [cpu.trial_result(library).outcome for _ in range(2)] == [TrialOutcome.WORKS] * 2
+    assert run_trial.times == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"outcome": "perhaps", "why": ""}', b"\xff"])
 def test_a_damaged_answer_is_asked_for_again(
-    content: bytes, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, library: LibraryFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    attempt = asked(monkeypatch)
-    trials.trial_of(library)
+    run_trial = asked(monkeypatch)
+    cpu.trial_result(library)
     (kept,) = (tmp_path / "cache/edgespec/llama.cpp").iterdir()
     kept.write_bytes(content)
-    assert trials.trial_of(library).outcome is Outcome.WORKS
-    assert attempt.times == 2
+    assert cpu.trial_result(library).outcome is TrialOutcome.WORKS
+    assert run_trial.times == 2
 
 
 @pytest.mark.parametrize("executable", [None, "", "/usr/bin/uwsgi", "/opt/app/blender"])
 def test_an_application_without_an_interpreter_of_its_own_is_not_started(
-    executable: str | None, library: Library, monkeypatch: pytest.MonkeyPatch
+    executable: str | None, library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "executable", executable)
-    attempt = asked(monkeypatch)
-    assert trials.trial_of(library).outcome is Outcome.UNKNOWN
-    assert attempt.times == 0
+    run_trial = asked(monkeypatch)
+    assert cpu.trial_result(library).outcome is TrialOutcome.UNKNOWN
+    assert run_trial.times == 0
 
 
-def test_a_frozen_application_is_not_started(library: Library, monkeypatch: pytest.MonkeyPatch):
+def test_a_frozen_application_is_not_started(
+    library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    attempt = asked(monkeypatch)
-    assert trials.trial_of(library).outcome is Outcome.UNKNOWN
-    assert attempt.times == 0
+    run_trial = asked(monkeypatch)
+    assert cpu.trial_result(library).outcome is TrialOutcome.UNKNOWN
+    assert run_trial.times == 0
 
 
 def test_the_installed_library_shows_whether_its_packed_products_work():
     """Where they do not, the trial survives what ends this process."""
-    script, files = product_trial.__file__, ("ggml-base", "ggml-cpu")
+    script, files = cpu_trial.__file__, ("ggml-base", "ggml-cpu")
     libraries = [str(abi.library_file(stem)) for stem in files]
-    trial = trials.attempt([sys.executable, "-I", "-S", script, *libraries])
-    assert trial.outcome in {Outcome.WORKS, Outcome.PACKING_FAILS}
-    assert loading.packing().allowed == (trial.outcome is Outcome.WORKS)
+    trial = cpu.run_trial([sys.executable, "-I", "-S", script, *libraries])
+    assert trial.outcome in {TrialOutcome.WORKS, TrialOutcome.PACKING_FAILS}
+    assert loading.packing().allowed == (trial.outcome is TrialOutcome.WORKS)
 
 
 def request(path: Path, owner: str, budget_bytes: int | None = None) -> ModelRequest:
@@ -238,7 +248,7 @@ def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
 def buffers(path: Path) -> dict[str, float]:
     """MiB by the kind of buffer, as llama.cpp loads a resident model."""
     with log.captured() as lines:
-        loading.load_resident(path, 0, Stop()).close()
+        loading.load_resident(path, 0, AbortFlag()).close()
     found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
     return {name: float(mib) for name, mib in found}
 
@@ -279,7 +289,7 @@ def test_the_doctor_says_whether_weights_are_packed(
 
 def test_the_doctor_says_that_a_build_is_for_another_processor(monkeypatch: pytest.MonkeyPatch):
     def refuse() -> Packing:
-        trials.check(Trial(Outcome.ILLEGAL, "SIGILL"), "1.2.3")
+        cpu.check_usable(TrialResult(TrialOutcome.ILLEGAL, "SIGILL"), "1.2.3")
         raise AssertionError
 
     monkeypatch.setattr(loading, "packing", refuse)

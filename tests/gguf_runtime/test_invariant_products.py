@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_types import stored_as
-from test_row_order import line
+from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest

@@ -9,7 +9,7 @@ import sys
 import llama_cpp.llama_cpp as lib
 
 
-class Stop:
+class AbortFlag:
     """A flag that llama.cpp polls without entering Python.
 
     llama.cpp asks an abort callback `bool f(void *)` before every node. libc's strlen is such a

@@ -15,7 +15,7 @@ from edgespec_runtimes.gguf.llama import abi
 _GRAPH_NODES = 8
 
 
-class LoneProduct(Closeable):
+class NodeGraph(Closeable):
     """A graph of one `node`, which its user fills before `compute`. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:

@@ -1,0 +1,176 @@
+"""Finds out if llama.cpp's CPU code works on this machine, once, by `cpu_trial` in a process of its
+own, and decides what follows.
+
+Loads no library of llama.cpp's: where one would end a process, this one goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from edgespec.concurrency.endings import crash_name
+from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.llama import cpu_trial, trial_process
+
+TIMEOUT_S = 30.0
+"""A trial takes a tenth of a second; a machine that is busy may take longer."""
+
+
+class TrialOutcome(Enum):
+    """The result of a trial."""
+
+    WORKS = "works"
+    PACKING_FAILS = "packing fails"
+    """Products with packed weights crash or are wrong; plain ones are right."""
+    ILLEGAL = "illegal instruction"
+    """The library was built for another processor."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What a library does on this machine, and why: a few words for a sentence."""
+
+    outcome: TrialOutcome
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFiles:
+    """The files of llama.cpp that compute, and the version that they are said to be."""
+
+    version: str
+    base: Path
+    cpu: Path
+
+    def key(self) -> str:
+        """The cache key, which differs for another build, processor or kernel."""
+        files = trial_process.state_of(self.files)
+        return trial_process.cache_key(self.version, files, [*trial_process.processor()])
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        return self.base, self.cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """True in `allowed` if weights that stay in memory go into buffers that llama.cpp packs."""
+
+    allowed: bool
+    found: str = ""
+    """The obstacle, empty if packing is allowed."""
+    advice: str = ""
+
+    @property
+    def note(self) -> str | None:
+        """A sentence for people if weights are not packed."""
+        if self.allowed:
+            return None
+        return (
+            f"{self.found}: weights that stay in memory are not packed and compute more slowly; "
+            f"{self.advice}"
+        )
+
+
+def decide_packing(system_info: str, trial: TrialResult, version: str) -> Packing:
+    """Decide about packing by `llama_print_system_info` and the result of a trial.
+
+    Where nothing is known packing is allowed, but for AMX: GCC drops the stores of llama.cpp's tile
+    configuration, and the first product of several rows ends the process (llama.cpp #20824).
+    """
+    uses_amx = "AMX_INT8 = 1" in system_info
+    if trial.outcome is TrialOutcome.WORKS or (
+        trial.outcome is TrialOutcome.UNKNOWN and not uses_amx
+    ):
+        return Packing(allowed=True)
+    code = "llama.cpp's AMX code" if uses_amx else "llama.cpp's code for packed weights"
+    if trial.outcome is TrialOutcome.UNKNOWN:
+        found = f"whether {code} works here could not be tried ({trial.why})"
+    else:
+        found = f"{code} fails on this machine ({trial.why} in a process of its own)"
+    if uses_amx:
+        return Packing(False, found, f"build it without AMX: {_rebuild(version, _NO_AMX)}")
+    return Packing(False, found, f"build it again: {_rebuild(version)}")
+
+
+def check_usable(trial: TrialResult, version: str) -> None:
+    """Raise EdgespecError for a library that would end this process, too."""
+    if trial.outcome is TrialOutcome.ILLEGAL:
+        raise EdgespecError(
+            f"llama.cpp was built for another processor (a trial ended with {trial.why}): build "
+            f"it here: {_rebuild(version)}"
+        )
+
+
+def _rebuild(version: str, flags: str = "") -> str:
+    """The command that builds llama.cpp again. pip's cache of wheels does not look at flags."""
+    environment = f"CFLAGS='{flags}' CXXFLAGS='{flags}' " if flags else ""
+    return (
+        f"{environment}pip install --no-cache-dir --force-reinstall --no-deps "
+        f"llama-cpp-python=={version}"
+    )
+
+
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+def trial_result(library: LibraryFiles) -> TrialResult:
+    """The cached result for this library on this machine, or that of a trial now."""
+    try:
+        key = library.key()
+    except OSError as error:
+        return TrialResult(TrialOutcome.UNKNOWN, str(error))
+    cache_file = trial_process.cache_file(key)
+    if cached := _read(cache_file):
+        return cached
+    script = Path(cpu_trial.__file__)
+    if obstacle := _obstacle(script):
+        return TrialResult(TrialOutcome.UNKNOWN, obstacle)
+    # isolated and without site-packages: it starts fast, and nothing of the application's runs
+    command = [sys.executable, "-I", "-S", str(script), *map(str, library.files)]
+    trial = run_trial(command)
+    if trial.outcome is not TrialOutcome.UNKNOWN:
+        trial_process.write(cache_file, {"outcome": trial.outcome.value, "why": trial.why})
+    return trial
+
+
+def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResult:
+    """Run `cpu_trial` or a stand-in. The process is gone afterwards, whatever happens."""
+    try:
+        done = trial_process.run(command, timeout_s)
+    except trial_process.NoAnswer as error:
+        return TrialResult(TrialOutcome.UNKNOWN, str(error))
+    # The output counts, not the exit code alone: an application that ignores SIGCHLD gets 0.
+    output, crash = done.stdout, crash_name(done.returncode)
+    if output == cpu_trial.PLAIN + cpu_trial.PACKED:
+        return TrialResult(TrialOutcome.WORKS)
+    if output == cpu_trial.PLAIN and crash:
+        return TrialResult(TrialOutcome.PACKING_FAILS, crash)
+    if output == cpu_trial.PLAIN and done.returncode == cpu_trial.WRONG:
+        return TrialResult(TrialOutcome.PACKING_FAILS, "wrong numbers")
+    if not output and crash == "SIGILL":
+        return TrialResult(TrialOutcome.ILLEGAL, crash)
+    return TrialResult(
+        TrialOutcome.UNKNOWN, f"it ended with {crash or f'exit code {done.returncode}'}"
+    )
+
+
+def _obstacle(script: Path) -> str | None:
+    """The reason why no trial can be started, None if one can."""
+    if missing := trial_process.missing_interpreter():
+        return missing
+    return None if script.is_file() else f"{script} is no file"
+
+
+def _read(cache_file: Path | None) -> TrialResult | None:
+    """A cached result; None if there is none or it is damaged."""
+    cached = trial_process.read(cache_file)
+    with suppress(ValueError, KeyError, TypeError):
+        return TrialResult(TrialOutcome(cached["outcome"]), str(cached["why"]))
+    return None

@@ -1,0 +1,103 @@
+"""Trials of llama.cpp's libraries: small programs in processes of their own, since they may crash,
+hang or take memory, and the cache of what they showed.
+
+Knows how a trial is started and that it is gone afterwards; not what it tries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgespec.files import cache_folder
+
+
+class NoAnswer(Exception):
+    """A trial could not be started or did not end, as the message says."""
+
+
+def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a command: its stdout and exit code. Raises NoAnswer."""
+    try:
+        return subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"it had not ended after {timeout_s:.0f} s") from error
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise NoAnswer(f"no process could be started: {error}") from error
+
+
+def missing_interpreter() -> str | None:
+    """The reason why there is no Python interpreter to start, None if there is one."""
+    executable = Path(sys.executable or "")
+    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
+        return "this application comes without a Python interpreter that could be started"
+    return None
+
+
+def cache_key(*known: Any) -> str:
+    """A cache key of JSON values and the release of the kernel."""
+    return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
+
+
+def cache_file(key: str) -> Path | None:
+    """The file that caches a result; None for a user without a home."""
+    try:
+        return cache_folder.folder() / "llama.cpp" / f"{key}.json"
+    except RuntimeError:
+        return None
+
+
+def read(path: Path | None) -> Any:
+    """A cached result; None if there is none or it is damaged."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes()) if path else None
+    return None
+
+
+def write(path: Path | None, result: Any) -> None:
+    """Cache a result, whole or not at all. A folder that cannot be written is no error."""
+    if path is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                json.dump(result, file)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+
+
+def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Differs for another build. Raises OSError."""
+    stats = [(path, path.stat()) for path in files]
+    return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def processor() -> Iterator[str]:
+    """Texts that tell processors apart: a cache folder may be shared by several machines."""
+    yield platform.machine()
+    yield os.environ.get("PROCESSOR_IDENTIFIER", "")
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        first = file.read(8192).split("\n\n")[0]
+        telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+        yield from (line for line in first.splitlines() if line.startswith(telling))

@@ -1,0 +1,116 @@
+"""The weights of a model that are packed for the CPU, resident or paged, and their packed size.
+
+Paged weights are packed where they were read to: pinned ones at once, streamed ones when they are
+computed with. The file stays as it is, and no budget changes what is computed. Packing itself is
+the business of `llama.packer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama import ggml, loading
+from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_when_packed
+from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
+from edgespec_runtimes.gguf.segments import WeightGroup
+
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
+_LOOKED_UP = (_EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentWeights:
+    """Sizes in bytes."""
+
+    weights: int
+    loading: int
+    """Of the tensor that is read whole before it is packed; what is not packed is read in place."""
+
+
+def resident_weights(
+    header: GgufFile, elsewhere: Collection[str] = (), head_elsewhere: bool = False
+) -> ResidentWeights:
+    """Without those that lie elsewhere, by name. Tries packing first, if no process of this build
+    of llama.cpp has done so here."""
+    here = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
+    total = sum(tensor.nbytes for tensor in here)
+    if not loading.packing().allowed:
+        return ResidentWeights(total, 0)
+    packed = [
+        (tensor, nbytes)
+        for tensor in here
+        if tensor.name not in _LOOKED_UP and (nbytes := packed_size(tensor)) is not None
+    ]
+    total += sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
+    table = header.tensors_by_name.get(_EMBEDDINGS)
+    is_head = _HEAD not in header.tensors_by_name and not head_elsewhere
+    copied = packed_size(table) if table is not None and is_head else None
+    if table is not None and copied is not None:
+        # a table that is also the head is looked up as it is, and multiplied with a packed copy
+        packed.append((table, copied))
+        total += copied
+    return ResidentWeights(total, max((tensor.nbytes for tensor, _ in packed), default=0))
+
+
+def packed_size(tensor: TensorEntry) -> int | None:
+    """Bytes of a tensor once it is packed; None if it stays as it is. Stacked experts take as many
+    bytes packed as before."""
+    if len(tensor.shape) not in (2, 3) or tensor.type.block_size == 1:
+        return None
+    nbytes = ggml.packed_bytes(tensor.type.code, tensor.shape[0], tensor.shape[1])
+    return nbytes if nbytes is None or len(tensor.shape) == 2 else tensor.nbytes
+
+
+def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:
+    """The matrices that activations are multiplied with; tables that are only looked up are not."""
+    has_head = _HEAD in header.tensors_by_name
+    return [
+        tensor
+        for tensor in header.tensors
+        if _is_matrix(tensor)
+        and (tensor.name not in _LOOKED_UP or (tensor.name == _EMBEDDINGS and not has_head))
+    ]
+
+
+def packed_matrices(header: GgufFile) -> list[TensorEntry]:
+    """The multiplied matrices that packing for the CPU changes; embeddings are never packed."""
+    return [
+        tensor
+        for tensor in multiplied_matrices(header)
+        if tensor.name != _EMBEDDINGS and packed_size(tensor) is not None
+    ]
+
+
+def packing_is_invariant(header: GgufFile) -> bool:
+    """True if every packed matrix rounds alike for several rows and for one."""
+    shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
+    return all(is_invariant_when_packed(*shape) for shape in shapes)
+
+
+def packs_when_paged(header: GgufFile) -> bool:
+    """True if paged weights are packed, which are all that a model in memory packs. They are not
+    where packed ones round otherwise for several rows than for one, as stored ones do not."""
+    can_pack = loading.packing().allowed and bool(packed_matrices(header))
+    return can_pack and packing_is_invariant(header)
+
+
+def marks(
+    packer: Packer, header: GgufFile, groups: Sequence[WeightGroup]
+) -> dict[int, BufferFields]:
+    """Buffer fields of the tensors that hold packed weights, by the tensor's address. Stacked
+    experts stay unpacked: there is no packed kernel for several rows of them."""
+    if not packs_when_paged(header):
+        return {}
+    found = {}
+    for weight in (weight for group in groups for weight in group.weights):
+        if len(weight.entry.shape) == 2 and not weight.looked_up:
+            mark = packer.mark(weight.entry.type.code, *weight.entry.shape)
+            if mark is not None:
+                found[weight.address] = mark
+    return found
+
+
+def _is_matrix(tensor: TensorEntry) -> bool:
+    return sum(size > 1 for size in tensor.shape) > 1 and "conv1d" not in tensor.name
