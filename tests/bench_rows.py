@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, Machine, ModelFile
+from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, MeasuredMachine, ModelFile
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import Row, spread, summarise
 from edgespec.values import RoundCost, SourceStats
@@ -52,7 +52,7 @@ def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchRep
         command="edgespec bench --modes <all>",
         began="2026-01-02T03:04:05+00:00",
         versions={"edgespec": "0.1.0"},
-        machine=Machine("a processor & more", 2, 4, 8 << 30, "Linux", "ext4 on /dev/sda"),
+        machine=MeasuredMachine("a processor & more", 2, 4, 8 << 30, "Linux", "ext4 on /dev/sda"),
         target=ModelFile("big.gguf", 1 << 30),
         draft=ModelFile("small.gguf", 1 << 20),
         limits=AppliedLimits("cgroup v1", 512 << 20, 300 * MB, 500 << 20),

@@ -68,7 +68,7 @@ def main() -> None:
         settings = LoadSettings(
             model=args.target, draft=args.draft, memory_budget=budget, ctx_size=N_CTX
         )
-        found = Comparison()
+        found = ReferenceComparison()
         with session.load(settings, rules) as drafted:
             for prompt, reference in zip(prompts, references, strict=True):
                 found.compare(drafted, prompt, reference)
@@ -153,7 +153,7 @@ class Sampled:
     logits: list[np.ndarray]
 
 
-class Comparison:
+class ReferenceComparison:
     """Where edgespec chose another token than the reference, and how far its logits were off."""
 
     def __init__(self) -> None:

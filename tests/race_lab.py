@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.race import TrialLength
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 
 MIB = 1 << 20
 BUDGET = 100 * MIB
 
 
-def figures(tokens_per_s: float, peak_bytes: int = BUDGET, **more: float) -> Figures:
-    return Figures(
+def figures(tokens_per_s: float, peak_bytes: int = BUDGET, **more: float) -> TrialFigures:
+    return TrialFigures(
         tokens_per_s=tokens_per_s,
         tokens_per_pass=4.0,
         n_tokens=48,
@@ -42,6 +42,6 @@ class FormulaLab:
     def left_s(self) -> float:
         return self.seconds - len(self.ran)
 
-    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
         self.ran.append(candidate)
         return figures(self.speed(candidate))

@@ -114,11 +114,11 @@ def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ..
     if names is None:
         return tuple(known)
     by_name = {mode.name: mode for mode in known}
-    wanted = [name.strip() for name in names]
-    for name in wanted:
+    requested = [name.strip() for name in names]
+    for name in requested:
         if name not in by_name:
             raise UsageError(
                 f"--modes: unknown mode {name!r}{nearest(name, by_name)} "
                 f"(modes: {', '.join(by_name)})"
             )
-    return tuple(mode for mode in known if mode.name in wanted)
+    return tuple(mode for mode in known if mode.name in requested)

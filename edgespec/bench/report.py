@@ -15,7 +15,7 @@ from edgespec.bench.summary import ModeSummary, Row, Spread
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """The machine that the runs were measured on."""
 
     cpu: str
@@ -64,7 +64,7 @@ class BenchReport:
     began: str
     """Date and time, ISO 8601."""
     versions: Mapping[str, str]
-    machine: Machine
+    machine: MeasuredMachine
     target: ModelFile
     draft: ModelFile | None
     limits: AppliedLimits
@@ -92,9 +92,9 @@ class BenchReport:
         return asdict(self) | {"reference": self.reference}
 
 
-def this_machine(path: Path, n_threads: int) -> Machine:
+def this_machine(path: Path, n_threads: int) -> MeasuredMachine:
     """A description of this machine and the disk of `path`."""
-    return Machine(
+    return MeasuredMachine(
         cpu=_cpu_name(),
         n_threads=n_threads,
         n_cpus=os.cpu_count() or 1,

@@ -18,7 +18,7 @@ from edgespec.bench import table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
 from edgespec.bench.runs import CHILD, Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
-from edgespec.bench.schedule import RAW, Sizes, Turn, duration, estimate_s, turns
+from edgespec.bench.schedule import RAW, ScheduledRun, Sizes, duration, estimate_s, scheduled_runs
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
 from edgespec.errors import BudgetError, EdgespecError
@@ -108,7 +108,11 @@ def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
     """Every turn in a process of its own; a run that fails does not end the bench."""
     results = Results()
     settings = bench.settings
-    due = list(turns([mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions))
+    due = list(
+        scheduled_runs(
+            [mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions
+        )
+    )
     sizes = _sizes(bench, surveyed)
     estimates = [_estimate(bench, turn, sizes) for turn in due]
     _announce(bench, len(due), sum(estimates), sizes, display)
@@ -137,7 +141,7 @@ def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
     return results
 
 
-def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
+def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launched:
     models = (bench.target, *([bench.draft] if bench.draft else ()))
     cold = [*(file for model in models for file in files_of(model)), *copies()]
     if turn.mode == RAW:
@@ -159,7 +163,7 @@ def _launch(bench: Bench, turn: Turn, tick: Callable[[], None]) -> Launched:
     return launch(job, CHILD, bench.limiter, cold, tick)
 
 
-def _row(turn: Turn, prompt: Prompt, decoded: Decoded) -> Row:
+def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:
     return Row(
         mode=turn.mode,
         prompt=prompt.name,
@@ -184,7 +188,7 @@ def _sizes(bench: Bench, surveyed: Surveyed) -> Sizes:
     )
 
 
-def _mode(bench: Bench, turn: Turn) -> Mode | None:
+def _mode(bench: Bench, turn: ScheduledRun) -> Mode | None:
     """None for the read loop."""
     return next((mode for mode in bench.modes if mode.name == turn.mode), None)
 
@@ -193,7 +197,7 @@ def _silent() -> None:
     """Nobody watches."""
 
 
-def _estimate(bench: Bench, turn: Turn, sizes: Sizes) -> float:
+def _estimate(bench: Bench, turn: ScheduledRun, sizes: Sizes) -> float:
     mode = _mode(bench, turn)
     return estimate_s(mode, bench.tokens_of(mode) if mode else 0, sizes)
 

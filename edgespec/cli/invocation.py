@@ -1,6 +1,6 @@
-"""Turns what was given, as flags and in a file, into checked settings.
+"""Validated settings from flags and a config file.
 
-Flags win over the file, which wins over defaults. Nothing is dropped in silence.
+Flags win over the file, which wins over defaults. Nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
 MOST_PROMPT_BYTES = 16 << 20
-"""Of a prompt, or of a file of prompts: more text than any context holds."""
+"""Size limit of a prompt or a file of prompts: more text than any context holds."""
 
 if TYPE_CHECKING:
     from edgespec.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Settings, and what the user should know about how they came about."""
+class CommandSettings:
+    """Validated settings of a command, and notes for the user on how they came about."""
 
     load: LoadSettings
     generate: GenerateSettings
     notes: tuple[str, ...] = ()
 
 
-def settings_from(args: argparse.Namespace) -> Request:
+def settings_from(args: argparse.Namespace) -> CommandSettings:
     """Settings of a command that takes models, which are fetched if their names are a hub's.
 
     Raises UsageError, ModelError and FetchError.
@@ -63,7 +63,7 @@ def settings_from(args: argparse.Namespace) -> Request:
     if settings.get("draft") is None and not settings.get("lookup"):
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
-    return Request(
+    return CommandSettings(
         LoadSettings.model_validate(_part(settings, LoadSettings), context=names),
         GenerateSettings.model_validate(_part(settings, GenerateSettings), context=names),
         tuple(notes),
@@ -71,7 +71,7 @@ def settings_from(args: argparse.Namespace) -> Request:
 
 
 def spelled(args: argparse.Namespace) -> str:
-    """The command line that means what was given."""
+    """The arguments as a shell command."""
     words = ["edgespec", args.command]
     for name, value in vars(args).items():
         if name != "command":
@@ -145,7 +145,7 @@ def _prompt_of(line: str, source: str) -> str:
 
 
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
-    """Add what was tuned for this device, pair and budget, as far as no flag says otherwise."""
+    """Add the preset tuned for this device, pair and budget; flags win over it."""
     try:
         load = LoadSettings.model_validate(_part(settings, LoadSettings))
     except UsageError:
@@ -175,7 +175,7 @@ def _has_gpu(model: Path) -> bool:
 
 
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
-    """Numbers that mean something else in llama.cpp: seed -1 draws one, 0 guesses are no draft."""
+    """Translate llama.cpp's special numbers: seed -1 draws one, --draft-max 0 means no draft."""
     if str(settings.get("seed")) == "-1":
         settings["seed"] = None
     if str(settings.get("draft_max")) == "0":
@@ -188,7 +188,7 @@ def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
 def _settle_draft(
     flags: dict[str, Any], config: dict[str, Any], notes: list[str], in_config: Names
 ) -> None:
-    """A flag about the draft overrules what the file says about it."""
+    """Resolve flags and config file about the draft: flags win."""
     for settings, names in ((flags, Names()), (config, in_config)):
         if settings.get("no_draft") and "draft" in settings:
             raise UsageError(
@@ -201,7 +201,7 @@ def _settle_draft(
 
 
 def _settle_lookup(settings: dict[str, Any], names: Names) -> None:
-    """Guesses from a corpus are guesses by looking up."""
+    """Switch lookup on with a corpus. Raises UsageError if a flag switches it off."""
     if settings.get("lookup_cache_static") is None:
         return
     if settings.get("lookup") is False:
@@ -231,7 +231,7 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _named_in(names: Names, role: str, args: Any) -> Any:
-    """In a file, a path is relative to it, and a name is meant where there is no such path."""
+    """The path of a model; in a config file, a path that does not exist may be a name."""
     if role not in names.in_file or names.file is None:
         return model_path(args, names.of(role)) if isinstance(args, str | Path) else args
     if isinstance(args, Path) and not args.exists() and args.parent == names.file.parent:
@@ -274,7 +274,7 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _check_unicode(prompt: str, source: str) -> None:
-    """Bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    """Raises UsageError for lone surrogates, as which bytes that are not UTF-8 arrive."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -282,7 +282,7 @@ def _check_unicode(prompt: str, source: str) -> None:
 
 
 def engine_settings(settings: GenerateSettings) -> EngineSettings:
-    """The engine's part of what was given."""
+    """The engine's part of the settings."""
     from edgespec.engine.settings import EngineSettings
 
     return EngineSettings(

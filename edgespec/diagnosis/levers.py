@@ -17,7 +17,7 @@ from edgespec.settings import options
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning import kept
 from edgespec.tuning.kept import PairFigures
-from edgespec.tuning.trial import Figures, plan_trial
+from edgespec.tuning.trial import TrialFigures, plan_trial
 
 GIB = 1 << 30
 LEAST_CONTEXT, LEAST_BATCH = 512, 32
@@ -107,7 +107,7 @@ def _gain(lever: Lever, now: float) -> float:
 
 
 def helpful_changes(
-    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: Figures
+    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: TrialFigures
 ) -> list[str]:
     """Lines about what else would help, in predicted tokens a second; nothing of it was chosen."""
     planner = partial(plan_trial, engine=engine)

@@ -73,14 +73,14 @@ def launch(
         drop_cache(path)
     with _finishing() as cleanup:
         with deferring():
-            prefix = cleanup.enter_context(limiter.made())
+            prefix = cleanup.enter_context(limiter.bind())
             # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
-            asked, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
-            asked.write(child.messages.to_json(job))
-            asked.seek(0)
+            job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
+            job_file.write(child.messages.to_json(job))
+            job_file.seek(0)
             command = [*prefix, sys.executable, "-m", child.module]
             began_s, others = time.monotonic(), OtherWork()
-            process = cleanup.enter_context(_started(command, asked, out, err))
+            process = cleanup.enter_context(_started(command, job_file, out, err))
         samples = tuple(_watch(process, tick))
         share = others.share(samples[-1].computed_s if samples else 0.0)
         out.seek(0)
@@ -99,11 +99,11 @@ def drop_cache(path: Path) -> None:
 
 @contextmanager
 def _started(
-    command: list[str], asked: IO[bytes], out: IO[bytes], err: IO[bytes]
+    command: list[str], job_file: IO[bytes], out: IO[bytes], err: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, which Ctrl-C does not reach: it is ended here."""
     process = subprocess.Popen(
-        command, stdin=asked, stdout=out, stderr=err, start_new_session=os.name == "posix"
+        command, stdin=job_file, stdout=out, stderr=err, start_new_session=os.name == "posix"
     )
     try:
         yield process

@@ -25,7 +25,7 @@ _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """Limits of a process; None is no limit."""
 
     memory_bytes: int | None = None
@@ -45,13 +45,13 @@ class Limiter:
     """A way to bind processes, one at a time."""
 
     name: str
-    made: Binding
+    bind: Binding
 
 
 UNLIMITED = Limiter("unlimited", lambda: nullcontext([]))
 
 
-def find(limits: Limits, path: Path, root: Path = _ROOT) -> tuple[Limiter, list[str]]:
+def find(limits: ProcessLimits, path: Path, root: Path = _ROOT) -> tuple[Limiter, list[str]]:
     """The first way that works here, and why those before it do not.
 
     `path` lies on the disk whose reads are bound. It is UNLIMITED when nothing is to be limited or
@@ -109,7 +109,7 @@ class _Group:
     """Likewise, where the kernel has such a file."""
 
 
-def _version_1(limits: Limits, path: Path, root: Path) -> Binding:
+def _version_1(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     groups = []
     if limits.memory_bytes is not None:
         size = str(limits.memory_bytes)
@@ -123,24 +123,24 @@ def _version_1(limits: Limits, path: Path, root: Path) -> Binding:
     return lambda: _grouped(groups)
 
 
-def _version_2(limits: Limits, path: Path, root: Path) -> Binding:
+def _version_2(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     own = _own_group(root, "", 2)
-    # A group with processes of its own cannot hand controllers down: make a sibling of ours.
+    # A group with processes of its own cannot hand controllers down: the new one lies beside it.
     parent = own.parent if (own.parent / "cgroup.controllers").exists() else own
     files, wishes = [], []
-    wanted = []
+    requested = []
     if limits.memory_bytes is not None:
-        wanted.append("memory")
+        requested.append("memory")
         files.append(("memory.max", str(limits.memory_bytes)))
         wishes.append(("memory.swap.max", "0"))
     if limits.read_bytes_per_s is not None:
-        wanted.append("io")
+        requested.append("io")
         files.append(("io.max", f"{device_of(path, root)} rbps={limits.read_bytes_per_s}"))
     offered = (parent / "cgroup.controllers").read_text().split()
-    if missing := [name for name in wanted if name not in offered]:
+    if missing := [name for name in requested if name not in offered]:
         raise EdgespecError(f"there is no controller {' and no '.join(missing)}")
     enabled = (parent / "cgroup.subtree_control").read_text().split()
-    lacking = [name for name in wanted if name not in enabled]
+    lacking = [name for name in requested if name not in enabled]
     group = _Group(parent, tuple(files), tuple(wishes))
     return lambda: _grouped([group], lacking)
 
@@ -156,16 +156,16 @@ def _own_group(root: Path, controller: str, version: int) -> Path:
 @contextmanager
 def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[list[str]]:
     """Make the groups, and remove them however this ends."""
-    with ExitStack() as made:
+    with ExitStack() as cleanup:
         for name in lacking:
             control = groups[0].parent / "cgroup.subtree_control"
             control.write_text(f"+{name}")
-            made.callback(_write_if_possible, control, f"-{name}")
+            cleanup.callback(_write_if_possible, control, f"-{name}")
         procs = []
         for group in groups:
             folder = group.parent / f"edgespec-bench-{os.getpid()}"
             folder.mkdir()
-            made.callback(_remove, folder)
+            cleanup.callback(_remove, folder)
             for name, text in group.files:
                 (folder / name).write_text(text)
             for name, text in group.wishes:
@@ -194,7 +194,7 @@ def _write_if_possible(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def _systemd(limits: Limits, path: Path, root: Path) -> Binding:
+def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     words = ["systemd-run", "--scope", "--quiet", "--collect"]
     if os.geteuid():
         words.append("--user")
@@ -207,7 +207,7 @@ def _systemd(limits: Limits, path: Path, root: Path) -> Binding:
     return lambda: nullcontext([*words, "--"])
 
 
-def _check_scope(prefix: Sequence[str], limits: Limits) -> None:
+def _check_scope(prefix: Sequence[str], limits: ProcessLimits) -> None:
     """A user's systemd takes properties whose controller it was not given, and drops them."""
     look = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && cat memory.max io.max"
     shown = _output([*prefix, "sh", "-c", look])
@@ -218,7 +218,7 @@ def _check_scope(prefix: Sequence[str], limits: Limits) -> None:
 
 def _try(limiter: Limiter) -> None:
     """Make one and start something in it."""
-    with limiter.made() as prefix:
+    with limiter.bind() as prefix:
         _output([*prefix, "true"])
 
 

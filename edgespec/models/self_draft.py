@@ -107,7 +107,7 @@ def room(alone: MemoryPlan, pair: MemoryPlan) -> Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DraftJob:
     """Kind of draft to make, and how it is measured."""
 
     size_bytes: int
@@ -119,7 +119,7 @@ class Wanted:
 
 
 def make(
-    target: Path, out: Path, wanted: Wanted, progress: Progress
+    target: Path, out: Path, job: DraftJob, progress: Progress
 ) -> tuple[SelfDraft, tuple[SelfDraft, ...]]:
     """Write `out` and return what it is, with all that were compared, the best first.
 
@@ -133,11 +133,11 @@ def make(
             "the draft with either"
         )
     with scratch_folder(out.parent) as folder:
-        made = _Making(target, wanted, tool, folder, progress)
-        drafts = made.candidates()
+        search = _DraftSearch(target, job, tool, folder, progress)
+        drafts = search.candidates()
         if not drafts:
             raise UsageError(
-                f"no draft of {target.name} is as small as {wanted.size_bytes / 2**20:.0f} MiB: "
+                f"no draft of {target.name} is as small as {job.size_bytes / 2**20:.0f} MiB: "
                 "raise --size, or name a coarser type with --types"
             )
         drafts.sort(key=lambda draft: (-draft[0].agreement, draft[0].size_bytes))
@@ -145,14 +145,14 @@ def make(
         return drafts[0][0], tuple(draft for draft, _ in drafts)
 
 
-class _Making:
-    """The steps, over files in `folder`."""
+class _DraftSearch:
+    """Search for the best layers to leave out, over files in `folder`."""
 
     def __init__(
-        self, target: Path, wanted: Wanted, tool: LeavesOut, folder: Path, progress: Progress
+        self, target: Path, job: DraftJob, tool: LeavesOut, folder: Path, progress: Progress
     ) -> None:
         self._target = target
-        self._wanted = wanted
+        self._job = job
         self._tool = tool
         self._folder = folder
         self._progress = progress
@@ -163,12 +163,12 @@ class _Making:
 
     def candidates(self) -> list[tuple[SelfDraft, Path]]:
         """The best draft of each type that fits the size."""
-        wanted = {kind: self._n_fitting(kind) for kind in self._wanted.types}
-        wanted = {kind: n for kind, n in wanted.items() if n > 0}
-        if not wanted:
+        n_fitting = {kind: self._n_fitting(kind) for kind in self._job.types}
+        n_fitting = {kind: n for kind, n in n_fitting.items() if n > 0}
+        if not n_fitting:
             return []
-        left_out = self._order(max(1, min(wanted.values()) - SPARE))
-        drafts = (self._largest(kind, n, left_out) for kind, n in wanted.items())
+        left_out = self._order(max(1, min(n_fitting.values()) - SPARE))
+        drafts = (self._largest(kind, n, left_out) for kind, n in n_fitting.items())
         return [draft for draft in drafts if draft]
 
     def _largest(
@@ -179,7 +179,7 @@ class _Making:
             layers = self._without(left_out[:n_out])
             path = self._stored(layers, kind)
             size = path.stat().st_size
-            if size <= self._wanted.size_bytes:
+            if size <= self._job.size_bytes:
                 return SelfDraft(kind, tuple(layers), size, self._agreement(path)), path
             path.unlink()
         return None
@@ -219,7 +219,7 @@ class _Making:
         fixed = self._tool.weight_bytes(self._target, ())
         layers = self._tool.weight_bytes(self._target, range(self._n_layers)) - fixed
         scale = BITS[kind] / self._bits_of_target()
-        room = self._wanted.size_bytes - scale * fixed
+        room = self._job.size_bytes - scale * fixed
         return min(self._n_layers, int(room / max(1.0, scale * layers / self._n_layers)))
 
     def _bits_of_target(self) -> float:
@@ -228,36 +228,36 @@ class _Making:
         return 8 * size / (parameters or size)
 
     def _stored(self, layers: Sequence[int], kind: str) -> Path:
-        cut = self._folder / f"cut-{len(layers)}.gguf"
-        self._tool.subset(self._target, cut, layers, self._progress)
+        shorter = self._folder / f"cut-{len(layers)}.gguf"
+        self._tool.subset(self._target, shorter, layers, self._progress)
         try:
-            return self._tool.quantise(cut, self._folder, kind, self._progress)
+            return self._tool.quantise(shorter, self._folder, kind, self._progress)
         finally:
-            cut.unlink()
+            shorter.unlink()
 
     def _agreement_of(self, source: Path, layers: Sequence[int]) -> float:
-        cut = self._folder / "candidate.gguf"
-        self._tool.subset(source, cut, layers)
+        candidate = self._folder / "candidate.gguf"
+        self._tool.subset(source, candidate, layers)
         try:
             self._done += 1
             self._progress("choosing layers", min(1.0, self._done / self._due))
-            return self._agreement(cut)
+            return self._agreement(candidate)
         finally:
             with suppress(OSError):
-                cut.unlink()
+                candidate.unlink()
 
     def _agreement(self, path: Path) -> float:
         """The share of the texts' tokens that the model at `path` ranks first."""
-        settings = self._wanted.load.model_copy(update={"model": path, "draft": None})
+        settings = self._job.load.model_copy(update={"model": path, "draft": None})
         with session.open_models(settings, _LOADED) as models:
             n_vocab = models.target.info.n_vocab
             compared, agreed = pair_fit.count_agreed(models.target, self._texts, n_vocab)
         return agreed / max(compared, 1)
 
     def _write_texts(self) -> list[GenerationResult]:
-        settings = self._wanted.load.model_copy(update={"model": self._target, "draft": None})
+        settings = self._job.load.model_copy(update={"model": self._target, "draft": None})
         with session.open_models(settings, _LOADED, self._progress) as models:
-            prompts = [models.target.vocabulary.encode(text) for text in self._wanted.prompts]
+            prompts = [models.target.vocabulary.encode(text) for text in self._job.prompts]
             return pair_fit.greedy_texts(
-                models.target, None, prompts, self._wanted.max_tokens, self._progress
+                models.target, None, prompts, self._job.max_tokens, self._progress
             )

@@ -48,7 +48,7 @@ class Names:
             return f"{self._key(setting)} in {self.file}"
         return spell(setting)
 
-    def given(self, setting: str, value: object) -> str:
+    def with_value(self, setting: str, value: object) -> str:
         """`--ctx-size -4`, or `ctx-size = -4 in FILE`."""
         if setting not in self.in_file:
             return f"{spell(setting)} {value}"
@@ -66,7 +66,7 @@ class PythonNames(Names):
     def of(self, setting: str) -> str:
         return setting
 
-    def given(self, setting: str, value: object) -> str:
+    def with_value(self, setting: str, value: object) -> str:
         return f"{setting} {value}"
 
 
@@ -98,10 +98,10 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _a_number_is_not_a_truth(cls, value: object, info: ValidationInfo) -> object:
-        wanted = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and wanted not in (bool, bool | None):
-            raise PydanticCustomError("not_a_truth", "true and false mean nothing here")
+    def _reject_bool(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation not in (bool, bool | None):
+            raise PydanticCustomError("bool", f"it must not be {str(value).lower()}")
         return value
 
 
@@ -137,9 +137,9 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
     if details["type"] in {"literal_error", "enum"}:
         known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
         hint = nearest(str(value), known)
-        given = names.given(name, repr(value))
-        return f"{given} is unknown: it is one of {', '.join(known)}{hint}"
+        problem = names.with_value(name, repr(value))
+        return f"{problem} is unknown: it is one of {', '.join(known)}{hint}"
     if details["type"] == "string_too_short":
         return f"{names.of(name)} is empty"
     reason = details["msg"].replace("Input should be", "it must be")
-    return f"{names.given(name, value)}: {reason}"
+    return f"{names.with_value(name, value)}: {reason}"

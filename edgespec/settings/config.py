@@ -78,19 +78,19 @@ def _budget(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
     names = info.context or Settings.names
-    given = names.given(info.field_name or "memory_budget", value)
+    shown = names.with_value(info.field_name or "memory_budget", value)
     text = str(value).strip().lower()
     if text == "auto":
         return text
     if text.endswith("%"):
         whole = 1 << 40
-        if parse_size(text, whole, given) > whole:
-            raise UsageError(f"{given}: there is no more than 100% of the memory")
+        if parse_size(text, whole, shown) > whole:
+            raise UsageError(f"{shown}: there is no more than 100% of the memory")
         return text
-    n_bytes = parse_size(value, named=given)
+    n_bytes = parse_size(value, named=shown)
     if value == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{given} means so many bytes; did you mean {text}{unit}?")
+        raise UsageError(f"{shown} means so many bytes; did you mean {text}{unit}?")
     return n_bytes
 
 
@@ -198,21 +198,20 @@ class LoadSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _collect_options(cls, given: Any, info: ValidationInfo) -> Any:
+    def _collect_options(cls, values: Any, info: ValidationInfo) -> Any:
         """Gather what runtimes declare into `options`."""
-        if not isinstance(given, Mapping) or given.keys() <= cls.model_fields.keys():
-            return given
+        if not isinstance(values, Mapping) or values.keys() <= cls.model_fields.keys():
+            return values
         runtime_of = option_names()
         parts: dict[str, dict[str, Any]] = {}
-        for name in given.keys() & runtime_of.keys():
-            parts.setdefault(runtime_of[name], {})[name] = given[name]
+        for name in values.keys() & runtime_of.keys():
+            parts.setdefault(runtime_of[name], {})[name] = values[name]
         known = declared()
-        options = dict(given.get("options", {}))
+        options = dict(values.get("options", {}))
         for runtime, part in parts.items():
             before = options[runtime].model_dump(exclude_unset=True) if runtime in options else {}
-            wanted = known[runtime].model_validate(before | part, context=info.context)
-            options[runtime] = wanted
-        kept = {name: value for name, value in given.items() if name not in runtime_of}
+            options[runtime] = known[runtime].model_validate(before | part, context=info.context)
+        kept = {name: value for name, value in values.items() if name not in runtime_of}
         return kept | {"options": options}
 
     @classmethod
@@ -221,10 +220,10 @@ class LoadSettings(Settings):
 
     def as_given(self) -> dict[str, Any]:
         """What was set, as a file or a call would set it again."""
-        given = self.model_dump(exclude_unset=True, exclude={"options"})
+        values = self.model_dump(exclude_unset=True, exclude={"options"})
         for options in self.options.values():
-            given |= options.model_dump(exclude_unset=True)
-        return given
+            values |= options.model_dump(exclude_unset=True)
+        return values
 
 
 class Sampling(Settings):

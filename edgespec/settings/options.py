@@ -44,9 +44,9 @@ class RuntimeOptions(Settings):
     """What its models are: `a GGUF model`."""
 
     @classmethod
-    def of(cls, given: RuntimeOptions | None) -> Self:
+    def of(cls, options: RuntimeOptions | None) -> Self:
         """Those that were given, else the defaults."""
-        return given if isinstance(given, cls) else cls()
+        return options if isinstance(options, cls) else cls()
 
     @classmethod
     def flags(cls) -> Iterator[tuple[str, Flag]]:
@@ -66,7 +66,7 @@ class RuntimeOptions(Settings):
         where the user placed it already."""
         return {}
 
-    def given(self, role: Role) -> Iterator[str]:
+    def changed(self, role: Role) -> Iterator[str]:
         """Options of a model in this role that are not at their defaults."""
         for name, flag in self.flags():
             if flag.role in (role, None) and getattr(self, name) != self._default(name):
@@ -99,25 +99,25 @@ def refuse_unused(
 
     `models` are their files and the names of their runtimes, by role.
     """
-    for runtime, wanted in options.items():
+    for runtime, chosen in options.items():
         reached = {
             name
             for role, (_, its_runtime) in models.items()
             if its_runtime == runtime
-            for name in wanted.given(role)
+            for name in chosen.changed(role)
         }
         for role, (path, its_runtime) in models.items():
-            for name in wanted.given(role):
+            for name in chosen.changed(role):
                 if name not in reached:
-                    raise UsageError(_refusal(name, wanted, path, its_runtime))
+                    raise UsageError(_refusal(name, chosen, path, its_runtime))
 
 
-def _refusal(name: str, wanted: RuntimeOptions, path: Path, runtime: str) -> str:
+def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str:
     options = declared().get(runtime)
     kind = f"a model of the runtime {runtime}" if options is None else options.kind
     return (
-        f"{spell(name)} {getattr(wanted, name)}: {path.name} is {kind}, and {spell(name)} is for "
-        f"{wanted.kind}: leave it out"
+        f"{spell(name)} {getattr(chosen, name)}: {path.name} is {kind}, and {spell(name)} is for "
+        f"{chosen.kind}: leave it out"
     )
 
 

@@ -62,12 +62,12 @@ class Candidate:
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this candidate's models, threads and options."""
-        given = without_draft(settings) if self.draft is None else settings.as_given()
-        given |= {"threads": self.threads}
+        values = without_draft(settings) if self.draft is None else settings.as_given()
+        values |= {"threads": self.threads}
         if self.draft is not None:
-            given |= {"draft": self.draft, "threads_draft": self.threads_draft}
-            given |= dict(self.options)
-        return LoadSettings.model_validate(given)
+            values |= {"draft": self.draft, "threads_draft": self.threads_draft}
+            values |= dict(self.options)
+        return LoadSettings.model_validate(values)
 
     def engine(self, settings: EngineSettings) -> EngineSettings:
         """`settings` with this candidate's; runs remember nothing, so that all begin alike."""
@@ -145,10 +145,10 @@ def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
     n_layers, kind = runtimes.describe(draft).layers, declared().get(runtime.name)
     if not n_layers or kind is None:
         return {}
-    given = kind.of(load.options.get(runtime.name))
+    options = kind.of(load.options.get(runtime.name))
     return {
-        flag: {k: v for k, v in placed.model_dump().items() if v != getattr(given, k)}
-        for flag, placed in given.draft_on_gpu(n_layers).items()
+        flag: {k: v for k, v in placed.model_dump().items() if v != getattr(options, k)}
+        for flag, placed in options.draft_on_gpu(n_layers).items()
     }
 
 

@@ -25,7 +25,7 @@ from edgespec.paging import disk_speed
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import Role
 from edgespec.tuning import presets
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 
 _MOST_FILE_BYTES = 1 << 20
 _MOST_KEPT = 8
@@ -69,7 +69,7 @@ class PairFigures:
         return cls(tokens_per_pass, 0.0, 0.0, 0, 0)
 
     @classmethod
-    def of(cls, run: Figures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
+    def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which was planned as `plan` on such a disk."""
         read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
         rest_s = max(0.0, run.round_s - max(read_s, run.compute_s))
@@ -109,7 +109,7 @@ def keep(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
         presets.save(text, path)
 
 
-def keep_run(load: LoadSettings, plan: MemoryPlan, run: Figures) -> PairFigures:
+def keep_run(load: LoadSettings, plan: MemoryPlan, run: TrialFigures) -> PairFigures:
     """Keep the figures of a run with the default settings, unless other work disturbed it."""
     figures = PairFigures.of(run, plan, disk_of(load, run))
     if not run.is_disturbed:
@@ -117,7 +117,7 @@ def keep_run(load: LoadSettings, plan: MemoryPlan, run: Figures) -> PairFigures:
     return figures
 
 
-def disk_of(load: LoadSettings, run: Figures) -> float | None:
+def disk_of(load: LoadSettings, run: TrialFigures) -> float | None:
     """Bytes a second of passes that waited, else of plain reads; None where nothing is paged."""
     if not run.bytes_per_pass:
         return None
@@ -142,7 +142,7 @@ def _place(load: LoadSettings, paged: bool) -> Path:
         f"{name}={getattr(options, name)}"
         for options in load.options.values()
         for role in roles
-        for name in options.given(role)
+        for name in options.changed(role)
     )
     key = json.dumps(
         [

@@ -131,7 +131,7 @@ def _others(load: LoadSettings) -> list[tuple[str, str]]:
     elsewhere = _ELSEWHERE | option_names("draft").keys()
     said = {name: str(value) for name, value in load.as_given().items() if name not in elsewhere}
     for options in load.options.values():
-        unlike = {*options.given("target"), *options.given("draft")}
+        unlike = {*options.changed("target"), *options.changed("draft")}
         said = {k: v for k, v in said.items() if k in unlike or k not in type(options).model_fields}
     for name in said.keys() & LoadSettings.model_fields.keys():
         if getattr(load, name) == getattr(usual, name):

@@ -14,7 +14,7 @@ from typing import Protocol
 from edgespec.errors import EdgespecError
 from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 
 LEAST_GAIN = 0.03
 """A smaller gain counts as noise."""
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 class Lab(Protocol):
     """Runs trials and knows how much time is left."""
 
-    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
         """Figures of one trial. Raises what loading and decoding raise."""
 
     @property
@@ -54,7 +54,7 @@ class Entrant:
     """A candidate and its trials, one per turn."""
 
     candidate: Candidate
-    runs: list[Figures] = field(default_factory=list)
+    runs: list[TrialFigures] = field(default_factory=list)
     failure: str = ""
     """The reason why it left, if it was not its speed."""
 

@@ -10,7 +10,7 @@ from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import without_draft
 from edgespec.tuning.race import Entrant, Tuned, label
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 
 
 def preset_settings(tuned: Tuned) -> dict[str, Any]:
@@ -19,9 +19,9 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": load.model.resolve()}
     if best.draft is not None:
         settings["draft"] = best.draft.resolve()
-    given = load.as_given() if best.draft is not None else without_draft(load)
-    for name in sorted(given.keys() - {"model", "draft"}):
-        settings[name] = given[name]
+    values = load.as_given() if best.draft is not None else without_draft(load)
+    for name in sorted(values.keys() - {"model", "draft"}):
+        settings[name] = values[name]
     for name in ("pacer", "fallback", "acceptance", "max_depth"):
         value = getattr(tuned.job.engine, name)
         if best.draft is not None and value != getattr(EngineSettings(), name):
@@ -76,7 +76,7 @@ def lines(tuned: Tuned) -> list[str]:
     ]
 
 
-def first_line(run: Figures) -> str:
+def first_line(run: TrialFigures) -> str:
     """The first run with the defaults in one line."""
     reading = ""
     if run.bytes_per_pass:

@@ -38,7 +38,7 @@ Load = Annotated[LoadSettings, PlainSerializer(lambda load: to_jsonable_python(l
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TuningTrial:
     """Continue prompts greedily."""
 
     load: Load
@@ -51,7 +51,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrialFigures:
     """Figures of one trial. Seconds are means per round."""
 
     tokens_per_s: float
@@ -87,18 +87,18 @@ class PlanJob:
     engine: EngineSettings
 
 
-MESSAGES = Messages((Trial, Figures, PlanJob, MemoryPlan, Failed))
+MESSAGES = Messages((TuningTrial, TrialFigures, PlanJob, MemoryPlan, Failed))
 CHILD = Child(__name__ if __name__ != "__main__" else "edgespec.tuning.trial", MESSAGES)
 STALLED_SHARE = 0.1
 """A pass that waited for storage for more of its time shows what storage gives."""
 
 
 def run_trial(
-    trial: Trial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
-) -> Figures:
+    trial: TuningTrial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
+) -> TrialFigures:
     """Figures of a process of its own. Raises what loading and decoding raise there."""
     launched = launch(trial, CHILD, limiter, tick=tick)
-    return replace(_answer(launched, Figures), others=launched.others)
+    return replace(_answer(launched, TrialFigures), others=launched.others)
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
@@ -116,11 +116,11 @@ def _answer(launched: Launched, kind: type[T]) -> T:
     return answer
 
 
-def _do(job: Trial | PlanJob) -> Figures | MemoryPlan:
+def _do(job: TuningTrial | PlanJob) -> TrialFigures | MemoryPlan:
     return plan(job.load, job.engine) if isinstance(job, PlanJob) else write_texts(job)
 
 
-def write_texts(trial: Trial) -> Figures:
+def write_texts(trial: TuningTrial) -> TrialFigures:
     """Load the models of a trial and continue its prompts."""
     with open_models(trial.load, trial.engine) as models:
         drafters = corpus_drafters(models)
@@ -153,7 +153,7 @@ def _write_until(
 
 def _figures(
     results: list[GenerationResult], load_s: float, bytes_per_pass: int, notes: tuple[str, ...]
-) -> Figures:
+) -> TrialFigures:
     rounds = [cost for result in results for cost in result.speculation.round_costs]
     paces = [
         result.timings.decode_s / tokens
@@ -167,7 +167,7 @@ def _figures(
     ]
     n_passes = max(1, sum(cost.passes for cost in rounds))
     said = (*notes, *(note for result in results for note in result.notes))
-    return Figures(
+    return TrialFigures(
         tokens_per_s=1 / fmean(paces) if paces and fmean(paces) > 0 else 0.0,
         tokens_per_pass=sum(cost.n_tokens for cost in rounds) / n_passes,
         n_tokens=sum(len(result.tokens) for result in results),

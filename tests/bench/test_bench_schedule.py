@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
-from edgespec.bench.schedule import RAW, Sizes, duration, estimate_s, turns
+from edgespec.bench.schedule import RAW, Sizes, duration, estimate_s, scheduled_runs
 from edgespec.bench.settings import BenchSettings, parse_rate
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
@@ -22,19 +22,19 @@ SLOW = Sizes(
 
 
 def test_every_mode_and_the_raw_reads_have_a_turn_per_prompt_and_repetition():
-    due = list(turns(["a", "b"], 3, 2))
+    due = list(scheduled_runs(["a", "b"], 3, 2))
     assert Counter(turn.mode for turn in due) == {"a": 6, "b": 6, RAW: 6}
     assert len(set(due)) == len(due)
 
 
 def test_modes_of_one_prompt_and_repetition_run_one_after_the_other():
-    due = list(turns(["a", "b"], 2, 2))
+    due = list(scheduled_runs(["a", "b"], 2, 2))
     for at in range(0, len(due), 3):
         assert len({(turn.prompt, turn.repetition) for turn in due[at : at + 3]}) == 1
 
 
 def test_no_mode_is_always_first():
-    due = list(turns(["a", "b"], 3, 1))
+    due = list(scheduled_runs(["a", "b"], 3, 1))
     assert {due[at].mode for at in range(0, len(due), 3)} == {"a", "b", RAW}
 
 

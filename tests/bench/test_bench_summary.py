@@ -6,8 +6,8 @@ import pytest
 
 from bench_rows import MB, report, round_cost, row
 from edgespec.bench.summary import (
-    Agreement,
     Spread,
+    TextAgreement,
     agreement,
     bound,
     histogram,
@@ -64,17 +64,17 @@ def test_what_reads_nothing_has_no_bound():
 
 
 def test_agreement_ends_at_the_first_difference():
-    assert agreement([1, 2, 9, 4], [1, 2, 3, 4]) == Agreement(2, 4)
+    assert agreement([1, 2, 9, 4], [1, 2, 3, 4]) == TextAgreement(2, 4)
 
 
 def test_agreement_is_over_the_shorter_text():
-    assert agreement([1, 2, 3], [1, 2]) == Agreement(2, 2)
+    assert agreement([1, 2, 3], [1, 2]) == TextAgreement(2, 2)
 
 
 def test_agreement_adds_up_over_prompts():
     rows = [row("mmap", 1.0, prompt="a"), row("mmap", 1.0, prompt="b", tokens=(7, 8))]
     rows += [row("auto", 1.0, prompt="a"), row("auto", 1.0, prompt="b", tokens=(7, 9, 9))]
-    assert summarise(rows, ["mmap", "auto"], 1.0)[1].agreement == Agreement(5, 6)
+    assert summarise(rows, ["mmap", "auto"], 1.0)[1].agreement == TextAgreement(5, 6)
 
 
 def test_a_round_is_drafting_stall_computing_and_the_rest():

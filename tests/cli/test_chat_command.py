@@ -110,7 +110,7 @@ def test_reasoning_is_set_apart():
     assert answer.isdigit()
 
 
-class Terminal:
+class PseudoTerminal:
     """A conversation in a pseudo-terminal."""
 
     def __init__(self, cache: Path) -> None:
@@ -144,7 +144,7 @@ class Terminal:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
-    terminal = Terminal(tmp_path)
+    terminal = PseudoTerminal(tmp_path)
     terminal.until("/help tells keys and commands")
     terminal.until("> ")
     for _ in range(3):

@@ -18,14 +18,14 @@ from edgespec.settings.config import GenerateSettings
 from edgespec.values import TokenEvent
 
 
-class Answer:
+class ScriptedAnswer:
     """A generation that says `words`."""
 
     def __init__(self, words: tuple[str, ...], reason: str) -> None:
         self._events = iter([TokenEvent(word, 1, "target", 0) for word in words])
         self.result = SimpleNamespace(text="".join(words), finish_reason=reason)
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> ScriptedAnswer:
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -41,17 +41,17 @@ class Talker:
 
     chat_sampling: ClassVar = {"temperature": 0.6, "top_k": 40}
 
-    def __init__(self, *answers: Answer | EdgespecError) -> None:
+    def __init__(self, *answers: ScriptedAnswer | EdgespecError) -> None:
         self._answers = list(answers)
         self.seeds: list[int] = []
 
     def chat_prompt(self, messages) -> ChatPrompt:
         return ChatPrompt("", (1,), None, "")
 
-    def stream(self, tokens, sampling, *others, **options) -> Answer:
+    def stream(self, tokens, sampling, *others, **options) -> ScriptedAnswer:
         self.seeds.append(sampling.seed)
         self.sampling = sampling
-        answer = self._answers.pop(0) if self._answers else Answer(("Yes.",), "stop")
+        answer = self._answers.pop(0) if self._answers else ScriptedAnswer(("Yes.",), "stop")
         if isinstance(answer, EdgespecError):
             raise answer
         return answer
@@ -86,12 +86,14 @@ def test_the_largest_seed_has_a_next_one():
 
 
 def test_an_answer_that_was_stopped_before_its_first_word_leaves_no_turn():
-    talk, dialogue, _ = chat(Talker(Answer((), "cancelled")))
+    talk, dialogue, _ = chat(Talker(ScriptedAnswer((), "cancelled")))
     talk.take("Is it?")
     assert dialogue.turns == []
 
 
-@pytest.mark.parametrize("answer", [Answer(("Ye",), "cancelled"), Answer((), "stop")])
+@pytest.mark.parametrize(
+    "answer", [ScriptedAnswer(("Ye",), "cancelled"), ScriptedAnswer((), "stop")]
+)
 def test_an_answer_that_was_begun_or_is_empty_is_a_turn(answer):
     talk, dialogue, _ = chat(Talker(answer))
     talk.take("Is it?")

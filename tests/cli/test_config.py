@@ -87,7 +87,7 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ({"model": "m", "n_gpu_layers_draft": 4}, "needs a draft"),
         ({"model": "m", "cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"model": "m", "memory_budget": "-1"}, "--memory-budget -1: '-1' is not a size"),
-        ({"model": "m", "threads": True}, "--threads True: true and false mean nothing here"),
+        ({"model": "m", "threads": True}, "--threads True: it must not be true"),
         ({"model": "m", "memory_budget": True}, "--memory-budget True: true and false"),
         ({"model": "m", "batch_size": 1 << 63}, "--batch-size 9223372036854775808: it must be"),
         ({"model": "m", "ctx_size": 1 << 31}, "--ctx-size 2147483648: it must be less than"),

@@ -10,12 +10,12 @@ from edgespec.cli.console import Console, wants_color
 from edgespec.values import TokenEvent
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.now_s = 100.0
 
@@ -26,20 +26,20 @@ class Clock:
 @pytest.mark.parametrize(
     ("mode", "stream", "environ", "wanted"),
     [
-        ("auto", Terminal(), {}, True),
+        ("auto", FakeTerminal(), {}, True),
         ("auto", io.StringIO(), {}, False),
-        ("auto", Terminal(), {"NO_COLOR": "1"}, False),
-        ("auto", Terminal(), {"NO_COLOR": ""}, True),
-        ("auto", Terminal(), {"TERM": "dumb"}, False),
+        ("auto", FakeTerminal(), {"NO_COLOR": "1"}, False),
+        ("auto", FakeTerminal(), {"NO_COLOR": ""}, True),
+        ("auto", FakeTerminal(), {"TERM": "dumb"}, False),
         ("always", io.StringIO(), {"NO_COLOR": "1"}, True),
-        ("never", Terminal(), {}, False),
+        ("never", FakeTerminal(), {}, False),
     ],
 )
 def test_color_is_for_terminals_that_want_it(mode, stream, environ, wanted):
     assert wants_color(mode, stream, environ) is wanted
 
 
-@pytest.mark.parametrize(("stream", "text"), [(Terminal(), "word\n"), (io.StringIO(), "word")])
+@pytest.mark.parametrize(("stream", "text"), [(FakeTerminal(), "word\n"), (io.StringIO(), "word")])
 def test_only_a_terminal_gets_a_line_end_that_the_text_lacks(stream: io.StringIO, text: str):
     console = Console("never", stdout=stream, stderr=io.StringIO())
     console.token(TokenEvent("word", 1, "target", 0))
@@ -57,7 +57,7 @@ def test_a_result_after_text_begins_a_line():
 
 
 def test_what_is_soon_done_shows_no_progress():
-    err, clock = Terminal(), Clock()
+    err, clock = FakeTerminal(), FakeClock()
     console = Console(stderr=err, clock=clock)
     for share in (0.0, 0.5, 1.0):
         console.progress("loading", share)
@@ -66,7 +66,7 @@ def test_what_is_soon_done_shows_no_progress():
 
 
 def test_a_terminal_sees_one_line_that_text_removes():
-    out, err, clock = Terminal(), Terminal(), Clock()
+    out, err, clock = FakeTerminal(), FakeTerminal(), FakeClock()
     console = Console("never", stdout=out, stderr=err, clock=clock)
     for share in (0.0, 0.25, 0.5):
         console.progress("loading", share)
@@ -78,7 +78,7 @@ def test_a_terminal_sees_one_line_that_text_removes():
 
 
 def test_a_log_gets_plain_lines_now_and_then():
-    err, clock = io.StringIO(), Clock()
+    err, clock = io.StringIO(), FakeClock()
     console = Console(stderr=err, clock=clock)
     for share in range(0, 100, 10):
         console.progress("loading", share / 100)
@@ -87,7 +87,7 @@ def test_a_log_gets_plain_lines_now_and_then():
 
 
 def test_every_phase_has_its_own_patience():
-    err, clock = io.StringIO(), Clock()
+    err, clock = io.StringIO(), FakeClock()
     console = Console(stderr=err, clock=clock)
     console.progress("loading", 0.0)
     clock.now_s += 2
@@ -96,7 +96,7 @@ def test_every_phase_has_its_own_patience():
 
 
 def test_quiet_keeps_notes_and_progress():
-    err, clock = io.StringIO(), Clock()
+    err, clock = io.StringIO(), FakeClock()
     console = Console(quiet=True, stderr=err, clock=clock)
     console.progress("loading", 0.0)
     clock.now_s += 9
@@ -122,7 +122,7 @@ def test_an_object_is_one_line_of_json():
     ],
 )
 def test_progress_may_tell_the_time_that_remains(share: float, line: str):
-    err, clock = io.StringIO(), Clock()
+    err, clock = io.StringIO(), FakeClock()
     console = Console(stderr=err, clock=clock)
     console.progress_with_rest("checking", 0.0)
     clock.now_s += 10
@@ -137,7 +137,7 @@ SHOWN = "a]0;titleb[2Jc31mde\tf\n"
 @pytest.mark.parametrize(
     ("color", "stream", "shown"),
     [
-        ("never", Terminal(), SHOWN),
+        ("never", FakeTerminal(), SHOWN),
         ("always", io.StringIO(), SHOWN),
         ("never", io.StringIO(), NASTY),
     ],
@@ -151,7 +151,7 @@ def test_no_text_gives_a_terminal_orders(color, stream, shown):
 
 
 def test_notes_and_progress_give_a_terminal_no_orders():
-    err, clock = Terminal(), Clock()
+    err, clock = FakeTerminal(), FakeClock()
     console = Console("never", stdout=io.StringIO(), stderr=err, clock=clock)
     console.note(NASTY)
     assert err.getvalue() == SHOWN + "\n"

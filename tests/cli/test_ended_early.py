@@ -88,7 +88,7 @@ def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
 
 
 def test_nothing_is_imported_before_ctrl_c_is_minded():
-    """What is imported by then can only end in a traceback."""
+    """Ctrl-C during imports before that would end in a traceback."""
     code = (
         "import sys; before = set(sys.modules); import edgespec.__main__;"
         "print(*sorted(set(sys.modules) - before))"

@@ -94,7 +94,7 @@ def test_handlers_are_as_before_afterwards() -> None:
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    """As that of a process that a shell started in the background."""
+    """A shell ignores SIGINT for processes that it starts in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interrupts().heard():

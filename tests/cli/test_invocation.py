@@ -1,4 +1,4 @@
-"""How flags, a file and defaults come together."""
+"""Settings from flags, a config file and defaults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.flags import parser as flags
-from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
+from edgespec.cli.invocation import CommandSettings, engine_settings, read_prompts, settings_from
 from edgespec.errors import ModelError, UsageError
 
 
-def request(tmp_path: Path, config: str = "", **flags: object) -> Request:
+def request(tmp_path: Path, config: str = "", **flags: object) -> CommandSettings:
     given = argparse.Namespace(**flags)
     if config:
         (tmp_path / "settings.toml").write_text(config)

@@ -1,4 +1,4 @@
-"""What needs a package that is not installed ends with one sentence, before any model is read."""
+"""A command that needs a missing package ends with one sentence, before any model is read."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""Where a prompt comes from."""
+"""Sources of a prompt: flag, file, pipe."""
 
 from __future__ import annotations
 

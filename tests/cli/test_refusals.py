@@ -1,4 +1,4 @@
-"""What the command line refuses and how it fails: one line, the exit code, nothing left open."""
+"""Refusals and failures of the command line: one line, the exit code, nothing left open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read about a plan and a generation."""
+"""Reports of a plan and a generation, for people."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
 def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
     left: list[str] = []
 
-    class Limits:
+    class ProcessLimits:
         def __enter__(self) -> list[str]:
             return ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"]
 
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(ReadRaw(tmp_path, 1), CHILD, Limiter("test", Limits))
+            launch(ReadRaw(tmp_path, 1), CHILD, Limiter("test", ProcessLimits))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         thread.join()

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.jobs import limits
-from edgespec.jobs.limits import Limits
+from edgespec.jobs.limits import ProcessLimits
 
-BOTH = Limits(memory_bytes=1 << 20, read_bytes_per_s=3_000_000)
+BOTH = ProcessLimits(memory_bytes=1 << 20, read_bytes_per_s=3_000_000)
 
 
 def write(path: Path, text: str) -> None:
@@ -62,7 +62,7 @@ def groups(root: Path) -> list[Path]:
 def test_version_1_gets_a_group_for_memory_and_one_for_reads(version_1: Path, disk):
     limiter, reasons = limits.find(BOTH, version_1, version_1)
     assert (limiter.name, reasons) == ("cgroup v1", [])
-    with limiter.made() as prefix:
+    with limiter.bind() as prefix:
         blkio, memory = groups(version_1)
         assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 20)
         rate = (blkio / "blkio.throttle.read_bps_device").read_text()
@@ -74,7 +74,7 @@ def test_version_1_gets_a_group_for_memory_and_one_for_reads(version_1: Path, di
 
 def test_a_command_behind_the_prefix_joins_the_groups_before_it_starts(version_1: Path):
     limiter, _ = limits.find(BOTH, version_1, version_1)
-    with limiter.made() as prefix:
+    with limiter.bind() as prefix:
         shown = limits._output([*prefix, "sh", "-c", "echo $$"])
         for group in groups(version_1):
             assert (group / "cgroup.procs").read_text() == shown
@@ -82,7 +82,7 @@ def test_a_command_behind_the_prefix_joins_the_groups_before_it_starts(version_1
 
 def test_groups_are_removed_when_the_block_is_interrupted(version_1: Path):
     limiter, _ = limits.find(BOTH, version_1, version_1)
-    with pytest.raises(KeyboardInterrupt), limiter.made():
+    with pytest.raises(KeyboardInterrupt), limiter.bind():
         raise KeyboardInterrupt
     assert groups(version_1) == []
 
@@ -99,7 +99,7 @@ def test_the_first_group_is_removed_when_the_second_cannot_be_made(
 
 
 def test_removing_waits_for_the_last_process(version_1: Path, monkeypatch: pytest.MonkeyPatch):
-    limiter, _ = limits.find(Limits(memory_bytes=1 << 20), version_1, version_1)
+    limiter, _ = limits.find(ProcessLimits(memory_bytes=1 << 20), version_1, version_1)
     busy = [OSError(16, "busy")] * 2
 
     def rmdir(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_removing_waits_for_the_last_process(version_1: Path, monkeypatch: pytes
         shutil.rmtree(folder)
 
     monkeypatch.setattr(Path, "rmdir", rmdir)
-    with limiter.made():
+    with limiter.bind():
         pass
     assert not busy
     assert groups(version_1) == []
@@ -119,7 +119,7 @@ def test_version_2_enables_the_controller_and_takes_it_back(version_2: Path, dis
     assert limiter.name == "cgroup v2"
     assert reasons == ["cgroup v1: there is no memory hierarchy"]
     control = version_2 / "cg/user/cgroup.subtree_control"
-    with limiter.made():
+    with limiter.bind():
         (group,) = groups(version_2)
         assert group.parent == version_2 / "cg/user"
         assert (group / "memory.max").read_text() == str(1 << 20)
@@ -135,12 +135,12 @@ def test_without_any_way_everything_is_unlimited_and_the_reasons_are_told(disk):
     limiter, reasons = limits.find(BOTH, root, root)
     assert limiter is limits.UNLIMITED
     assert [reason.partition(":")[0] for reason in reasons] == ["cgroup v1", "cgroup v2", "systemd"]
-    with limiter.made() as prefix:
+    with limiter.bind() as prefix:
         assert prefix == []
 
 
 def test_nothing_to_limit_needs_no_group(tmp_path: Path):
-    assert limits.find(Limits(), tmp_path, tmp_path) == (limits.UNLIMITED, [])
+    assert limits.find(ProcessLimits(), tmp_path, tmp_path) == (limits.UNLIMITED, [])
 
 
 def test_a_partition_is_limited_by_its_disk(disk):

@@ -1,4 +1,4 @@
-"""What other processes take, on machines with made-up clocks."""
+"""CPU time of other processes, on machines with fake clocks."""
 
 from __future__ import annotations
 

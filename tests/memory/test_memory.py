@@ -20,7 +20,7 @@ V1_MOUNT = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
 OTHER_MOUNT = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
 
 
-class Machine:
+class FakeMachine:
     """A fake root with 8 GiB, 6 GiB of it available."""
 
     def __init__(self, root: Path) -> None:
@@ -55,23 +55,23 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
 
 
-def test_without_cgroups_the_machine_decides(machine: Machine):
+def test_without_cgroups_the_machine_decides(machine: FakeMachine):
     assert process.available_bytes(machine.root) == 6 * GIB
     assert process.total_bytes(machine.root) == 8 * GIB
 
 
-def test_a_limit_leaves_what_is_not_used(machine: Machine):
+def test_a_limit_leaves_what_is_not_used(machine: FakeMachine):
     machine.join_v2("/app")
     machine.limit_v2("/app", 2 * GIB, used=GIB)
     assert process.available_bytes(machine.root) == GIB
     assert process.total_bytes(machine.root) == 2 * GIB
 
 
-def test_page_cache_counts_as_free_unless_it_is_mapped_or_dirty(machine: Machine):
+def test_page_cache_counts_as_free_unless_it_is_mapped_or_dirty(machine: FakeMachine):
     machine.join_v2("/app")
     machine.limit_v2(
         "/app",
@@ -86,7 +86,7 @@ def test_page_cache_counts_as_free_unless_it_is_mapped_or_dirty(machine: Machine
     assert process.available_bytes(machine.root) == 700 * MIB
 
 
-def test_the_tightest_group_on_the_way_up_decides(machine: Machine):
+def test_the_tightest_group_on_the_way_up_decides(machine: FakeMachine):
     machine.join_v2("/slice/app")
     machine.limit_v2("/slice/app", "max", used=GIB)
     machine.limit_v2("/slice", 3 * GIB, used=2 * GIB)
@@ -94,21 +94,21 @@ def test_the_tightest_group_on_the_way_up_decides(machine: Machine):
     assert process.total_bytes(machine.root) == 3 * GIB
 
 
-def test_a_throttling_limit_counts_like_a_hard_one(machine: Machine):
+def test_a_throttling_limit_counts_like_a_hard_one(machine: FakeMachine):
     machine.join_v2("/app")
     machine.limit_v2("/app", 4 * GIB, used=0)
     machine.write("sys/fs/cgroup/app/memory.high", GIB)
     assert process.total_bytes(machine.root) == GIB
 
 
-def test_in_a_container_the_mount_is_the_group(machine: Machine):
+def test_in_a_container_the_mount_is_the_group(machine: FakeMachine):
     """Without a namespace of its own, the path names a group that lies outside the mount."""
     machine.join_v2("/docker/abc", mount_root="/docker/abc")
     machine.limit_v2("/", GIB, used=0)
     assert process.available_bytes(machine.root) == GIB
 
 
-def test_version_1_counts_the_groups_below(machine: Machine):
+def test_version_1_counts_the_groups_below(machine: FakeMachine):
     machine.join_v1("/app")
     machine.limit_v1(
         "/app",
@@ -122,20 +122,20 @@ def test_version_1_counts_the_groups_below(machine: Machine):
     assert process.available_bytes(machine.root) == GIB + 280 * MIB
 
 
-def test_version_1_says_unlimited_with_a_large_number(machine: Machine):
+def test_version_1_says_unlimited_with_a_large_number(machine: FakeMachine):
     machine.join_v1("/app")
     machine.limit_v1("/app", 9223372036854771712, used=GIB)
     assert process.available_bytes(machine.root) == 6 * GIB
     assert process.total_bytes(machine.root) == 8 * GIB
 
 
-def test_a_group_over_its_limit_leaves_nothing(machine: Machine):
+def test_a_group_over_its_limit_leaves_nothing(machine: FakeMachine):
     machine.join_v2("/app")
     machine.limit_v2("/app", GIB, used=2 * GIB)
     assert process.available_bytes(machine.root) == 0
 
 
-def test_mount_points_with_blanks_are_found(machine: Machine):
+def test_mount_points_with_blanks_are_found(machine: FakeMachine):
     machine.join_v2("/app")
     escaped = V2_MOUNT.format(root="/").replace("/sys/fs/cgroup", "/mnt/my\\040groups")
     machine.write("proc/self/mountinfo", escaped)
@@ -143,7 +143,7 @@ def test_mount_points_with_blanks_are_found(machine: Machine):
     assert process.total_bytes(machine.root) == GIB
 
 
-def test_a_cpu_quota_limits_the_cores(machine: Machine):
+def test_a_cpu_quota_limits_the_cores(machine: FakeMachine):
     machine.join_v2("/app")
     machine.write("sys/fs/cgroup/app/cpu.max", "150000 100000\n")
     machine.write("sys/fs/cgroup/cpu.max", "max 100000\n")
@@ -151,7 +151,7 @@ def test_a_cpu_quota_limits_the_cores(machine: Machine):
     assert process.usable_cores(machine.root) == 1
 
 
-def test_there_is_always_a_core(machine: Machine):
+def test_there_is_always_a_core(machine: FakeMachine):
     machine.join_v2("/app")
     machine.write("sys/fs/cgroup/app/cpu.max", "10000 100000\n")
     assert process.usable_cores(machine.root) == 1
@@ -205,8 +205,8 @@ Anonymous:          4096 kB
 """
 
 
-def taken(machine: Machine, python_rss: int) -> int:
-    """Of a process with 4 MiB of its own and some pages of an interpreter and a model's file."""
+def taken(machine: FakeMachine, python_rss: int) -> int:
+    """Bytes of a process with 4 MiB of its own, an interpreter's pages and a model file's."""
     text = SMAPS.format(python="/usr/bin/python 3", python_rss=python_rss)
     machine.write("proc/self/smaps", text)
     rss_kb = 4096 + 512 + python_rss + 1024
@@ -214,24 +214,24 @@ def taken(machine: Machine, python_rss: int) -> int:
     return process.taken_bytes(machine.root)
 
 
-def test_pages_of_libraries_that_happen_to_be_cached_do_not_count(machine: Machine):
+def test_pages_of_libraries_that_happen_to_be_cached_do_not_count(machine: FakeMachine):
     assert taken(machine, 100) == taken(machine, 1000)
 
 
-def test_libraries_count_by_what_runs_touch_of_them(machine: Machine):
+def test_libraries_count_by_what_runs_touch_of_them(machine: FakeMachine):
     own = (4096 + 512 + 64) << 10
     assert taken(machine, 100) == own + int(process.LIBRARY_SHARE * (5 << 20))
 
 
 def test_libraries_of_which_more_is_resident_than_usual_count_that_and_some_growth(
-    machine: Machine,
+    machine: FakeMachine,
 ):
     own, mapped, resident = (4096 + 512 + 64) << 10, 5 << 20, (2048 + 1024 - 64) << 10
     counted = taken(machine, 2048) - own
     assert counted == resident + int(process.LIBRARY_GROWTH * (mapped - resident))
 
 
-def test_one_page_more_never_makes_a_cliff(machine: Machine):
+def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
     """A machine that maps just over half of the libraries is planned like one of just under."""
     counts = [taken(machine, kib) for kib in range(1000, 3000, 4)]
     assert max(b - a for a, b in pairwise(counts)) <= 4096

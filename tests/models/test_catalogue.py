@@ -91,7 +91,7 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
 def test_a_name_wins_over_a_file_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a script that runs where a folder is called `target` would break."""
+    """A script must not break where a folder is called `target`."""
     monkeypatch.chdir(tmp_path)
     Path("target").mkdir()
     assert find("target") == PAIR.target

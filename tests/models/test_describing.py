@@ -1,4 +1,4 @@
-"""What is said about a model without running it."""
+"""Description of a model without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a draft fits a target, on models of known probabilities."""
+"""Fit of a draft to a target, on models of known probabilities."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from edgespec.cli import entry
 from edgespec.cli.commands.model_report import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.self_draft import Room, _Making, room
+from edgespec.models.self_draft import Room, _DraftSearch, room
 
 TARGET = str(embedded_pair().target)
 ONNX = str(Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16")
 
 
-class Ranked(_Making):
-    """As many layers as weights; leaving one out costs as much as its weight says."""
+class Ranked(_DraftSearch):
+    """Model with a layer for each weight; leaving it out costs as much as its weight says."""
 
     def __init__(self, weight: Sequence[float]) -> None:
         self._n_layers = len(weight)

@@ -12,13 +12,13 @@ from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning import kept
 from edgespec.tuning.kept import PairFigures
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
 MIB = 1 << 20
 DISK = 100.0 * MIB
-RUN = Figures(8.0, 4.0, 96, 2, 0.6, 0.2, 0.05, 1.0, 0, 50 * MIB, DISK)
+RUN = TrialFigures(8.0, 4.0, 96, 2, 0.6, 0.2, 0.05, 1.0, 0, 50 * MIB, DISK)
 
 
 def plan(streamed_mib: int, paged: bool = True) -> MemoryPlan:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import runtimes
-from edgespec.cli.invocation import Request, settings_from
+from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.settings.config import LoadSettings, read_config
@@ -33,7 +33,7 @@ def keep(load: LoadSettings, **settings: object) -> None:
     presets.save(presets.toml(settings, ["why"]), presets.place(load))
 
 
-def request(load: LoadSettings, **flags: str) -> Request:
+def request(load: LoadSettings, **flags: str) -> CommandSettings:
     given = {"model": str(load.model), "draft": str(load.draft), "memory_budget": "1GiB"}
     return settings_from(argparse.Namespace(**given | flags))
 
@@ -98,7 +98,7 @@ def test_what_changes_the_text_is_never_taken_from_it(load: LoadSettings):
     assert (dict(found.options), found.batch_size, found.threads) == ({}, None, 1)
 
 
-class Library:
+class FakeRuntime:
     """A runtime with a GPU, or without."""
 
     def __init__(self, gpu: str | None) -> None:
@@ -113,7 +113,7 @@ def test_a_draft_goes_to_the_gpu_that_is_there(
     load: LoadSettings, gpu: str | None, n_layers: int, monkeypatch: pytest.MonkeyPatch
 ):
     keep(load, n_gpu_layers_draft=25, threads=1)
-    monkeypatch.setattr(runtimes, "find", lambda _: Library(gpu))
+    monkeypatch.setattr(runtimes, "find", lambda _: FakeRuntime(gpu))
     found = request(load)
     assert GgufOptions.of(found.load.options.get("gguf")).gpu_layers_of("draft") == n_layers
     assert found.load.threads == 1

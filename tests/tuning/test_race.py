@@ -14,7 +14,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.tuning import report
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.race import TrialLength, Tuned, label, tune
-from edgespec.tuning.trial import Figures
+from edgespec.tuning.trial import TrialFigures
 from race_lab import BUDGET, FormulaLab, figures
 
 DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
@@ -92,7 +92,7 @@ def test_a_model_without_a_draft_is_tuned_too() -> None:
 
 def test_a_run_that_fails_leaves_with_its_reason() -> None:
     class Failing(FormulaLab):
-        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             if not candidate.overlap:
                 raise EdgespecError("no room")
             return super().run(job, candidate, length)
@@ -103,7 +103,7 @@ def test_a_run_that_fails_leaves_with_its_reason() -> None:
 
 def test_a_run_above_the_budget_cannot_win() -> None:
     class Large(FormulaLab):
-        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             self.ran.append(candidate)
             if candidate.threads == 2:
                 return figures(50.0, 2 * BUDGET)
@@ -121,7 +121,7 @@ def test_it_ends_with_the_time() -> None:
 
 def test_a_busy_machine_is_said() -> None:
     class Busy(FormulaLab):
-        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             self.ran.append(candidate)
             return figures(5.0, others=0.4)
 

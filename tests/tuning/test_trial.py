@@ -8,17 +8,17 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning.trial import MESSAGES, Figures, Trial, plan_trial, run_trial
+from edgespec.tuning.trial import MESSAGES, TrialFigures, TuningTrial, plan_trial, run_trial
 from edgespec_runtimes.gguf.options import GgufOptions
 
 BUDGET = 200 << 20
 
 
-def trial(budget: int = BUDGET) -> Trial:
+def trial(budget: int = BUDGET) -> TuningTrial:
     pair = embedded_pair()
     load = LoadSettings(model=pair.target, draft=pair.draft, memory_budget=budget, ctx_size=256)
     prompts = ("import os\n", "class Queue:\n")
-    return Trial(load, EngineSettings(remember=False), prompts, n_tokens=6, seconds=20.0)
+    return TuningTrial(load, EngineSettings(remember=False), prompts, n_tokens=6, seconds=20.0)
 
 
 def test_a_trial_reports_its_figures_within_the_budget() -> None:
@@ -39,13 +39,13 @@ def test_options_of_a_runtime_reach_the_process() -> None:
     options = {"gguf": GgufOptions(cache_type_k="q8_0")}
     load = job.load.model_copy(update={"options": options})
     sent = MESSAGES.from_json(
-        MESSAGES.to_json(Trial(load, job.engine, job.prompts, job.n_tokens, job.seconds))
+        MESSAGES.to_json(TuningTrial(load, job.engine, job.prompts, job.n_tokens, job.seconds))
     )
     assert GgufOptions.of(sent.load.options["gguf"]).cache_type_k == "q8_0"
 
 
 def test_figures_survive_the_pipe() -> None:
-    figures = Figures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
+    figures = TrialFigures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
     assert MESSAGES.from_json(MESSAGES.to_json(figures)) == figures
 
 

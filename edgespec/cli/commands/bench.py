@@ -1,6 +1,6 @@
-"""`edgespec bench`: chooses models, modes and limits, runs what is due in turn, reports.
+"""`edgespec bench`: chooses models, modes and limits, runs them in turn, and reports.
 
-It decides what is measured and says what came out; measuring, arithmetic and drawing are elsewhere.
+Measuring, arithmetic and drawing are in `edgespec.bench`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.jobs import limits
-from edgespec.jobs.limits import Limiter, Limits
+from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
 from edgespec.models.model_files import size_of
@@ -38,14 +38,15 @@ from edgespec.settings.base import spell
 from edgespec.settings.units import format_size
 
 BUDGET_SHARE = 1 / 1.02
-"""Of the memory limit, for edgespec's own budget: a group also charges what is no process's."""
+"""Share of the memory limit that is edgespec's own budget: a control group also charges memory that
+belongs to no process."""
 PROMPT_WIDTH = 14
 """Characters of a prompt that name it in tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for, checked."""
+class BenchRequest:
+    """Validated settings of a bench, and where its report goes."""
 
     settings: BenchSettings
     json_file: Path | None = None
@@ -54,7 +55,7 @@ class Request:
     command: str = "edgespec bench"
 
 
-def request_from(args: argparse.Namespace) -> Request:
+def request_from(args: argparse.Namespace) -> BenchRequest:
     """Flags win over `--quick`, which wins over the defaults. Raises UsageError."""
     known = BenchSettings.model_fields
     settings: dict[str, Any] = dict(QUICK) if "quick" in args else {}
@@ -63,7 +64,7 @@ def request_from(args: argparse.Namespace) -> Request:
         if role in settings:
             settings[role] = model_path(settings[role], spell(role))
     json_name = getattr(args, "json", None)
-    request = Request(
+    request = BenchRequest(
         settings=BenchSettings.model_validate(settings),
         json_file=None if json_name in {None, "-"} else Path(json_name),
         json_to_stdout=json_name == "-",
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def report_on(request: Request, console: Console) -> None:
+def report_on(request: BenchRequest, console: Console) -> None:
     """Measure and report. Raises what a command raises; figures are written before."""
     report = measure(request, console)
     lines = "\n".join(table.summary_table(report))
@@ -103,29 +104,31 @@ def report_on(request: Request, console: Console) -> None:
         raise EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
 
 
-def measure(request: Request, console: Console) -> BenchReport:
+def measure(request: BenchRequest, console: Console) -> BenchReport:
     """The whole bench."""
     settings = request.settings
     pair = embedded_pair()
     runtime = runtimes.find(settings.model or pair.target)
     is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
-    wanted = choose(request.settings.modes, known_modes(baselines))
+    requested_modes = choose(request.settings.modes, known_modes(baselines))
     prompts = chosen_prompts(settings)
     target, draft = settings.model, settings.draft
     if target is None:
         target, draft = demo.enlarged(pair, settings.size, console), pair.draft
     began = datetime.now().astimezone()
     models_bytes = size_of(target) + (size_of(draft) if draft else 0)
-    wanted_limits = Limits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
-    limiter = _limiter(wanted_limits, target, console)
-    memory_bytes = wanted_limits.memory_bytes
+    process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
+    limiter = _limiter(process_limits, target, console)
+    memory_bytes = process_limits.memory_bytes
     budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     n_threads = settings.threads or process.usable_cores()
-    bench = Bench(settings, target, draft, wanted, prompts, limiter, budget, n_threads)
+    bench = Bench(settings, target, draft, requested_modes, prompts, limiter, budget, n_threads)
     surveyed = survey(bench)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
-    modes, left_out = applicable(wanted, draft, is_mixed, surveyed.resident_bytes, room_bytes)
+    modes, left_out = applicable(
+        requested_modes, draft, is_mixed, surveyed.resident_bytes, room_bytes
+    )
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
     results = run_all(bench, surveyed, console)
     if not results.raw:
@@ -154,7 +157,7 @@ def measure(request: Request, console: Console) -> BenchReport:
 
 
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
-    """Those asked for of the file, each by its number and the beginning of its text."""
+    """The requested prompts of the file, each named by its number and the beginning of its text."""
     path = settings.prompts or shipped_prompts()
     first, texts = settings.first_prompt, read_prompts(path)
     last = first + settings.n_prompts - 1
@@ -204,10 +207,10 @@ def picture(report: BenchReport) -> str:
     return charts.bars(rows, "tokens/s")
 
 
-def _limiter(wanted: Limits, target: Path, console: Console) -> Limiter:
-    """What binds the runs; where nothing may, that is said."""
-    limiter, reasons = limits.find(wanted, target)
-    if wanted and limiter is limits.UNLIMITED:
+def _limiter(requested_modes: ProcessLimits, target: Path, console: Console) -> Limiter:
+    """The first limiter that works here; a note says so if none does."""
+    limiter, reasons = limits.find(requested_modes, target)
+    if requested_modes and limiter is limits.UNLIMITED:
         why = f"limits cannot be set here ({'; '.join(reasons)})"
         console.note(f"{why}: everything runs unlimited")
     return limiter

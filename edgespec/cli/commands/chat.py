@@ -38,28 +38,28 @@ NO_LIMIT = "-1"
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Converse until there are no more lines; the exit code of the first line of a pipe that
-    failed, and 0 in a terminal, where it was seen."""
+    """Converse until there are no more lines. The exit code is that of the first message of a
+    pipe that failed, and 0 in a terminal, where the user saw the error."""
     from edgespec.session import session
 
     template = chat_templates.template_from(args)
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
-    request = settings_from(args)
+    command = settings_from(args)
     console = Console(quiet="quiet" in args)
-    for note in request.notes:
+    for note in command.notes:
         console.note(note)
     # before loading: what is missing for a terminal is told, and its memory is counted
     messages = chat_input.lines(cache_folder.make_folder() / "chat_history")
     dialogue = Dialogue(getattr(args, "system", None))
     if "load" in args:
         dialogue.load(Path(args.load))
-    with session.load(request.load, engine_settings(request.generate), console.progress) as loaded:
+    with session.load(command.load, engine_settings(command.generate), console.progress) as loaded:
         console.end_of_progress()
         loaded.use_chat_template(template)
         loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
-        chat = Chat(loaded, dialogue, request.generate, grammar, console)
+        chat = Chat(loaded, dialogue, command.generate, grammar, console)
         with ExitStack() as stack:
             if cache is not None:
                 stack.enter_context(_kept(loaded, cache, console))
@@ -79,10 +79,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 @contextmanager
 def _kept(session: Session, cache: PromptCache, console: Console) -> Iterator[None]:
-    """Go on from what the file holds, and in the end leave there what the conversation cost.
-
-    However it ends: what was read is worth keeping after a failure, too.
-    """
+    """Load the state from the cache file, and save it there at the end, after a failure too."""
     from edgespec.state.file import check_place
 
     if check_place(cache.path):
@@ -116,19 +113,19 @@ class Chat:
         """The first failure's; 0 without one."""
         self._n_answers = 0
         self._sampling: SamplingParams | None = None
-        """How the last answer's tokens were picked."""
+        """Sampling parameters of the last answer."""
         self._last: GenerationResult | None = None
         self._running: Generation | None = None
         self._is_stopped = False
 
     def stop(self) -> None:
-        """From any thread: end the answer that is under way, or about to be."""
+        """End the running answer, or the one about to start. May be called from any thread."""
         self._is_stopped = True
         if (running := self._running) is not None:
             running.cancel()
 
     def take(self, line: str) -> bool:
-        """Answer, or obey. Whether the conversation goes on."""
+        """Answer a message or run a slash command. True if the conversation goes on."""
         text = line.strip()
         self._is_stopped = False
         try:
@@ -234,7 +231,10 @@ class Chat:
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 
     def _next_sampling(self) -> SamplingParams:
-        """With another seed for each answer: the noise of a text goes by its places alone."""
+        """Sampling parameters with another seed for each answer.
+
+        The noise of sampling depends on seed and position alone.
+        """
         seed = (self._seed + self._n_answers) % (1 << 64)
         self._n_answers += 1
         self._sampling = self._settings.sampling(seed, self._session.chat_sampling)

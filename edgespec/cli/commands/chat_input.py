@@ -1,4 +1,4 @@
-"""Where the user's lines come from: a terminal with history and editing, or a pipe."""
+"""The user's messages: from a terminal with history and editing, or from a pipe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
 def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
-    """What the user writes, message by message, until there is no more. Raises UsageError, before
-    the first is asked for, where a terminal needs what is not installed."""
+    """The user's messages until the input ends. Raises UsageError at once if stdin is closed or if
+    prompt_toolkit, which a terminal needs, is not installed."""
     stdin = stdin or sys.stdin
     if stdin is None:
         raise UsageError("stdin is closed: converse in a terminal, or pipe messages to stdin")
@@ -66,7 +66,7 @@ def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
 
 
 def make_private(history: Path) -> None:
-    """A history that nobody but its owner reads, whatever mode it had."""
+    """Make the history file readable by its owner alone, whatever mode it had."""
     flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(history, flags, PRIVATE_MODE)

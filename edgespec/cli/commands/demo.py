@@ -38,7 +38,8 @@ def count_words(text):
     for word in text.split():
 '''
 WEIGHTS_SHARE = 0.45
-"""Of the file, in memory beside the smallest ring: together about half of the weights."""
+"""Share of the target's file that stays in memory beside the smallest ring: with it, about half of
+the weights."""
 CTX_SIZE = 512
 
 Send = Callable[[object], None]
@@ -47,8 +48,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one run sends back when it is done."""
+class DemoRun:
+    """Result of one run, sent by its process."""
 
     result: GenerationResult
     plan: MemoryPlan
@@ -58,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The last message of a process: what its task returned."""
+    """The last message of a process: the value of its task."""
 
     value: object
 
@@ -107,8 +108,8 @@ def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
     return out
 
 
-def _shown(settings: LoadSettings, max_tokens: int | None, console: Console) -> Outcome:
-    """Complete PROMPT before the user's eyes."""
+def _shown(settings: LoadSettings, max_tokens: int | None, console: Console) -> DemoRun:
+    """Complete PROMPT and print the text as it comes."""
     console.write(PROMPT.rstrip("\n"))
     outcome = _apart("loading", _complete, (settings, max_tokens), console)
     console.end_of_text()
@@ -123,26 +124,26 @@ def _plan(send: Send, settings: LoadSettings) -> MemoryPlan:
     return session.plan(settings)
 
 
-def _complete(send: Send, settings: LoadSettings, max_tokens: int | None) -> Outcome:
+def _complete(send: Send, settings: LoadSettings, max_tokens: int | None) -> DemoRun:
     def progress(what: str, share: float) -> None:
         send((what, share))
 
     with session.load(settings, progress=progress) as running:
         events = running.stream(PROMPT, max_tokens=max_tokens, progress=progress)
         result = follow(events, send)
-        return Outcome(result, running.plan, running.load_report, process.peak_rss_bytes())
+        return DemoRun(result, running.plan, running.load_report, process.peak_rss_bytes())
 
 
 def _apart(doing: str, task: Callable[..., T], args: tuple[Any, ...], console: Console) -> T:
-    """What `task` returns in a process of its own; the events and progress it sends are shown.
+    """Run `task` in a process of its own, show its events and progress, and return its value.
 
-    `doing` is what it begins with: a process that dies is said to have died of that, or of what it
-    told last.
+    `doing` is the first phase. If the process dies, the error names this phase or the last one
+    that it reported.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(theirs, task, args), daemon=True)
-    with _deaf_to_ctrl_c():
+    with _sigint_blocked():
         process.start()
     theirs.close()
     try:
@@ -170,7 +171,7 @@ def _apart(doing: str, task: Callable[..., T], args: tuple[Any, ...], console: C
 
 
 def _received(connection: Connection) -> Any:
-    """The next message; None if the other process is gone, be it in the middle of one."""
+    """The next message; None if the other process is gone, even in the middle of a message."""
     try:
         return connection.recv()
     except (EOFError, OSError):
@@ -178,7 +179,7 @@ def _received(connection: Connection) -> Any:
 
 
 def _serve(connection: Connection, task: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """The other process. Whatever goes wrong is told, and no traceback printed."""
+    """The other process's main function. Errors are sent; no traceback is printed."""
     try:
         connection.send(_Done(task(connection.send, *args)))
     except EdgespecError as error:
@@ -188,8 +189,8 @@ def _serve(connection: Connection, task: Callable[..., object], args: tuple[Any,
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A process started here does not hear Ctrl-C: its parent does, a moment later, and ends it."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in processes started in this context: their parent ends them on Ctrl-C."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -200,7 +201,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _compare(alone: Outcome, drafted: Outcome, console: Console) -> None:
+def _compare(alone: DemoRun, drafted: DemoRun, console: Console) -> None:
     slow, fast = alone.result.timings.tokens_per_s, drafted.result.timings.tokens_per_s
     same = alone.result.tokens == drafted.result.tokens
     verdict = "the same text" if same else "the texts part where two tokens were as good as equal"

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import Request, engine_settings, read_prompts, settings_from
+from edgespec.cli.invocation import CommandSettings, engine_settings, read_prompts, settings_from
 from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
 from edgespec.diagnosis.machine import examine
 from edgespec.errors import UsageError
@@ -24,7 +24,7 @@ from edgespec.session import session
 from edgespec.settings.units import format_size
 from edgespec.tuning import kept, report
 from edgespec.tuning.kept import PairFigures
-from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
+from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
 SECONDS, N_TOKENS = 30.0, 48
 """Limits of the run that measures a pair; tokens of each text."""
@@ -36,15 +36,15 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     as_json = "json" in args
     console = Console(quiet=as_json)
     _tokens_per_pass(args)
-    request = settings_from(args) if "model" in args else None
-    settings = request.load if request else None
+    command = settings_from(args) if "model" in args else None
+    settings = command.load if command else None
     paths = tuple(path for path in (settings.model, settings.draft) if path) if settings else ()
     findings = []
     for finding in examine(paths):
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
     console.end_of_progress()
-    pair = None if request is None else _examined_pair(args, request, console)
+    pair = None if command is None else _examined_pair(args, command, console)
     if as_json:
         console.json(_report(findings, pair))
         return 0
@@ -53,24 +53,28 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """What is known of a pair: by storage alone, or from a short run."""
+class PairDiagnosis:
+    """Prediction for a pair from storage alone, or with a short run that measured it."""
 
     outlook: Outlook
-    run: Figures | None = None
+    run: TrialFigures | None = None
 
 
-def _examined_pair(args: argparse.Namespace, request: Request, console: Console) -> Pair | None:
-    load, engine = request.load, engine_settings(request.generate)
+def _examined_pair(
+    args: argparse.Namespace, command: CommandSettings, console: Console
+) -> PairDiagnosis | None:
+    load, engine = command.load, engine_settings(command.generate)
     if "tokens_per_pass" in args:
         speed = disk_speed.bytes_per_second(load.model) if load.model.is_file() else None
         if speed is None:
             return None
         figures = PairFigures.storage_alone(_tokens_per_pass(args))
-        return Pair(outlook(load, partial(session.plan, engine_settings=engine), speed, figures))
+        return PairDiagnosis(
+            outlook(load, partial(session.plan, engine_settings=engine), speed, figures)
+        )
     plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
-    trial = Trial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)
+    trial = TuningTrial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)
     began = time.monotonic()
     run = run_trial(
         trial,
@@ -81,7 +85,7 @@ def _examined_pair(args: argparse.Namespace, request: Request, console: Console)
     console.end_of_progress()
     figures = kept.keep_run(load, plan, run)
     found = outlook(load, partial(plan_trial, engine=engine), kept.disk_of(load, run), figures)
-    return Pair(found, run)
+    return PairDiagnosis(found, run)
 
 
 def _tokens_per_pass(args: argparse.Namespace) -> float:
@@ -95,12 +99,12 @@ def _tokens_per_pass(args: argparse.Namespace) -> float:
     return tokens
 
 
-def _report(findings: Sequence[Finding], pair: Pair | None) -> dict[str, Any]:
+def _report(findings: Sequence[Finding], pair: PairDiagnosis | None) -> dict[str, Any]:
     """For programs."""
-    told: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
+    content: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     if pair:
         found, run = pair.outlook, pair.run
-        told["pair"] = {
+        content["pair"] = {
             "limit": found.limit,
             "disk_bytes_per_s": found.disk_bytes_per_s,
             "bytes_per_pass": found.plan.bytes_per_pass,
@@ -110,7 +114,7 @@ def _report(findings: Sequence[Finding], pair: Pair | None) -> dict[str, Any]:
             "measured_peak_bytes": run.peak_bytes if run else None,
             "levers": [asdict(lever) for lever in found.levers],
         }
-    return told
+    return content
 
 
 def _table(findings: Sequence[Finding]) -> list[str]:
@@ -127,7 +131,7 @@ def _table(findings: Sequence[Finding]) -> list[str]:
     return [*lines, "", f"{n_problems} problems" if n_problems else "no problems"]
 
 
-def _pair_lines(pair: Pair) -> list[str]:
+def _pair_lines(pair: PairDiagnosis) -> list[str]:
     found = pair.outlook
     lines = ["", f"limit: {found.limit}"]
     if found.tokens_per_s is None:

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """`edgespec generate`. Ctrl-C ends the text; what there is of it is reported all the same."""
+    """`edgespec generate`. Ctrl-C ends the text; the part that exists is still reported."""
     from edgespec.memory import process
     from edgespec.session import session
 
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
-    request, prompt = settings_from(args), read_prompt(args)
-    settings = request.generate
+    command, prompt = settings_from(args), read_prompt(args)
+    settings = command.generate
     as_json = "json" in args
     console = Console(color=_color(args, as_json), quiet="quiet" in args)
-    for note in request.notes:
+    for note in command.notes:
         console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     with (
-        blaming_draft_max(request),
+        blaming_draft_max(command),
         _trace(args) as trace,
-        session.load(request.load, engine_settings(settings), console.progress, trace) as running,
+        session.load(command.load, engine_settings(settings), console.progress, trace) as running,
     ):
         events = running.stream(
             prompt,
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                     running.load_report,
                     peak_bytes,
                     seed=seed,
-                    model=str(request.load.model),
-                    draft=str(request.load.draft) if request.load.draft else None,
+                    model=str(command.load.model),
+                    draft=str(command.load.draft) if command.load.draft else None,
                     version=installed_version(),
                 )
             )
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 class _Display:
-    """Passes events on, and in the end the text that came with none: it was held back until it
-    was sure that no stop string follows, and the text was interrupted then.
+    """Shows events, and at an interruption the text that was still held back because a stop string
+    might have followed.
     """
 
     def __init__(self, show: Callable[[TokenEvent], None]) -> None:
@@ -108,7 +108,7 @@ class _Display:
 
 
 def _save_state(running: Session, path: Path) -> EdgespecError | None:
-    """Keep all that was computed; why not, where that cannot be done."""
+    """Save the whole state to `path`; the error comes back if that fails."""
     try:
         running.save_state(path)
     except EdgespecError as error:
@@ -117,7 +117,10 @@ def _save_state(running: Session, path: Path) -> EdgespecError | None:
 
 
 def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
-    """The exit code, and on stderr why it is not 0; `failure` came when the text was there."""
+    """The exit code, with its reason on stderr if it is not 0.
+
+    `failure` is an error that came after the text was complete.
+    """
     if result.finish_reason == "cancelled":
         return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
     if failure is not None:
@@ -134,7 +137,7 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 
 def _ignore(event: TokenEvent) -> None:
-    """With --json the text comes at the end."""
+    """Show nothing: with --json the text is in the report."""
 
 
 def _color(args: argparse.Namespace, as_json: bool) -> Any:

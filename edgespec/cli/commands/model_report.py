@@ -76,7 +76,7 @@ def list_table(models: Sequence[ListedModel]) -> list[str]:
 
 
 def list_notes(models: Sequence[ListedModel]) -> list[str]:
-    """What is wrong with models of the list, and what to do."""
+    """Notes on damaged models of the list, and what to do about them."""
     notes = []
     for listed in models:
         if listed.problem:
@@ -181,7 +181,7 @@ def check_report(
 
 
 def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
-    """What was measured, and what follows from it."""
+    """Measured figures of a pair and the conclusion, as lines."""
     agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
     return [
         f"The models form a pair. {fit.n_tokens:,} tokens that the target wrote after "
@@ -259,7 +259,7 @@ def _source_lines(fit: PairFit) -> list[str]:
 
 
 def _conclusion(fit: PairFit) -> str:
-    """What the tokens per pass say about tree sizes; what a node costs, they cannot say."""
+    """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
     most = max(tree.tokens_per_pass for tree in fit.trees)
     if most < LEAST_USE:
         return f"A pass yields {most:.2f} tokens at most: this draft is of no use to this target."
@@ -312,11 +312,11 @@ def _checksum(listed: ListedModel) -> str:
 
 
 def _checksums(files: Sequence[FileState]) -> list[tuple[str, str]]:
-    told = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
+    suffix = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
     return [
         (
             "sha256",
-            f"{file.sha256 or 'missing'}{told[file.is_intact]}"
+            f"{file.sha256 or 'missing'}{suffix[file.is_intact]}"
             + (f" {file.path.name}" if len(files) > 1 else ""),
         )
         for file in files
@@ -357,7 +357,7 @@ def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
 
 
 def room_line(room: Room) -> str:
-    """What fits the budget beside the target."""
+    """One line about the memory left for a draft beside the target."""
     return (
         f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
         f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
@@ -366,10 +366,10 @@ def room_line(room: Room) -> str:
     )
 
 
-def drafts_report(made: SelfDraft, compared: Sequence[SelfDraft], room: Room) -> dict[str, Any]:
+def drafts_report(best: SelfDraft, compared: Sequence[SelfDraft], room: Room) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "made": asdict(made),
+        "made": asdict(best),
         "compared": [asdict(draft) for draft in compared],
         "room": asdict(room),
     }

@@ -1,7 +1,4 @@
-"""What `edgespec models ...` does: find the models that are meant, ask, and show the answer.
-
-The command line imports it when one of these commands runs.
-"""
+"""`edgespec models ...`: resolves names of models, calls `edgespec.models`, prints results."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from edgespec.settings.units import parse_size
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """The command that was given. Raises what a command raises."""
+    """Run the chosen subcommand. Raises what a command raises."""
     _COMMANDS[args.action](args)
     return 0
 
@@ -77,8 +74,8 @@ def run_check(args: argparse.Namespace) -> None:
 
     console = Console(quiet="quiet" in args)
     target, draft = catalogue.find(args.target), catalogue.find(args.draft)
-    wanted = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
-    settings = LoadSettings.model_validate(wanted | {"model": target, "draft": draft})
+    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
+    settings = LoadSettings.model_validate(load | {"model": target, "draft": draft})
     max_tokens = _max_tokens(args)
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     prompts = read_prompts(file)
@@ -158,7 +155,7 @@ def run_draft(args: argparse.Namespace) -> None:
     settings = LoadSettings.model_validate(load | {"model": target})
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
-    wanted = self_draft.Wanted(
+    job = self_draft.DraftJob(
         size_bytes=parse_size(args.size) if "size" in args else quarter,
         types=_types(getattr(args, "types", DRAFT_TYPES), self_draft.BITS),
         prompts=tuple(read_prompts(file)),
@@ -166,23 +163,23 @@ def run_draft(args: argparse.Namespace) -> None:
         load=settings,
     )
     alone = session.plan(settings)
-    made, compared = self_draft.make(target, out, wanted, console.progress)
+    best, compared = self_draft.make(target, out, job, console.progress)
     console.end_of_progress()
     if "json" not in args:
         console.write("\n".join(model_report.drafts_table(compared, out)))
     pair = settings.model_copy(update={"draft": out})
     with session.open_models(pair, pair_fit.LOADED_FOR, console.progress) as models:
         assert models.draft is not None
-        prompts = [models.target.vocabulary.encode(prompt) for prompt in wanted.prompts]
+        prompts = [models.target.vocabulary.encode(prompt) for prompt in job.prompts]
         fit = pair_fit.measure(
-            models.target, models.draft, prompts, wanted.max_tokens, console.progress
+            models.target, models.draft, prompts, job.max_tokens, console.progress
         )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
         if "json" in args:
             report = model_report.check_report(fit, target, out, models.plan, peak_bytes)
             room = self_draft.room(alone, models.plan)
-            console.json(report | model_report.drafts_report(made, compared, room))
+            console.json(report | model_report.drafts_report(best, compared, room))
             return
         console.write(model_report.room_line(self_draft.room(alone, models.plan)))
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
@@ -236,8 +233,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 
 def _max_tokens(args: argparse.Namespace) -> int:
-    wanted = {"max_tokens": getattr(args, "max_tokens", CHECK_TOKENS)}
-    max_tokens = GenerateSettings.model_validate(wanted).max_tokens
+    flags = {"max_tokens": getattr(args, "max_tokens", CHECK_TOKENS)}
+    max_tokens = GenerateSettings.model_validate(flags).max_tokens
     if max_tokens < 1:
         raise UsageError(
             f"{spell('max_tokens')} {max_tokens}: texts are compared token by token, so give at "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from edgespec.cli.commands import reports
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import Request, engine_settings, settings_from
+from edgespec.cli.invocation import CommandSettings, engine_settings, settings_from
 from edgespec.errors import BudgetError
 from edgespec.settings.units import parse_rate
 
@@ -19,43 +19,43 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec.paging import disk_speed
     from edgespec.session import session
 
-    request = settings_from(args)
+    command = settings_from(args)
     bandwidth: float | None = None
     source = "measured just now"
     if "disk_bandwidth" in args:
         bandwidth, source = parse_rate(args.disk_bandwidth), "as given"
     console = Console()
-    with blaming_draft_max(request):
+    with blaming_draft_max(command):
         memory_plan = session.plan(
-            request.load, engine_settings(request.generate), console.progress
+            command.load, engine_settings(command.generate), console.progress
         )
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
-        bandwidth = disk_speed.bytes_per_second(request.load.model)
+        bandwidth = disk_speed.bytes_per_second(command.load.model)
     # Imported after planning, since modules take memory, too.
     from edgespec.tuning import kept
 
-    predicted = kept.predicted(request.load, memory_plan, bandwidth)
+    predicted = kept.predicted(command.load, memory_plan, bandwidth)
     if "json" in args:
         console.json(reports.plan_report(memory_plan, bandwidth, predicted))
         return 0
-    for note in request.notes:
+    for note in command.notes:
         console.note(note)
     console.write("\n".join(reports.plan_table(memory_plan, bandwidth, source, predicted)))
     return 0
 
 
 @contextmanager
-def blaming_draft_max(request: Request) -> Iterator[None]:
-    """A budget that does not hold is told what takes it, where that was asked for."""
+def blaming_draft_max(command: CommandSettings) -> Iterator[None]:
+    """Mention --draft-max in a budget error if more nodes than usual were requested."""
     try:
         yield
     except BudgetError as error:
         n_nodes, usual = (
-            request.generate.draft_max,
-            type(request.generate).model_fields["draft_max"],
+            command.generate.draft_max,
+            type(command.generate).model_fields["draft_max"],
         )
-        if request.load.draft is None or n_nodes <= usual.default:
+        if command.load.draft is None or n_nodes <= usual.default:
             raise
         message = f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {usual.default}"
         raise BudgetError(message, error.smallest_bytes) from error

@@ -1,7 +1,4 @@
-"""Says what happened: one generation or one plan, as JSON for programs and as lines for people.
-
-Values in, text and dictionaries out.
-"""
+"""Reports of one generation or one plan: dictionaries for --json, lines for people."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.tuning.kept import Prediction
 
 GUESSED_NODES, GUESSED_TOKENS = 6, 3
-"""Of a tree, and what it yields or so: a mixture reads more for more nodes."""
+"""Nodes of a typical tree, and tokens that its pass yields. Mixtures read more for more nodes."""
 
 
 def generation_report(
@@ -123,7 +120,7 @@ def sampling_line(sampling: SamplingParams) -> str:
 
 
 def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
-    """What the process was allowed, meant to take, and took at most."""
+    """Memory budget, planned bytes and measured peak of the process."""
     return {
         "budget_bytes": plan.budget_bytes,
         "planned_bytes": plan.planned_bytes,
@@ -157,7 +154,7 @@ def plan_table(
     disk_source: str = "",
     predicted: Prediction | None = None,
 ) -> list[str]:
-    """Who gets which bytes, and what a pass costs."""
+    """The memory plan and the predicted cost of a pass, as lines."""
     width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
     lines = _row_lines(plan.rows, width)
     enforced = "" if plan.enforced else ", which is not enforced on this platform"
@@ -237,7 +234,7 @@ def _predicted_line(predicted: Prediction) -> str:
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
-    """What storage allows, where nothing is known of computing and of guesses."""
+    """Upper bound from storage alone: computing and guesses were not measured."""
     pass_s = plan.predict(disk_bytes_per_s)
     drafted_s = theory.seconds_per_token(
         theory.pass_seconds(plan.expected_bytes(GUESSED_NODES), disk_bytes_per_s),

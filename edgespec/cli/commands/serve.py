@@ -40,11 +40,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with _listening(guard.host, _whole(args, "port", PORT) or 0) as listener:
         args.grammars = args.logprobs = True
         args.most_body_bytes = guard.most_body_bytes or 0
-        request = settings_from(args)
-        for note in request.notes:
+        command = settings_from(args)
+        for note in command.notes:
             console.note(note)
         with session.load(
-            request.load, engine_settings(request.generate), console.progress
+            command.load, engine_settings(command.generate), console.progress
         ) as loaded:
             console.end_of_progress()
             if template is not None:

@@ -1,6 +1,6 @@
-"""`edgespec tune`: lets settings compete on this device and pair, and leaves a preset.
+"""`edgespec tune`: finds the fastest settings for this device and pair, and writes a preset.
 
-It decides what is asked and says what came out; candidates, trials and the race are elsewhere.
+Candidates, trials and the race are in `edgespec.tuning`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from edgespec.tuning import kept, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.presets import TUNED
 from edgespec.tuning.race import TrialLength, tune
-from edgespec.tuning.trial import Figures, Trial, plan_trial, run_trial
+from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
 LEAST_SECONDS = 10
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Run the race, say what was found, keep it. Raises what a command raises."""
+    """Run the race, report it and save the preset. Raises what a command raises."""
     console = Console(quiet="quiet" in args)
     job, prompts = job_from(args, console)
     out = Path(args.out) if "out" in args else presets.place(job.load)
@@ -68,21 +68,21 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     drafts = list(dict.fromkeys(getattr(args, "draft", [])))
     if drafts:
         args.draft = drafts[0]
-    args.no_tuned = True  # the preset to be found is not to be read
+    args.no_tuned = True  # an earlier preset must not count
     prompts = read_prompts(Path(args.prompts) if "prompts" in args else shipped_prompts())
-    request = settings_from(args)
-    for note in request.notes:
+    command = settings_from(args)
+    for note in command.notes:
         console.note(note)
-    load = request.load
+    load = command.load
     others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
     for path in (load.model, *([load.draft] if load.draft else ()), *others):
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=engine_settings(request.generate),
+        engine=engine_settings(command.generate),
         drafts=(*([load.draft] if load.draft else ()), *others),
         default_threads=process.usable_cores(),
-        fixed=frozenset((load.model_fields_set | request.generate.model_fields_set) & TUNED),
+        fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),
     )
     return job, tuple(prompts[:N_PROMPTS])
 
@@ -101,8 +101,8 @@ class ProcessLab:
     def left_s(self) -> float:
         return self.seconds - (time.monotonic() - self._began_s)
 
-    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> Figures:
-        trial = Trial(
+    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
+        trial = TuningTrial(
             load=candidate.load(job.load),
             engine=candidate.engine(job.engine),
             prompts=self.prompts[: length.n_texts],
@@ -120,8 +120,8 @@ def _lab(
 ) -> ProcessLab:
     limiter = limits.UNLIMITED
     if "disk_bandwidth" in args:
-        asked = limits.Limits(read_bytes_per_s=parse_rate(args.disk_bandwidth))
-        limiter, reasons = limits.find(asked, job.load.model)
+        process_limits = limits.ProcessLimits(read_bytes_per_s=parse_rate(args.disk_bandwidth))
+        limiter, reasons = limits.find(process_limits, job.load.model)
         if limiter is limits.UNLIMITED:
             raise UsageError(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "

@@ -1,4 +1,4 @@
-"""The flags of `edgespec bench` and what its `--help` says. Values stay text, as everywhere."""
+"""The flags of `edgespec bench` and its `--help` text. Values stay text."""
 
 from __future__ import annotations
 

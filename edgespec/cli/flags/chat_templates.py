@@ -1,4 +1,4 @@
-"""The flags that name a chat template in the place of the model's own, as llama.cpp spells them."""
+"""The flags that choose a chat template instead of the model's own, spelled as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def template_from(args: argparse.Namespace) -> str | None:
-    """What the flags say; None leaves the model's own. Raises UsageError."""
+    """The chosen chat template; None leaves the model's own. Raises UsageError."""
     from edgespec.chat import prompts  # with numpy, which flags do without
     from edgespec.chat.named_templates import named_template
 

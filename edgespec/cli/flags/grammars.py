@@ -1,4 +1,4 @@
-"""The flags that say what a text has to look like."""
+"""The flags that constrain the text by a JSON schema, a grammar or a regular expression."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
-    """What the flags say, and memory for it in `args`. Raises UsageError and GrammarError."""
+    """The chosen grammar; `args.grammars` is set so that the plan keeps memory for it. Raises
+    UsageError and GrammarError."""
     names = [name for name in _FLAGS if name in args]
     if not names:
         return None

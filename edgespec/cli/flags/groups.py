@@ -1,6 +1,4 @@
-"""The groups of flags that several commands have in common. Like `flags`, which puts them together,
-it runs nothing.
-"""
+"""Groups of flags that several commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ HUB_NAME = "USER/REPO[:QUANT]"
 
 
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
-    """Of a command that uses models; `tuning` compares drafts and uses no preset of its own."""
+    """Flags that choose models. `tuning`: several drafts may be given, and no preset is used."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "-m",
@@ -101,7 +99,7 @@ def add_memory(parser: ArgumentParser) -> None:
 
 
 def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
-    """`chats`: what is not given is as the model's makers recommend."""
+    """Flags of sampling. `chats`: defaults are the values that the model's makers recommend."""
     group = parser.add_argument_group("sampling")
     for flags, metavar, setting, text in (
         (("-n", "--n-predict"), "N", "max_tokens", "most tokens, -1 for no limit"),

@@ -1,4 +1,4 @@
-"""The grammar of `edgespec models ...`. Like `flags`, of which it is a part, it runs nothing."""
+"""The flags of `edgespec models ...` and their `--help` texts. Values stay text."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _index(parser: argparse.ArgumentParser) -> None:
 
 
 def _measuring_flags(parser: argparse.ArgumentParser) -> None:
-    """Of commands in which a target writes texts that a draft is held against."""
+    """Flags of commands that compare a draft with texts written by the target."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",

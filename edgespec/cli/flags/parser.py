@@ -1,4 +1,4 @@
-"""The command line's grammar: commands, flags and what `--help` says. It runs nothing.
+"""The parser of the command line: commands, their flags and `--help` texts. It runs nothing.
 
 Flags are spelled like llama.cpp's. Values stay text: `edgespec.settings` checks them, so that a
 flag, a line of a TOML file and a Python argument get the same answer.
@@ -82,7 +82,7 @@ edgespec runs a language model that does not fit in memory.
   edgespec serve -m big.gguf -md small.gguf   answer OpenAI's protocol
   edgespec --help                             everything else
 """
-"""For those who give no command."""
+"""Text shown without a command."""
 
 _ELSEWHERE = {
     "-v": "--version shows the version",
@@ -91,7 +91,7 @@ _ELSEWHERE = {
     "-?": "--help shows the commands",
     "-help": "--help shows the commands",
 }
-"""What other programs' flags are called here."""
+"""Flags of other programs, and the equivalent here."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -105,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.prog} --help explains")
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """argparse's own keeps to itself that whoever read it has seen enough."""
+        """Write the help; unlike argparse's own, it lets BrokenPipeError through."""
         (file or sys.stdout).write(self.format_help())
 
     def known_flags(self) -> list[str]:
@@ -113,7 +113,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """What was given, and only that: no defaults. Raises UsageError, SystemExit after `--help`."""
+    """The given arguments without defaults. Raises UsageError, and SystemExit after `--help`."""
     parser, commands, of_models = _parsers()
     _check_command(arguments, "edgespec", commands, of_models)
     if arguments[:1] == ["models"]:
@@ -138,7 +138,7 @@ def _check_command(
     commands: Collection[str],
     of_models: Collection[str],
 ) -> None:
-    """What comes first is a command, or a flag that stands in the place of one."""
+    """Raise UsageError if the first argument is neither a command nor a flag."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         from edgespec.cli.flags import suggestions
 
@@ -163,7 +163,7 @@ def installed_version() -> str:
 
 
 def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
-    """The parser of everything, of each command, and of each command of `models`."""
+    """The whole parser, the parser of each command, and of each command of `models`."""
     parser = _Parser(
         prog="edgespec",
         description="Run a language model that does not fit in memory: its weights are paged in "

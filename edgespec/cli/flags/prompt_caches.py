@@ -1,4 +1,4 @@
-"""The flags of `--prompt-cache`, and what they mean. When it is read and written others know."""
+"""The flags of the prompt cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
-    """`keeps_text`: the text that is written is kept, too, without a flag that says so."""
+    """Flags of the prompt cache. `keeps_text`: generated text is cached too, without a flag."""
     group = parser.add_argument_group("prompt cache")
     what = "conversation" if keeps_text else "prompt"
     group.add_argument(
@@ -31,7 +31,8 @@ def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
 
 
 def cache_from(args: argparse.Namespace) -> PromptCache | None:
-    """What was given, and memory for it. Raises UsageError and StateError."""
+    """The prompt cache, or None; `args.state_files` is set so that the plan keeps memory for it.
+    Raises UsageError and StateError."""
     if "prompt_cache" not in args:
         for name in ("prompt_cache_all", "prompt_cache_ro"):
             if name in args:

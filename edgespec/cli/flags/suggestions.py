@@ -1,6 +1,6 @@
-"""What was probably meant by a word that means nothing here, in half a sentence for an error.
+"""Suggestions for unknown words on the command line, as half a sentence for an error.
 
-Knows how other programs of this kind are called: Ollama's commands, models as plain arguments.
+Knows commands of other programs, such as Ollama's, and models given as plain arguments.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _ELSEWHERE = {
     "fetch": "models pull",
     "download": "models pull",
 }
-"""Other programs' commands, and what does the same here."""
+"""Commands of other programs, and the equivalent here."""
 _MODELS = (".gguf", ".onnx")
 
 
 def by_command(name: str, commands: Iterable[str], of_models: Iterable[str]) -> str:
-    """For a command that is none; `of_models` are those of `edgespec models`."""
-    meant = f"models {name}" if name in of_models else _ELSEWHERE.get(name)
-    if meant is not None:
-        return f"; did you mean `edgespec {meant}`?"
+    """Suggestion for an unknown command; `of_models` are the commands of `edgespec models`."""
+    equivalent = f"models {name}" if name in of_models else _ELSEWHERE.get(name)
+    if equivalent is not None:
+        return f"; did you mean `edgespec {equivalent}`?"
     return nearest(name, commands) or f": it is one of {', '.join(commands)}"
 
 
 def by_argument(text: str, flags: Collection[str]) -> str:
-    """For an argument without a flag, of a command with these `flags`, whose models have some."""
+    """Suggestion for an argument without a flag, of a command that has these `flags`."""
     if text.endswith(_MODELS) or catalogue.lookup(text) is not None:
         return f"; did you mean -m {shlex.quote(text)}?"
     fetches = "-hf" in flags

@@ -1,4 +1,4 @@
-"""The flags of `edgespec tune` and what its `--help` says. Values stay text, as everywhere."""
+"""The flags of `edgespec tune` and its `--help` text. Values stay text."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class GgufOptions(RuntimeOptions):
             )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
-                f"{names.given('cache_type_v', self.cache_type_v)} needs flash attention: "
+                f"{names.with_value('cache_type_v', self.cache_type_v)} needs flash attention: "
                 f"leave {names.of('flash_attn')} at auto or on, or use f16"
             )
 

@@ -34,6 +34,6 @@ class OnnxOptions(RuntimeOptions):
         if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:
             raise UsageError(
                 f"{names.of('gpu_memory_budget')} has no effect with "
-                f"{names.given('provider', self.provider)}, which computes in the process's "
+                f"{names.with_value('provider', self.provider)}, which computes in the process's "
                 "memory: leave one of them out"
             )
