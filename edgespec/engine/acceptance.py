@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from edgespec.engine.request import Request
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Logits, Sampler
 from edgespec.settings.config import AcceptanceName
 from edgespec.tree import ROOT, TokenTree
@@ -73,7 +73,7 @@ def accept(
     tree: TokenTree,
     nodes: Sequence[int],
     logits: np.ndarray,
-    request: Request,
+    request: ActiveRequest,
 ) -> Accepted:
     """Walk down from the root, a token a node, until the text ends or no verified guess stands.
 

@@ -1,14 +1,14 @@
-"""What a pair, a prompt and a request must be before a text begins. Knows no rule and no tree."""
+"""Checks of a pair, a prompt and a request before a text begins. Knows no rule and no tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.request import Keeper, Request
-from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
+from edgespec.engine.request import ActiveRequest, TextRequest
+from edgespec.engine.sampling import Sampler
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel
 from edgespec.values import FinishReason
 
 
@@ -28,34 +28,22 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
     return None
 
 
-def admit(
-    target: LanguageModel,
-    prompt_tokens: Sequence[int],
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    progress: Progress | None,
-    constraint: Constraint | None,
-    n_logprobs: int | None,
-    keeper: Keeper | None = None,
-) -> Request:
-    """A request that `target` can serve. Raises UsageError for what cannot be meant."""
-    check_prompt(prompt_tokens, target)
-    sampling.check_vocabulary(target.info.n_vocab)
+def admit(target: LanguageModel, terms: TextRequest) -> ActiveRequest:
+    """The request, ready to run on `target`. Raises UsageError if the target cannot serve it."""
+    prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
+    check_prompt(prompt, target)
+    terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
     # The text's last token is not evaluated, so it may stand one place past the context.
-    limit = target.info.n_ctx - len(prompt_tokens) + 1
+    limit = target.info.n_ctx - len(prompt) + 1
     limit_reason: FinishReason = "context"
     if max_tokens is not None and max_tokens <= limit:
         limit, limit_reason = max_tokens, "length"
-    return Request(
-        prompt=tuple(prompt_tokens),
-        sampler=Sampler(sampling, prompt_tokens, constraint, n_logprobs),
-        transcript=Transcript(target.vocabulary, stop, limit, limit_reason),
-        progress=progress,
-        keeper=keeper,
-    )
+    transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
+    transcript.shown = dict(terms.shown)
+    sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
+    return ActiveRequest(terms, sampler, transcript)
 
 
 def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:

@@ -27,9 +27,9 @@ from edgespec.engine.pair import Pair
 from edgespec.engine.pair_memory import PairMemory
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.prompt import read_prompt, read_tail
-from edgespec.engine.request import Keeper, Request
+from edgespec.engine.request import ActiveRequest, TextRequest
 from edgespec.engine.round import RoundInProgress, record_round
-from edgespec.engine.sampling import Constraint, SamplingParams
+from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
@@ -86,7 +86,7 @@ class Engine(Closeable):
         self._is_closed = True
         self._pair.close()
 
-    def cancel(self, request: Request | None = None) -> None:
+    def cancel(self, request: ActiveRequest | None = None) -> None:
         """From any thread: end `request`, or the one that runs; its reason is "cancelled"."""
         with self._turning:
             request = request or self._pair.running
@@ -95,33 +95,9 @@ class Engine(Closeable):
             if request is self._pair.running:
                 self._pair.cancel()
 
-    def request(
-        self,
-        prompt_tokens: Sequence[int],
-        sampling: SamplingParams,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        progress: Progress | None = None,
-        constraint: Constraint | None = None,
-        n_logprobs: int | None = None,
-        keeper: Keeper | None = None,
-    ) -> Request:
-        """What `run` takes. Without `max_tokens` the text may fill the context.
-
-        `constraint` says which tokens may come; with `n_logprobs` each token is told with its log
-        probability and those of so many others. Raises UsageError for what cannot be meant.
-        """
-        return admit(
-            self._target,
-            prompt_tokens,
-            sampling,
-            max_tokens,
-            stop,
-            progress,
-            constraint,
-            n_logprobs,
-            keeper,
-        )
+    def admit(self, terms: TextRequest) -> ActiveRequest:
+        """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
+        return admit(self._target, terms)
 
     @property
     def committed(self) -> Sequence[int]:
@@ -148,7 +124,7 @@ class Engine(Closeable):
         self._pair.committed = list(tokens)
         self._pair.n_tiled = n_tiled
 
-    def run(self, request: Request) -> Generator[TokenEvent, None, None]:
+    def run(self, request: ActiveRequest) -> Generator[TokenEvent, None, None]:
         """Yield the tokens of a request. When it ends, however, no model holds provisional KV.
 
         Errors of the models come out of the generator, after the tokens that stand before them, and
@@ -194,15 +170,15 @@ class Engine(Closeable):
     ) -> Generator[TokenEvent, None, GenerationResult]:
         """`run` a `request`; the generator returns the whole result."""
         self._check_idle()
-        request = self.request(prompt_tokens, sampling, max_tokens, stop, progress)
-        return self._whole(request)
+        terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
+        return self._whole(self.admit(terms))
 
-    def _whole(self, request: Request) -> Generator[TokenEvent, None, GenerationResult]:
+    def _whole(self, request: ActiveRequest) -> Generator[TokenEvent, None, GenerationResult]:
         before = self._target.paging()
         yield from self.run(request)
         return request.result(self._target.paging().since(before))
 
-    def _rounds(self, request: Request) -> Generator[TokenEvent, None, None]:
+    def _rounds(self, request: ActiveRequest) -> Generator[TokenEvent, None, None]:
         """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
         transcript, tally = request.transcript, request.tally
         root_token = request.prompt[-1]
@@ -289,7 +265,7 @@ class Engine(Closeable):
             max_rows=self._max_nodes,
         )
 
-    def _after_prompt(self, request: Request, reused: int, report: PassReport | None) -> None:
+    def _after_prompt(self, request: ActiveRequest, reused: int, report: PassReport | None) -> None:
         """Let the drafters read what the target has read of a prompt, where that pays."""
         grower, pair = self._grower, self._pair
         if grower is None:

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.request import Request
+from edgespec.engine.request import ActiveRequest
 from edgespec.ports import LanguageModel, Progress
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import TokenTree
@@ -43,7 +43,7 @@ class Pair(Closeable):
         """Tokens of the target's committed prefix; that of each drafter is a prefix of it."""
         self.n_tiled = 0
         """Of them, those that were computed in tiles: what a prompt begins with, if it is long."""
-        self.running: Request | None = None
+        self.running: ActiveRequest | None = None
         """What the models work for."""
         self.clock = clock
         self.trace = trace

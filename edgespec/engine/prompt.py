@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.engine.pair import Pair
-from edgespec.engine.request import Request
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -16,7 +16,7 @@ from edgespec.values import PassReport, TokenEvent
 
 
 def read_prompt(
-    pair: Pair, request: Request, then: Callable[[int, PassReport | None], None]
+    pair: Pair, request: ActiveRequest, then: Callable[[int, PassReport | None], None]
 ) -> None:
     """Commit all but the prompt's last token, reading no more than the target does not hold as it
     would compute it.
@@ -28,8 +28,8 @@ def read_prompt(
     pair.check_cancelled()
     prompt = list(request.prompt)
     begun = pair.clock()
-    if request.keeper is not None:
-        request.keeper.before_prompt(prompt, request.tally)
+    if request.terms.keeper is not None:
+        request.terms.keeper.before_prompt(prompt, request.tally)
     pair.rewind(_reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
@@ -37,19 +37,19 @@ def read_prompt(
     if reused and not _is_tiled(pair, prompt[:-1]) and _fits_a_pass(pair, len(unread) + 1):
         unread = []
     if unread:
-        pair.prefill(unread, request.progress)
+        pair.prefill(unread, request.terms.progress)
         report = pair.target.last_report
     then(reused, report)
     end = pair.clock()
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
     request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - _n_passes(pair, len(unread))
-    if request.keeper is not None:
-        request.keeper.after_prompt(len(unread), request.tally)
+    if request.terms.keeper is not None:
+        request.terms.keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
 
-def read_tail(pair: Pair, request: Request) -> TokenEvent:
+def read_tail(pair: Pair, request: ActiveRequest) -> TokenEvent:
     """Read what is left of the prompt, a branch of a tree, in the pass of the first token.
 
     The next turn of a conversation costs one pass so, instead of a prefill and one.

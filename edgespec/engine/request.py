@@ -1,17 +1,17 @@
-"""One request for text: what belongs to it alone, and what came of it so far.
+"""One request for text: the value that the doors build, and its state while the engine serves it.
 
-Knows no model; the engine works on it, a generation is its owner's handle.
+Knows no model; a generation is the caller's handle of it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.outcome import Tally
-from edgespec.engine.sampling import Sampler
+from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
@@ -19,37 +19,65 @@ from edgespec.values import GenerationResult, PagingStats
 
 
 class Keeper(Protocol):
-    """Keeps what a prompt costs beyond the process; it may use the models when it is called."""
+    """Optional protocol of a request: keeps the KV of a prompt beyond the process.
+
+    It may use the models when it is called.
+    """
 
     def before_prompt(self, prompt: Sequence[int], tally: Tally) -> None:
-        """The prompt is about to be read: models may be given what was kept of it."""
+        """Called before the prompt is read: may load kept KV into the models."""
 
     def after_prompt(self, n_prefilled: int, tally: Tally) -> None:
-        """It was read, `n_prefilled` tokens of it in passes of their own."""
+        """Called after the prompt was read, `n_prefilled` of its tokens in passes of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A text to generate, as the caller specified it."""
+
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    """Most tokens of the text; None: as many as fit into the context."""
+    stop: Sequence[str] = ()
+    """Strings that end the text and are cut off."""
+    constraint: Constraint | None = None
+    """Grammar of the text, at its beginning: it follows one text and serves no second request."""
+    n_logprobs: int | None = None
+    """Alternatives whose log probabilities come with each token's own; None: no log
+    probabilities."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Text of control tokens, which otherwise add none."""
+    progress: Progress | None = None
+    """Called while the prompt is read."""
+    keeper: Keeper | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Request:
-    """Prompt, sampler, text and figures of one generation."""
+class ActiveRequest:
+    """A request that was admitted: its sampler, its text so far and its figures."""
 
-    prompt: tuple[int, ...]
+    terms: TextRequest
+    """The request as it was made."""
     sampler: Sampler
     transcript: Transcript
-    progress: Progress | None = None
-    keeper: Keeper | None = None
     tally: Tally = field(default_factory=Tally)
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set at any moment, from any thread, and never cleared."""
 
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.terms.prompt_tokens
+
     def check_cancelled(self) -> None:
-        """Raise Cancelled if it is."""
+        """Raise Cancelled if the request was cancelled."""
         if self.cancelled.is_set():
             raise Cancelled("the generation was cancelled")
 
     def result(self, paging: PagingStats | None = None, load_s: float = 0.0) -> GenerationResult:
-        """What came of it; a text that nothing has ended yet counts as cancelled.
+        """The text and figures so far; a text that nothing has ended yet counts as cancelled.
 
-        `paging` is what this request cost, `load_s` what loading the models did.
+        `paging` is the cost of this request, `load_s` that of loading the models.
         """
         return GenerationResult(
             text=self.transcript.text,

@@ -6,16 +6,14 @@ Knows requests and threads; tokens are the engine's business.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import Keeper, Request
-from edgespec.engine.sampling import Constraint, SamplingParams
+from edgespec.engine.request import ActiveRequest, TextRequest
 from edgespec.errors import SessionClosed, UsageError
-from edgespec.ports import Progress
 from edgespec.values import TokenEvent
 
 
@@ -23,7 +21,7 @@ from edgespec.values import TokenEvent
 class Turn:
     """A request's place in line, from its first token to its end."""
 
-    request: Request | None = None
+    request: ActiveRequest | None = None
     """None for work between two texts."""
     events: Generator[TokenEvent, None, None] | None = None
     """What is left to come; None before the first."""
@@ -67,22 +65,10 @@ class SharedEngine(Closeable):
         """Around a callback, which may not close what has called it."""
         return self._users.within()
 
-    def request(
-        self,
-        prompt_tokens: Sequence[int],
-        sampling: SamplingParams,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        progress: Progress | None,
-        constraint: Constraint | None = None,
-        n_logprobs: int | None = None,
-        keeper: Keeper | None = None,
-    ) -> Request:
-        """What the engine makes of it. Raises UsageError and SessionClosed."""
+    def admit(self, terms: TextRequest) -> ActiveRequest:
+        """`Engine.admit`. Raises UsageError and SessionClosed."""
         with self._users.use():
-            return self._engine.request(
-                prompt_tokens, sampling, max_tokens, stop, progress, constraint, n_logprobs, keeper
-            )
+            return self._engine.admit(terms)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -105,7 +91,7 @@ class SharedEngine(Closeable):
                     self._line.remove(turn)
                     self._change.notify_all()
 
-    def open(self, request: Request) -> Turn:
+    def open(self, request: ActiveRequest) -> Turn:
         """A turn for `request`, not yet in line; from now on `cancel` reaches it."""
         turn = Turn(request)
         with self._change:
@@ -145,7 +131,7 @@ class SharedEngine(Closeable):
                         self._line.remove(turn)
                     self._change.notify_all()
 
-    def cancel(self, request: Request | None = None) -> None:
+    def cancel(self, request: ActiveRequest | None = None) -> None:
         """From any thread: end `request` soon, or all that have not ended."""
         for turn in list(self._open):
             if request is None or turn.request is request:

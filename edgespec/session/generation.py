@@ -6,10 +6,11 @@ Knows the request and its turn; how tokens come about is the engine's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 from edgespec.concurrency.owning import Closeable, Users
-from edgespec.engine.request import Request
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import Progress
@@ -28,14 +29,16 @@ class Generation(Closeable):
     def __init__(
         self,
         engine: SharedEngine,
-        request: Request,
+        terms: TextRequest,
         paging: Callable[[], PagingStats],
         load_s: float,
         owner: object = None,
     ) -> None:
-        """`paging` tells the totals so far; `owner` lives at least as long as this."""
+        """`paging` returns the totals so far; `owner` lives at least as long as this.
+
+        Raises UsageError if the target cannot serve the request, and SessionClosed.
+        """
         self._engine = engine
-        self._request = request
         self._paging = paging
         self._load_s = load_s
         self._owner = owner
@@ -43,9 +46,10 @@ class Generation(Closeable):
         self._paging_before: PagingStats | None = None
         self._result: GenerationResult | None = None
         self._failure: Exception | None = None
-        if request.progress is not None:
-            request.progress = _guarded(request.progress, engine, self._users)
-        self._turn = engine.open(request)
+        if terms.progress is not None:
+            terms = replace(terms, progress=_guarded(terms.progress, engine, self._users))
+        self._request = engine.admit(terms)
+        self._turn = engine.open(self._request)
 
     def __iter__(self) -> Self:
         return self

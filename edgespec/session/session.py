@@ -19,6 +19,7 @@ from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.loop import Engine
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
@@ -162,21 +163,21 @@ class Session(Closeable):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
         else:
             tokens = arguments.token_ids("the prompt", prompt)
-        request = self._engine.request(
-            tokens,
-            SamplingParams()
+        terms = TextRequest(
+            prompt_tokens=tuple(tokens),
+            sampling=SamplingParams()
             if sampling is None
             else arguments.instance("sampling", sampling, SamplingParams),
-            None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
-            arguments.texts("stop", stop),
-            arguments.callback("progress", progress),
-            None if grammar is None else self._constraint(grammar),
-            None if logprobs is None else _n_logprobs(logprobs),
-            None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
+            max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
+            stop=arguments.texts("stop", stop),
+            progress=arguments.callback("progress", progress),
+            constraint=None if grammar is None else self._constraint(grammar),
+            n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
+            shown=shown or {},
+            keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
         )
-        request.transcript.shown = dict(shown or {})
         return Generation(
-            self._engine, request, self._models.target.paging, self.load_report["total"], owner=self
+            self._engine, terms, self._models.target.paging, self.load_report["total"], owner=self
         )
 
     def generate(

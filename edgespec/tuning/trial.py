@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from edgespec import errors
 from edgespec.engine.loop import Engine
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError
@@ -143,7 +144,7 @@ def _write_until(
     engine: Engine, prompt: list[int], n_tokens: int, deadline: float
 ) -> GenerationResult:
     """The greedy text, or what there is of it at the end of the first round after the deadline."""
-    request = engine.request(prompt, SamplingParams(), n_tokens)
+    request = engine.admit(TextRequest(tuple(prompt), SamplingParams(), n_tokens))
     with closing(engine.run(request)) as events:
         for _ in events:
             if time.monotonic() > deadline and request.tally.outcomes:

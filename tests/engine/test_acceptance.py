@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, Accepted, ExactReplay, accept
-from edgespec.engine.request import Request
+from edgespec.engine.request import ActiveRequest, TextRequest
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
@@ -25,14 +25,14 @@ def favouring(*tokens: int) -> np.ndarray:
 
 def request(
     *eog: int, stop: Sequence[str] = (), limit: int = 9, sampler: Sampler | None = None
-) -> Request:
+) -> ActiveRequest:
     """Token 0 is "a", token 1 "b" and so on."""
     transcript = Transcript(FakeVocabulary(N_VOCAB, eog), stop, limit, "length")
-    return Request((0,), sampler or Sampler(SamplingParams()), transcript)
+    return ActiveRequest(TextRequest((0,)), sampler or Sampler(SamplingParams()), transcript)
 
 
 def walked(
-    tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: Request | None = None
+    tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: ActiveRequest | None = None
 ) -> Accepted:
     return accept(ExactReplay(), tree, nodes, logits, request_ or request())
 
@@ -90,7 +90,9 @@ def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(
     [request(1), request(stop=["b"]), request(limit=1)],
     ids=["end of generation", "stop string", "max_tokens"],
 )
-def test_nothing_is_picked_after_the_end_of_the_text(tree: TokenTree, ending: Request) -> None:
+def test_nothing_is_picked_after_the_end_of_the_text(
+    tree: TokenTree, ending: ActiveRequest
+) -> None:
     accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), ending)
     assert outcome(accepted) == ((0,), [1])
     assert ending.transcript.tokens == [1]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -191,7 +192,7 @@ def test_the_text_of_the_events_is_the_text_of_the_result() -> None:
 def test_log_probabilities_come_where_they_were_asked_for() -> None:
     with Engine(counting()) as engine:
         for n_logprobs, n_top in ((None, []), (0, [0, 0]), (2, [2, 2])):
-            request = engine.request(PROMPT, GREEDY, 2, n_logprobs=n_logprobs)
+            request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, 2, n_logprobs=n_logprobs))
             logged = [event.logprobs for event in engine.run(request)]
             assert [len(each.top) for each in logged if each is not None] == n_top
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
@@ -96,8 +97,8 @@ def observe(
     constraint: ScriptedGrammar | None = None,
     n_logprobs: int | None = None,
 ) -> Observed:
-    request = engine.request(
-        prompt, sampling, max_tokens, stop, constraint=constraint, n_logprobs=n_logprobs
+    request = engine.admit(
+        TextRequest(tuple(prompt), sampling, max_tokens, stop, constraint, n_logprobs)
     )
     events: list[TokenEvent] = []
     try:

@@ -13,6 +13,7 @@ from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits, LinearPacer
 from edgespec.engine.pair import Pair
+from edgespec.engine.request import TextRequest
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, fixed_text
@@ -97,7 +98,7 @@ def misses(draft: FakeModel, **limits: Any) -> list[bool]:
     """Of the rounds of a text."""
     settings = EngineSettings(step_aside=False, **GUESSES)
     with Engine(counting(), draft, settings) as engine:
-        request = engine.request(PROMPT, GREEDY, **limits)
+        request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
         list(engine.run(request))
     return [outcome.missed for outcome in request.tally.outcomes]
 

@@ -11,7 +11,7 @@ import pytest
 from test_gguf_types import stored_as
 
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import Request
+from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
@@ -183,7 +183,7 @@ def test_from_a_prompt_cache(target: LanguageModel, n_tokens: int, tmp_path: Pat
     for text in texts:
         with Engine(target) as engine:
             keeper = CachedPrompt(cache, StateKeeper(engine, target, None))
-            request: Request = engine.request(text, WARM, max_tokens=N_NEW, keeper=keeper)
+            request = engine.admit(TextRequest(tuple(text), WARM, max_tokens=N_NEW, keeper=keeper))
             tokens = tuple(event.token for event in engine.run(request))
             engine.forget()
     assert tokens == expected

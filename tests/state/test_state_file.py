@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from edgespec.engine.loop import Engine
+from edgespec.engine.request import TextRequest
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
@@ -35,7 +37,7 @@ class StatefulPair:
     def __init__(self, has_draft: bool = True, n_ctx: int = 128, **options: object) -> None:
         self.target = FakeModel(LANGUAGE, N_VOCAB, n_ctx=n_ctx, **options)  # type: ignore[arg-type]
         self.draft = FakeModel(LANGUAGE, N_VOCAB, n_ctx=n_ctx) if has_draft else None
-        self.engine = Engine(self.target, self.draft)
+        self.engine = Engine(self.target, self.draft, EngineSettings(step_aside=False))
         self.keeper = StateKeeper(self.engine, self.target, self.draft)
 
     def write(
@@ -43,7 +45,7 @@ class StatefulPair:
     ) -> list[int]:
         """The text that follows a prompt."""
         keeper = CachedPrompt(cache, self.keeper) if cache else None
-        request = self.engine.request(prompt, GREEDY, n_tokens, keeper=keeper)
+        request = self.engine.admit(TextRequest(tuple(prompt), GREEDY, n_tokens, keeper=keeper))
         self.result = [event.token for event in self.engine.run(request)]
         self.tally = request.tally
         return self.result
