@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import theory
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.values import PassReport
 
@@ -107,7 +108,9 @@ class PassCurve:
         """Seconds of passes over these numbers of rows; `beside`, while a draft works."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
         if self.used_share < 1:
-            compute_s = compute_s + self.all_experts_s * self._chosen(n_rows)
+            compute_s = compute_s + self.all_experts_s * theory.chosen_share(
+                self.used_share, n_rows
+            )
         return np.maximum(compute_s, self.read_s)
 
     def second(self, n_rows: int, beside: bool = False) -> float:
@@ -174,7 +177,7 @@ class PassCurve:
     def _with_experts(self, rows: float, choice_s: float) -> PassCurve:
         if self.used_share == 1:
             return self
-        found_s = choice_s / float(self._chosen(rows))
+        found_s = choice_s / float(theory.chosen_share(self.used_share, rows))
         kept = 0.9 if self.all_experts_s else 0.0
         return replace(self, all_experts_s=kept * self.all_experts_s + (1 - kept) * found_s)
 
@@ -196,11 +199,6 @@ class PassCurve:
             after_s = 0.7 * before_s + 0.3 * measured_s
             return after_s if waited else min(before_s, after_s)
         return wall_s if idle_s > 0.25 * wall_s else min(self.read_s, wall_s)
-
-    def _chosen(self, n_rows: Any) -> NDArray[np.float64]:
-        """The share of a layer's experts that so many neighbouring rows choose together: that of
-        n^(3/4) independent ones (see `memory.experts`)."""
-        return np.asarray(1 - (1 - self.used_share) ** (n_rows**0.75), np.float64)
 
 
 def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edgespec import theory
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
@@ -34,13 +36,8 @@ class ExpertSizes:
         return self.nbytes * self.n_used / self.n_experts
 
     def chosen(self, n_nodes: int) -> float:
-        """Experts of a layer that so many neighbouring tokens will probably choose together.
-
-        Independent choices would be E * (1 - (1 - k / E)^n); neighbours choose alike, about as n
-        to the power of 3/4 independent tokens do (measured on a trained mixture of 16 experts, 4
-        used: 4, 10.1, 12.8 and 13.7 for 1, 4, 8 and 16 tokens)."""
-        unused_by_one = 1 - self.n_used / self.n_experts
-        return self.n_experts * (1 - math.pow(unused_by_one, math.pow(n_nodes, 0.75)))
+        """Experts of a layer that so many neighbouring tokens will probably choose together."""
+        return self.n_experts * theory.chosen_share(self.n_used / self.n_experts, float(n_nodes))
 
     def expected_bytes(self, cache_bytes: int, n_nodes: int = 1) -> float:
         """Bytes that a pass will probably read with `cache_bytes` of room for experts.
