@@ -16,7 +16,7 @@ from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.onnx import prepared, runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
-from edgespec_runtimes.onnx.prepare.providers import Choice
+from edgespec_runtimes.onnx.prepare.providers import ChosenDevice
 from onnx_models import request
 
 GIB = 1 << 30
@@ -25,7 +25,7 @@ STAND_IN = Device(CPU_PROVIDER, "a stand-in", "cpu", total_bytes=GIB, free_bytes
 
 def use(device: Device, patch: pytest.MonkeyPatch) -> None:
     """Let ONNX models choose this device from now on."""
-    patch.setattr(prepared, "choose", lambda _: Choice(device))
+    patch.setattr(prepared, "choose", lambda _: ChosenDevice(device))
 
 
 def prepare(path: Path, owner: str = "target", **options: object) -> Any:

@@ -12,7 +12,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from edgespec.paging.reader import Extent
-from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.angles import trimmed
 
 ROWS, ANGLES = 1000, 8
@@ -25,7 +25,7 @@ def rows_left(nodes: list[NodeProto], n_rows: int) -> dict[str, int]:
     """Of two tables that nodes read, cut for `n_rows`: the rows of each, in graph and source."""
     extents = {"cos": Extent(0, 64, 4 * ROWS * ANGLES), "sin": Extent(0, 64, 4 * ROWS * ANGLES)}
     weights = {
-        name: Weight(name, TensorProto.FLOAT, (ROWS, ANGLES), extent)
+        name: StoredWeight(name, TensorProto.FLOAT, (ROWS, ANGLES), extent)
         for name, extent in extents.items()
     }
     graph = onnx.GraphProto(node=nodes)

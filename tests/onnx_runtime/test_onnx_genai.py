@@ -51,7 +51,7 @@ class TestPagedLlamaKeepsTheContract(PortContract):
         return lambda: open_paged(LLAMA)
 
 
-class TestFourBitsKeepTheContract(PortContract):
+class TestGenaiFourBitsKeepTheContract(PortContract):
     atol = ROUNDING[QWEN]
 
     @pytest.fixture
@@ -59,7 +59,7 @@ class TestFourBitsKeepTheContract(PortContract):
         return lambda: open_resident(QWEN)
 
 
-class TestPagedFourBitsKeepTheContract(PortContract):
+class TestPagedGenaiFourBitsKeepTheContract(PortContract):
     atol = ROUNDING[QWEN]
 
     @pytest.fixture
@@ -77,7 +77,7 @@ class TestPagedWindowsKeepTheContract(PortContract):
         return lambda: open_paged(GEMMA)
 
 
-class TestPagedModelKeepsThePagingContract(PagingContract):
+class TestPagedGenaiModelKeepsThePagingContract(PagingContract):
     @pytest.fixture
     def paged(self) -> Iterator[OnnxModel]:
         model = open_paged(QWEN)

@@ -74,7 +74,7 @@ class TestHalfPrecisionCopiedInEveryPassKeepsTheContract(ContractOfKind):
     kind: ClassVar = {"dtype": "float16"}
 
 
-class TestFourBitsKeepTheContract(ContractOfKind):
+class TestOffloadedFourBitsKeepTheContract(ContractOfKind):
     """Packed nowhere: their weights are bound as they are."""
 
     atol = 1e-2

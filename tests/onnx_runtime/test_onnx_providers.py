@@ -72,12 +72,12 @@ def test_auto_says_nothing_where_onnxruntime_has_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(providers, "is_listed", lambda _: False)
-    assert providers.choose("auto") == providers.Choice(CPU)
+    assert providers.choose("auto") == providers.ChosenDevice(CPU)
 
 
 def test_the_cpu_is_taken_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "find_cuda", lambda: GPU)
-    assert providers.choose("cpu") == providers.Choice(CPU)
+    assert providers.choose("cpu") == providers.ChosenDevice(CPU)
 
 
 def test_the_gpu_that_is_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ HALF_STEPS = 0.02
 such step when it is fed several tokens at once."""
 
 
-class TestResidentKeepsTheContract(PortContract):
+class TestResidentExportKeepsTheContract(PortContract):
     atol = HALF_STEPS
 
     @pytest.fixture(params=[TARGET, DRAFT], ids=["target", "draft"])
@@ -49,7 +49,7 @@ class TestResidentKeepsTheContract(PortContract):
         return lambda: open_resident(request.param, **SIZES)
 
 
-class TestPagedKeepsTheContract(PortContract):
+class TestPagedExportKeepsTheContract(PortContract):
     atol = HALF_STEPS
 
     @pytest.fixture

@@ -24,13 +24,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_in(tmp_path_factory.mktemp("models"), layers=3)()
 
 
-class TestResident(StateContract):
+class TestResidentOnnx(StateContract):
     @pytest.fixture
     def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
         return lambda: open_resident(path)
 
 
-class TestPagedInManyPieces(StateContract):
+class TestPagedOnnxInManyPieces(StateContract):
     @pytest.fixture
     def model_factory(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from edgespec.errors import Cancelled, ModelError
 from edgespec.paging.reader import Extent
-from edgespec_runtimes.onnx.files.source import Source, Weight, read_source
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight, read_source
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable
@@ -137,7 +137,7 @@ def table(tmp_path: Path) -> tuple[Source, np.ndarray]:
     values = np.random.default_rng(0).standard_normal((24, 1000)).astype(np.float16)
     path = tmp_path / "model.onnx"
     path.write_bytes(b"12345" + values.tobytes())
-    weight = Weight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
+    weight = StoredWeight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
     return Source(path, onnx.ModelProto(), (path,), {"table": weight}), values
 
 

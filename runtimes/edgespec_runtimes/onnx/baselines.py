@@ -30,7 +30,7 @@ from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, fin
 from edgespec_runtimes.onnx.files.source import Source, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
-from edgespec_runtimes.onnx.ort.sessions import Stop, translated
+from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
 
 MMAP, RESIDENT = "mmap", "resident"
 
@@ -56,7 +56,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
     with ExitStack() as owned:
         began = time.perf_counter()
         source = read_source(request.model)
-        decoder = owned.enter_context(_Decoder(source, request.n_threads, name == RESIDENT))
+        decoder = owned.enter_context(_ExportedModel(source, request.n_threads, name == RESIDENT))
         load_s = time.perf_counter() - began
         prompt = decoder.vocabulary.encode(request.prompt)
         check_room(prompt, request)
@@ -81,7 +81,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         )
 
 
-class _Decoder(Closeable):
+class _ExportedModel(Closeable):
     """A whole model in one session, and its cache of keys and values as the last run returned it.
 
     Bound values pass from run to run without a copy of ours. Other loops were no faster: with
@@ -98,11 +98,11 @@ class _Decoder(Closeable):
         scaled = any(node.op_type in BATCH_SCALED for node in model.graph.node)
         self._most = 1 if scaled else max(1, MOST_LOGITS_BYTES // (4 * self._roles.n_vocab))
         return_free_memory()
-        self._stop = Stop()
+        self._stop = StopFlag()
         options = _resident(n_threads) if keeps_all else _mapped(n_threads)
         self._session = _session(source.path, options)
         self._binding: Any = self._session.io_binding()
-        self._outputs = [made.name for made in self._session.get_outputs()]
+        self._outputs = [output.name for output in self._session.get_outputs()]
         kind = helper.tensor_dtype_to_np_dtype(self._roles.kv_kind)
         nothing = np.empty((1, self._roles.kv_heads, 0, self._roles.head_size), kind)
         self._past = {
@@ -134,11 +134,11 @@ class _Decoder(Closeable):
             for name in self._outputs:
                 binding.bind_output(name, "cpu")
             self._session.run_with_iobinding(binding, self._stop.options)
-            made = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-            logits: np.ndarray = made[LOGITS].numpy()[0, -1]
+            results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+            logits: np.ndarray = results[LOGITS].numpy()[0, -1]
         layers = zip(self._roles.past, self._roles.present, strict=True)
         pairs = [pair for past, present in layers for pair in zip(past, present, strict=True)]
-        self._past = {past: made[present] for past, present in pairs}
+        self._past = {past: results[present] for past, present in pairs}
         self._n_past = n_seen
         return logits
 
@@ -150,7 +150,7 @@ class _Decoder(Closeable):
 def _session(path: Path, options: Any) -> Any:
     """The file, loaded by onnxruntime itself. Raises ModelError."""
     try:
-        with translated(Stop()):
+        with translated(StopFlag()):
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except EdgespecError as error:
         raise ModelError(f"{path} cannot be loaded: {error}") from error

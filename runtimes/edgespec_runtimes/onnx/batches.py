@@ -1,4 +1,4 @@
-"""Inputs of the graph for tokens or tree nodes, and the places that its outputs belong to.
+"""Inputs of the graph for tokens or tree nodes, and the cache slots and rows of its outputs.
 
 Where the graph takes a mask of ours, a tree is one row that sees its branches through the mask.
 Elsewhere every branch is a row of its own: a leaf's path, behind the committed prefix and what of
@@ -33,7 +33,7 @@ class Batch:
     n_past: int
     """Slots of the cache that the graph reads."""
     places: Ints
-    """Which of rows x tokens count, flat; the others are padding or repeated."""
+    """Flat indices into rows x tokens of those that count; the others are padding or repeated."""
     slots: Ints
     """Slots of the cache for the keys and values of `places`."""
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -130,11 +130,11 @@ class Batcher:
         step = 1 if self.alone else self.max_rows
         done: set[int] = set()
         for at in range(0, len(branches), step):
-            yield self._some_rows(
+            yield self._row_batch(
                 branches[at : at + step], tokens, depths, n_committed, first, done
             )
 
-    def _some_rows(
+    def _row_batch(
         self,
         branches: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
         tokens: Ints,
@@ -155,9 +155,9 @@ class Batcher:
         mask = np.zeros((n_rows, n_past + n_new), np.int64)
         places, numbers = [], []
         for row, (before, nodes) in enumerate(branches):
-            there = n_past - len(before) - n_committed
-            past[row, there:] = [*range(n_committed), *before]
-            mask[row, there : n_past + len(nodes)] = 1
+            n_padding = n_past - len(before) - n_committed
+            past[row, n_padding:] = [*range(n_committed), *before]
+            mask[row, n_padding : n_past + len(nodes)] = 1
             ids[row, : len(nodes)] = tokens[list(nodes)]
             positions[row, : len(nodes)] = n_committed + depths[list(nodes)]
             for column, node in enumerate(nodes):
@@ -171,9 +171,8 @@ class Batcher:
             PAST_ROWS: past,
             MASK: mask,
         }
-        nodes_here = np.array(numbers, np.int64)
+        node_rows = np.array(numbers, np.int64)
         n_read = max(n_committed, 1 + max((s for b, _ in branches for s in b), default=-1))
-        slots = first + nodes_here
+        slots = first + node_rows
         is_direct = n_rows == 1 and np.array_equal(slots, n_read + np.arange(n_new))
-        places_here = np.array(places, np.int64)
-        return Batch(ids, feeds, n_read, places_here, slots, nodes_here, is_direct)
+        return Batch(ids, feeds, n_read, np.array(places, np.int64), slots, node_rows, is_direct)

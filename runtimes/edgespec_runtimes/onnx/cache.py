@@ -75,7 +75,10 @@ class KeyValueCache(Closeable):
                 above = self._chains.get(int(tree.key[tree.parent[node]]))
             key = int(tree.key[node])
             if above is None or key in self._chains:
-                raise UsageError("a node is evaluated twice, or before its parent")
+                raise UsageError(
+                    "a node was evaluated already, or its parent was not: evaluate each node once, "
+                    "parents first"
+                )
             self._chains[key] = (*above, self.n_used)
             chains.append(self._chains[key])
         return chains
@@ -87,13 +90,13 @@ class KeyValueCache(Closeable):
         if end_chain is None or [self._chains.get(key, ((),))[-1] for key in keys] != list(
             end_chain
         ):
-            raise UsageError("a path is committed that was not evaluated")
+            raise UsageError("the path to commit was not evaluated: evaluate its nodes first")
         depth = len(end_chain)
-        wanted = {int(tree.key[node]) for node in keep}
+        kept_keys = {int(tree.key[node]) for node in keep}
         below = {
             key: chain
             for key, chain in self._chains.items()
-            if key in wanted and len(chain) > depth and chain[:depth] == end_chain
+            if key in kept_keys and len(chain) > depth and chain[:depth] == end_chain
         }
         kept_slots = {chain[-1] for chain in below.values()}
         # a node stays only if all between it and the path stays
@@ -126,7 +129,7 @@ class KeyValueCache(Closeable):
         self.entries = np.empty((0, 2, 0, 0, 0), self.entries.dtype)
 
     def _move(self, sources: Sequence[int], begin: int) -> None:
-        """Copy slots to where they belong; those that lie there already stay."""
+        """Copy slots to `begin` and after; those at the beginning that lie right already stay."""
         n = 0
         while n < len(sources) and sources[n] == begin + n:
             n += 1

@@ -20,8 +20,8 @@ from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, Piece
 from edgespec_runtimes.onnx.graph.rewriting import LOGIT_ROWS, new_name, past_name
-from edgespec_runtimes.onnx.ort.sessions import Bound, Session, Stop
-from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, PagedWeights
+from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, StopFlag
+from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class _Wiring:
     """A piece's inputs and outputs by where they lie; sorted once, not in every step."""
 
     past: tuple[tuple[str, int, int], ...]
-    """Inputs in the cache: the name, and which layer's keys or values."""
+    """Inputs in the cache: name, layer, KEY or VALUE."""
     fed: tuple[tuple[str, str], ...]
-    """Inputs that are fed or that another piece made: the name there, and in the decoder."""
+    """Inputs that are fed or come from another piece: names in the piece and in the decoder."""
     new: tuple[tuple[str, int, int], ...]
     """Outputs that belong in the cache."""
     passed: tuple[tuple[str, str], ...]
-    """Outputs for another piece."""
+    """Outputs for another piece: names in the piece and in the decoder."""
     logits: str | None
 
 
@@ -47,9 +47,9 @@ class Decoder(Closeable):
         cut: Cut,
         roles: Roles,
         cache: KeyValueCache,
-        stop: Stop,
-        session: Session | None = None,
-        weights: PagedWeights | None = None,
+        stop: StopFlag,
+        session: OrtSession | None = None,
+        weights: OnnxWeights | None = None,
         embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
     ) -> None:
         self.cache = cache
@@ -80,14 +80,14 @@ class Decoder(Closeable):
         Keys and values go into the cache. Raises Cancelled, WeightReadError and EdgespecError.
         """
         logits = np.empty((n_logits, self._n_vocab), np.float32)
-        known = [self._fed(batch) for batch in batches]
+        values_by_batch = [self._fed(batch) for batch in batches]
         for i, wiring in enumerate(self._wiring):
             if not n_logits and wiring.logits and not (wiring.new or wiring.passed):
                 continue
             with self._held(i) as (session, weights):
-                for batch, values in zip(batches, known, strict=True):
+                for batch, values in zip(batches, values_by_batch, strict=True):
                     self._run_piece(session, wiring, batch, values, weights, logits)
-            for values in known:
+            for values in values_by_batch:
                 for name in [n for n in values if self._read_last.get(n, -1) <= i]:
                     del values[name]
             if on_piece:
@@ -103,7 +103,7 @@ class Decoder(Closeable):
             return_free_memory,
         )
 
-    def _held(self, index: int) -> AbstractContextManager[tuple[Session, Mapping[str, Bound]]]:
+    def _held(self, index: int) -> AbstractContextManager[tuple[OrtSession, Mapping[str, Bound]]]:
         if self.weights:
             return self.weights.held(index)
         assert self._session is not None
@@ -121,7 +121,7 @@ class Decoder(Closeable):
 
     def _run_piece(
         self,
-        session: Session,
+        session: OrtSession,
         wiring: _Wiring,
         batch: Batch,
         values: dict[str, Any],
@@ -140,20 +140,20 @@ class Decoder(Closeable):
             outputs[short] = located(layer, kind, n_past, n_new, (1,)) if is_direct else None
         if wiring.logits:
             outputs[wiring.logits] = None
-        made = session.run(inputs, outputs, self.stop)
+        results = session.run(inputs, outputs, self.stop)
         for short, name in wiring.passed:
-            values[name] = made[short]
+            values[name] = results[short]
         if not is_direct:
             for short, layer, kind in wiring.new:
-                new = made[short].numpy()
+                new = results[short].numpy()
                 flat = new.reshape(-1, *new.shape[2:])
                 self.cache.entries[layer, kind, batch.slots] = flat[batch.places]
         if wiring.logits and batch.results.size:
-            logits[batch.results] = made[wiring.logits].numpy()[0]
+            logits[batch.results] = results[wiring.logits].numpy()[0]
 
 
 def _wired(piece: Piece, entries: Mapping[str, tuple[int, int]]) -> _Wiring:
-    """`entries`: what lies in the cache, by its name in the decoder."""
+    """`entries`: layer and KEY or VALUE of what lies in the cache, by its name in the decoder."""
     return _Wiring(
         past=tuple((short, *entries[name]) for short, name in piece.inputs if name in entries),
         fed=tuple((short, name) for short, name in piece.inputs if name not in entries),

@@ -48,7 +48,7 @@ class OnnxModel:
         self._origin = origin
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._told = Reads()
+        self._reported = Reads()
         self._decoder = decoder
         self._users = Users("the model")
         self._paging: PagingStats | None = None
@@ -197,14 +197,14 @@ class OnnxModel:
                 if self._weights:
                     self._weights.passes += self._n_passes
         after = reads_of(stores)
-        reads, told = after - before, self._told
-        self._told = after
+        reads, reported = after - before, self._reported
+        self._reported = after
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=after.nbytes - told.nbytes,
-            read_s=after.read_s - told.read_s,
+            bytes_read=after.nbytes - reported.nbytes,
+            read_s=after.read_s - reported.read_s,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

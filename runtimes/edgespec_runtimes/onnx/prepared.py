@@ -41,7 +41,7 @@ from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.loading import watched
-from edgespec_runtimes.onnx.ort.sessions import Session, Stop
+from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
 from edgespec_runtimes.onnx.prepare import rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
@@ -50,7 +50,7 @@ from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
 from edgespec_runtimes.onnx.weights.packing import PackedWeights
-from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, PagedWeights, open_tables
+from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, open_tables
 
 SMALL_MODEL_BYTES = 64 * MIB
 """Below this a second thread costs more in waking than it computes."""
@@ -69,7 +69,7 @@ class PreparedOnnx:
     def __init__(self, request: ModelRequest) -> None:
         self.seconds: dict[str, float] = {}
         self._request = request
-        self._stop = Stop()
+        self._stop = StopFlag()
         self._choice = choose(OnnxOptions.of(request.options).provider)
         self._opened: Deployment | None = None
 
@@ -118,9 +118,9 @@ class PreparedOnnx:
         return GpuMemory(device.label, device.total_bytes, device.free_bytes, device.reserved_bytes)
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        """A draft goes there whole or not at all, a target part by part."""
-        sizes, wanted = self._gpu_needs()
-        self._deployed.place(gpu_bytes, sizes, wanted)
+        """Place a draft on the GPU whole or not at all, a target part by part."""
+        sizes, gpu_needs = self._gpu_needs()
+        self._deployed.place(gpu_bytes, sizes, gpu_needs)
         return rows.gpu_rows(self._request.owner, self._deployed, sizes)
 
     def _gpu_needs(self) -> tuple[needs.DeviceSizes, GpuNeeds]:
@@ -154,14 +154,14 @@ class PreparedOnnx:
         )
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        there = self._deployed
-        if there.device.has_memory and not there.placement.uses_gpu:
-            there.leave_device(f"no memory of {there.device.label} was given to it")
+        deployment = self._deployed
+        if deployment.device.has_memory and not deployment.placement.uses_gpu:
+            deployment.leave_device(f"no memory of {deployment.device.label} was given to it")
         if plan is not None:
-            there.fitted.sizes = there.batches[plan.batches.get(self._request.owner, 0)]
+            deployment.fitted.sizes = deployment.batches[plan.batches.get(self._request.owner, 0)]
             if plan.paged and self._request.owner == "target":
                 return self._load_paged(plan, progress)
-        if there.device.is_cpu or there.device.has_memory:
+        if deployment.device.is_cpu or deployment.device.has_memory:
             return self._load_resident(progress)
         return self._load_on_trial(progress)
 
@@ -232,7 +232,7 @@ class PreparedOnnx:
         with self._phase("weights"), ExitStack() as on_failure:
             model, folder = _with_weights(self._deployed.fitted.model, self._source)
             make = partial(
-                Session,
+                OrtSession,
                 model.SerializeToString(),
                 str(self._source.path),
                 self._n_threads,
@@ -292,17 +292,17 @@ class PreparedOnnx:
         return self._open(fitted.cut, None, weights, tables)
 
     @property
-    def _weights_class(self) -> Callable[..., PagedWeights]:
-        there = self._deployed
-        if there.placement.uses_gpu:
-            return partial(OffloadedWeights, device=there.device, kept=there.on_gpu)
-        return PackedWeights if self._has(PACKED) else PagedWeights
+    def _weights_class(self) -> Callable[..., OnnxWeights]:
+        deployment = self._deployed
+        if deployment.placement.uses_gpu:
+            return partial(OffloadedWeights, device=deployment.device, kept=deployment.on_gpu)
+        return PackedWeights if self._has(PACKED) else OnnxWeights
 
     def _open(
         self,
         pieces: Cut,
-        session: Session | None,
-        weights: PagedWeights | None,
+        session: OrtSession | None,
+        weights: OnnxWeights | None,
         tables: Sequence[tuple[str, EmbeddingTable]],
     ) -> LanguageModel:
         """The model behind the port, which owns all of these."""
@@ -337,7 +337,7 @@ class PreparedOnnx:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """A part of loading; what it took is told if it succeeds."""
+        """A part of loading; its seconds are kept if it succeeds."""
         with self._request.trace.span(Track.ENGINE, f"{self._request.owner}: {name}"):
             began = time.perf_counter()
             yield

@@ -135,9 +135,9 @@ class _Writer:
         rows = self.add("Range_1", first, total, one)
         rows = self.add("Unsqueeze", rows, self.axes(1))
         causal = self.add("LessOrEqual", columns, rows)
-        given = self.add("Cast", MASK, to=TensorProto.BOOL)
-        given = self.add("Unsqueeze_1", given, self.axes(1, 2))
-        seen = self.add("And", causal, given)
+        attended = self.add("Cast", MASK, to=TensorProto.BOOL)
+        attended = self.add("Unsqueeze_1", attended, self.axes(1, 2))
+        seen = self.add("And", causal, attended)
         lowest = self.constant(np.finfo(np.float32).min)
         return self.add("Where", seen, self.constant(np.float32(0)), lowest)
 
@@ -182,11 +182,11 @@ class _Writer:
             ("value", shape.kv_heads),
         ):
             name = tensor_name(layer, part)
-            made = self.project(f"{at}/{part}", x, norm, name)
+            projected = self.project(f"{at}/{part}", x, norm, name)
             dims = self.axes(0, 0, n_heads, shape.head_size)
-            made = self.add(f"{at}/{part}/Reshape", made, dims)
-            made = self.add(f"{at}/{part}/Transpose", made, perm=[0, 2, 1, 3])
-            split[part] = self.to(f"{at}/{part}/kv", made, name, shape.kv_kind)
+            projected = self.add(f"{at}/{part}/Reshape", projected, dims)
+            projected = self.add(f"{at}/{part}/Transpose", projected, perm=[0, 2, 1, 3])
+            split[part] = self.to(f"{at}/{part}/kv", projected, name, shape.kv_kind)
         query = self.rotate(f"{at}/query", split["query"], rotation)
         keys = self.rotate(f"{at}/key", split["key"], rotation)
         past = f"past_key_values.{layer}"
@@ -271,7 +271,7 @@ class _Writer:
         return self.constant(np.array(numbers, np.int64))
 
     def constant(self, value: np.ndarray | np.generic) -> str:
-        """A tensor that every node shares that wants the same one."""
+        """Name of a constant tensor; equal ones are one."""
         array = np.asarray(value)
         key = array.tobytes() + f"{array.dtype}{array.shape}".encode()
         if key not in self._constant_names:

@@ -49,10 +49,10 @@ def chat_format(folder: Path) -> ChatFormat:
 
 def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling settings of transformers' `generate`, as far as the file gives them."""
-    told = {
+    settings = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
     }
-    return told | ({"temperature": 0.0} if config.get("do_sample") is False else {})
+    return settings | ({"temperature": 0.0} if config.get("do_sample") is False else {})
 
 
 def _templates(value: Any) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str | None:
-    """None for a file that is not there."""
+    """Text of the file; None if it is missing."""
     try:
         return read_regular(path, MOST_BYTES).decode()
     except FileNotFoundError:

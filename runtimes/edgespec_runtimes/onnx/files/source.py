@@ -32,7 +32,7 @@ _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class StoredWeight:
     """A tensor that stays in its file."""
 
     name: str
@@ -65,7 +65,7 @@ class Source:
     model: onnx.ModelProto
     files: tuple[Path, ...]
     """Files that `Extent.file_index` counts."""
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, StoredWeight]
 
     @property
     def folder(self) -> Path:
@@ -144,7 +144,7 @@ def read_source(path: Path) -> Source:
     if not all(isinstance(name, str) for name in _names(model.graph)):
         raise ModelError(f"{path} is damaged: a name in it is not UTF-8")
     files: dict[Path, int] = {path: 0}
-    weights: dict[str, Weight] = {}
+    weights: dict[str, StoredWeight] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
@@ -187,7 +187,7 @@ def _genai_file(folder: Path) -> str:
     return MODEL_FILE
 
 
-def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> Weight:
+def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> StoredWeight:
     where = {entry.key: entry.value for entry in tensor.external_data}
     shape = tuple(tensor.dims)
     try:
@@ -211,7 +211,7 @@ def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> Weight:
             f"{offset + nbytes:,}; download or copy it again"
         )
     index = files.setdefault(file, len(files))
-    return Weight(tensor.name, tensor.data_type, shape, Extent(index, offset, nbytes))
+    return StoredWeight(tensor.name, tensor.data_type, shape, Extent(index, offset, nbytes))
 
 
 def _nbytes(path: Path, tensor: TensorProto) -> int:
@@ -261,7 +261,7 @@ def _homes(path: Path) -> tuple[Path, Path]:
     return path.parent.resolve(), path.resolve().parent
 
 
-def _put_inline(tensor: TensorProto, weight: Weight, files: list[Path]) -> None:
+def _put_inline(tensor: TensorProto, weight: StoredWeight, files: list[Path]) -> None:
     with files[weight.extent.file_index].open("rb") as file:
         file.seek(weight.extent.offset)
         tensor.raw_data = file.read(weight.nbytes)

@@ -105,12 +105,12 @@ def read_vocabulary(
         for token, about in added.items()
         if token in names and (about.get("special") or token in eog)
     )
-    told = replace(
+    complete_format = replace(
         chat_format(folder),
         control_tokens=control,
         added_tokens=frozenset(names[token] for token in added if token in names) - control,
     )
-    return TokenizerVocabulary(tokenizer, table, pieces, eog, told)
+    return TokenizerVocabulary(tokenizer, table, pieces, eog, complete_format)
 
 
 def _read(path: Path) -> str:

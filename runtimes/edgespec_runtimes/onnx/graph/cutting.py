@@ -1,7 +1,7 @@
 """Cuts a rewritten decoder into pieces that run one after another: what precedes the layers, each
 layer, and the head. Weights become inputs, and pieces of one structure share one graph.
 
-Knows where layers begin from `graph.py`, and nothing of files, memory or onnxruntime.
+Knows where layers begin from `layers.py`, and nothing of files, memory or onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.graph.flow import Flow, nested, reads
 from edgespec_runtimes.onnx.graph.layers import find_stages
-from edgespec_runtimes.onnx.graph.lookups import is_by_row, made_of_columns, with_blocks_by_row
+from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row, with_blocks_by_row
 from edgespec_runtimes.onnx.graph.shapes import Described, infer
 
 ALWAYS = "edgespec.always"
@@ -89,11 +89,11 @@ def _looked_up(
     by_row, by_column = {}, {}
     for i in flow.lookups():
         node = flow.nodes[i]
-        made, table = node.output[0], node.input[0]
-        users = [flow.nodes[user] for user in flow.consumers.get(made, ())]
+        embedding, table = node.output[0], node.input[0]
+        users = [flow.nodes[user] for user in flow.consumers.get(embedding, ())]
         if is_by_row(node):
-            by_row[made] = table
-        elif len(weights.get(table, ())) == 2 and (turned := made_of_columns(node, users)):
+            by_row[embedding] = table
+        elif len(weights.get(table, ())) == 2 and (turned := embedding_by_column(node, users)):
             by_column[turned] = table
     return by_row, by_column
 
@@ -117,7 +117,7 @@ class _Cutter:
         self._converts_halves = converts_halves
         self._flow, self._stage_of = flow, stage_of
         self._known, self._weights = known, weights
-        self._given = flow.inputs | looked_up
+        self._fed = flow.inputs | looked_up
         self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
 
     def outputs(self, stage: int) -> list[str]:
@@ -128,7 +128,7 @@ class _Cutter:
                 continue
             for name in node.output:
                 users = {self._stage_of[user] for user in self._flow.consumers.get(name, ())}
-                if name in self._given:
+                if name in self._fed:
                     continue
                 if name in self._flow.outputs or users - {stage, None}:
                     found.append(name)
@@ -137,13 +137,13 @@ class _Cutter:
     def piece(
         self, name: str, stage: int, outputs: Sequence[str], graphs: dict[bytes, int]
     ) -> Piece:
-        """The part of the graph that makes `outputs`, under names that tell nothing of where."""
-        nodes, given = self._nodes(stage, outputs)
+        """The part of the graph that makes `outputs`, with the same names in equal pieces."""
+        nodes, incoming = self._nodes(stage, outputs)
         if self._converts_halves:
-            nodes = self._one_at_a_time(nodes, given)
+            nodes = self._one_at_a_time(nodes, incoming)
         names: dict[str, str] = {}
         inputs, weights, tensors = [], [], []
-        for value in given:
+        for value in incoming:
             short = f"v{len(names)}"
             if value in self._weights:
                 weights.append((short, value))
@@ -172,29 +172,29 @@ class _Cutter:
             ir_version=self._flow.model.ir_version,
         )
         index = graphs.setdefault(model.SerializeToString(deterministic=True), len(graphs))
-        made = tuple((names[value], value) for value in outputs)
-        return Piece(name, stage, index, tuple(inputs), tuple(weights), made)
+        renamed_outputs = tuple((names[value], value) for value in outputs)
+        return Piece(name, stage, index, tuple(inputs), tuple(weights), renamed_outputs)
 
     def _nodes(self, stage: int, outputs: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
-        """Nodes that make `outputs`, inputs first, and the values that they are given.
+        """Nodes that make `outputs`, inputs first, and the values that they read from elsewhere.
 
         The order follows from the structure alone, so that equal layers look equal.
         """
         flow = self._flow
         nodes: list[NodeProto] = []
-        given: dict[str, None] = {}
+        incoming: dict[str, None] = {}
         done: set[int] = set()
         pending: list[tuple[int, bool]] = []
 
-        def want(value: str) -> None:
+        def visit(value: str) -> None:
             i = flow.producer.get(value)
-            if i is None or value in self._given or self._stage_of[i] not in {stage, None}:
-                given[value] = None
+            if i is None or value in self._fed or self._stage_of[i] not in {stage, None}:
+                incoming[value] = None
             elif i not in done:
                 pending.append((i, False))
 
         for output in outputs:
-            want(output)
+            visit(output)
             while pending:
                 i, is_ready = pending.pop()
                 if i in done:
@@ -205,11 +205,11 @@ class _Cutter:
                     continue
                 pending.append((i, True))
                 for value in reversed(flow.reads[i]):
-                    want(value)
-        return nodes, list(given)
+                    visit(value)
+        return nodes, list(incoming)
 
-    def _one_at_a_time(self, nodes: Sequence[NodeProto], given: list[str]) -> list[NodeProto]:
-        """Let weights in half precision be converted when it is their turn.
+    def _one_at_a_time(self, nodes: Sequence[NodeProto], incoming: list[str]) -> list[NodeProto]:
+        """Let each weight in half precision be converted just before its product.
 
         CPUs compute in single precision. onnxruntime converts what depends on nothing but weights
         at the beginning of a run, all of it; the branch of an If it runs when it gets there.
@@ -218,7 +218,7 @@ class _Cutter:
         for node in nodes:
             for name in reads(node):
                 users[name] = users.get(name, 0) + 1
-        made = {node.output[0]: node for node in nodes if len(node.output) == 1}
+        maker_of = {node.output[0]: node for node in nodes if len(node.output) == 1}
         result: list[NodeProto] = []
         moved: set[str] = set()
         for node in nodes:
@@ -226,18 +226,22 @@ class _Cutter:
                 result.append(node)
                 continue
             weight, before = node.input[1], None
-            if weight in made and made[weight].op_type == "Transpose" and users[weight] == 1:
-                before = made[weight]
+            if (
+                weight in maker_of
+                and maker_of[weight].op_type == "Transpose"
+                and users[weight] == 1
+            ):
+                before = maker_of[weight]
                 weight = before.input[0]
             if weight not in self._weights or self._known[weight].kind != TensorProto.FLOAT16:
                 result.append(node)
                 continue
             if before is not None:
                 moved.add(before.output[0])
-            result.append(_when_it_is_its_turn([before, node] if before else [node]))
+            result.append(_as_taken_branch([before, node] if before else [node]))
         if len(result) == len(nodes) and all(a is b for a, b in zip(result, nodes, strict=True)):
             return result
-        given.append(ALWAYS)
+        incoming.append(ALWAYS)
         return [node for node in result if moved.isdisjoint(node.output)]
 
     def _declared(self, short: str, value: str) -> onnx.ValueInfoProto:
@@ -251,7 +255,7 @@ class _Cutter:
         return helper.make_tensor_value_info(short, self._known[value].kind, None)
 
 
-def _when_it_is_its_turn(nodes: Sequence[NodeProto]) -> NodeProto:
+def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:
     """A product in half precision, as the branch of an If that is always taken."""
     product = nodes[-1]
     output = product.output[0]

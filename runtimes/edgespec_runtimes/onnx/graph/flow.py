@@ -72,17 +72,17 @@ def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
     The tables of LongRoPE: a text that grows beyond that would have to be computed anew.
     """
     graph = model.graph
-    made = {name: node for node in graph.node for name in node.output}
+    maker_of = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type != FUSED_ATTENTION or len(node.input) <= _ANGLES:
             continue
-        choice = made.get(node.input[_ANGLES])
+        choice = maker_of.get(node.input[_ANGLES])
         if choice is None or choice.op_type != "If":
             return None
-        test = made.get(choice.input[0])
-        if test is None or test.op_type != "Greater" or test.input[1] not in made:
+        test = maker_of.get(choice.input[0])
+        if test is None or test.op_type != "Greater" or test.input[1] not in maker_of:
             return None
-        length = _whole_number(made[test.input[1]])
+        length = _whole_number(maker_of[test.input[1]])
         return (test, length) if length else None
     return None
 
@@ -138,12 +138,12 @@ class Flow:
     def ancestors(self, values: Iterable[str], stop: Iterable[str] = ()) -> list[int]:
         """Nodes that `values` are computed from, in order; what makes `stop` is left out."""
         stopped = set(stop)
-        wanted = set(values) - stopped
+        needed = set(values) - stopped
         found = []
         for i in range(len(self.nodes) - 1, -1, -1):
-            if not wanted.isdisjoint(self.nodes[i].output):
+            if not needed.isdisjoint(self.nodes[i].output):
                 found.append(i)
-                wanted.update(name for name in self.reads[i] if name not in stopped)
+                needed.update(name for name in self.reads[i] if name not in stopped)
         return found[::-1]
 
     def lookups(self) -> list[int]:
@@ -160,9 +160,9 @@ class Flow:
         return found
 
 
-def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
+def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
     """Every value is made once, before it is read; nested graphs hold no weights."""
-    known = {"", *given}
+    known = {"", *fed}
     for node in graph.node:
         for name in reads(node):
             if name not in known:
@@ -183,7 +183,7 @@ def _check_order(graph: onnx.GraphProto, given: set[str], where: str) -> None:
 
 
 def _check_operators(model: onnx.ModelProto, where: str) -> None:
-    """Standard operators have the inputs, outputs and attributes that their definition wants."""
+    """Standard operators have the inputs, outputs and attributes that their definition requires."""
     versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     for node in _with_nested(model.graph):
         if not node.input and node.op_type not in _SOURCES:
@@ -205,9 +205,9 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             raise ModelError(
                 f"{where} is damaged: {node.op_type} has the wrong number of inputs or outputs"
             )
-        given = {attribute.name for attribute in node.attribute}
+        present = {attribute.name for attribute in node.attribute}
         for name, attribute in schema.attributes.items():
-            if attribute.required and name not in given:
+            if attribute.required and name not in present:
                 raise ModelError(f"{where} is damaged: {node.op_type} lacks its attribute {name}")
 
 

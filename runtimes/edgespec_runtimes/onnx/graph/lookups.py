@@ -1,7 +1,7 @@
 """Embedding lookups as exporters write them, rewritten so that no table is read or copied whole.
 
 A table may be kept in blocks of quantised weights, or lie by column because the output head shares
-it. Knows single nodes; what is a decoder and which node reads its ids, `graph.py` asks.
+it. Knows single nodes; which lookups belong to the decoder's ids is decided in `flow.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def is_by_row(node: NodeProto) -> bool:
     return node.op_type == "Gather" and _axis(node, "axis") == 0
 
 
-def made_of_columns(node: NodeProto, users: Sequence[NodeProto]) -> str | None:
-    """The embeddings that a lookup by column makes; None if this is none."""
+def embedding_by_column(node: NodeProto, users: Sequence[NodeProto]) -> str | None:
+    """Name of the embeddings that a lookup by column yields; None if it is no such lookup."""
     if node.op_type != "Gather" or _axis(node, "axis") != 1 or len(users) != 1:
         return None
     turned = users[0]
@@ -107,19 +107,19 @@ def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:
 
 
 def _by_row(node: NodeProto, tables: list[str]) -> list[NodeProto]:
-    made = node.output[0]
+    output = node.output[0]
     nodes, flat = [], []
     for i, table in enumerate(tables):
         if not table:
             flat.append("")
             continue
-        rows = f"{made}.rows.{i}"
+        rows = f"{output}.rows.{i}"
         flat.append(f"{rows}.flat")
         nodes += [
             helper.make_node("Gather", [table, IDS], [rows], axis=0),
             helper.make_node("Flatten", [rows], [flat[-1]], axis=2),
         ]
-    count, order, shape, places = (f"{made}.{what}" for what in ("count", "order", "shape", "at"))
+    count, order, shape, places = (f"{output}.{what}" for what in ("count", "order", "shape", "at"))
     unpacked = NodeProto()
     unpacked.CopyFrom(node)
     del unpacked.input[:]

@@ -130,23 +130,25 @@ def _on_our_cache(
     """Nodes that make an export's past from our cache, and our new entries from its present."""
     before, after = [], []
     for i, (past, present) in enumerate(zip(roles.past, roles.present, strict=True)):
-        for what, old, made in zip(("key", "value"), past, present, strict=True):
+        for what, past_value, present_value in zip(("key", "value"), past, present, strict=True):
             cache, new = past_name(i, what), new_name(i, what)
             if one_row:
                 before += [
                     helper.make_node("Transpose", [cache], [f"{cache}.heads"], perm=[1, 0, 2]),
-                    helper.make_node("Unsqueeze", [f"{cache}.heads", _ZERO], [old]),
+                    helper.make_node("Unsqueeze", [f"{cache}.heads", _ZERO], [past_value]),
                 ]
             else:
                 rows = f"{cache}.rows"
                 before += [
                     helper.make_node("Gather", [cache, PAST_ROWS], [rows], axis=0),
-                    helper.make_node("Transpose", [rows], [old], perm=[0, 2, 1, 3]),
+                    helper.make_node("Transpose", [rows], [past_value], perm=[0, 2, 1, 3]),
                 ]
-            heads = _appended(flow, old, made)
+            heads = _appended(flow, past_value, present_value)
             if heads is None:
                 heads = f"{new}.heads"
-                after.append(helper.make_node("Slice", [made, PAST_LENGTH, _END, _TWO], [heads]))
+                after.append(
+                    helper.make_node("Slice", [present_value, PAST_LENGTH, _END, _TWO], [heads])
+                )
             after.append(helper.make_node("Transpose", [heads], [new], perm=[0, 2, 1, 3]))
     return before, after
 
@@ -218,8 +220,8 @@ def _fit(cos: str, sin: str, fitted: Sequence[str]) -> list[NodeProto]:
         helper.make_node("Shape", [MASK], [shape]),
         helper.make_node("Gather", [shape, _ONE], [used]),
     ]
-    for table, cut in zip((cos, sin), (kept, f"{fitted[1]}.kept"), strict=True):
-        nodes.append(helper.make_node("Slice", [table, _ZERO, used, _ZERO], [cut]))
+    for table, output in zip((cos, sin), (kept, f"{fitted[1]}.kept"), strict=True):
+        nodes.append(helper.make_node("Slice", [table, _ZERO, used, _ZERO], [output]))
     nodes += [
         helper.make_node("Shape", [kept], [f"{kept}.shape"]),
         helper.make_node("Gather", [f"{kept}.shape", _ZERO], [rows]),

@@ -39,21 +39,23 @@ class Described:
 def infer(
     model: onnx.ModelProto, feeds: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, Described]:
-    """Types and shapes of every value; `feeds` are the shapes of the inputs, where they are
-    given."""
+    """Types and shapes of every value; `feeds` are known shapes of inputs.
+
+    Raises ModelError for a graph whose types contradict each other.
+    """
     scratch = onnx.ModelProto()
     scratch.CopyFrom(model)
     graph = scratch.graph
     nodes = [stand_in for node in graph.node for stand_in in _stand_ins(node, graph)]
     del graph.node[:]
     graph.node.extend(nodes)
-    for given in graph.input:
-        shape = (feeds or {}).get(given.name)
+    for graph_input in graph.input:
+        shape = (feeds or {}).get(graph_input.name)
         if shape is not None:
-            kind = given.type.tensor_type.elem_type
-            given.CopyFrom(helper.make_tensor_value_info(given.name, kind, shape))
-    for made in graph.output:
-        made.type.tensor_type.ClearField("shape")
+            kind = graph_input.type.tensor_type.elem_type
+            graph_input.CopyFrom(helper.make_tensor_value_info(graph_input.name, kind, shape))
+    for graph_output in graph.output:
+        graph_output.type.tensor_type.ClearField("shape")
     try:
         known = shape_inference.infer_shapes(scratch, data_prop=True).graph
     except (shape_inference.InferenceError, RuntimeError, ValueError) as error:

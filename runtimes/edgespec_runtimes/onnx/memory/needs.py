@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
-from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, Flow
 from edgespec_runtimes.onnx.graph.layers import find_stages
@@ -48,27 +48,26 @@ class BatchSizes:
     max_rows: int
     tokens_per_pass: int
     compute_bytes: int
-    """In one session that computes all."""
-    more_bytes: int
-    """Besides, where each graph of the cut has a session, which keeps what its largest run took."""
+    """Taken by one session that computes all."""
+    other_sessions_bytes: int
+    """Added where each graph of the cut has a session, which keeps what its largest run took."""
     max_nodes: int
     """Most nodes of a tree."""
 
     @property
     def nbytes(self) -> int:
-        return self.compute_bytes + self.more_bytes
+        return self.compute_bytes + self.other_sessions_bytes
 
 
 def batch_sizes(
     model: onnx.ModelProto,
     roles: Roles,
     masks: Sequence[MaskForm],
-    made: Cut,
+    cut: Cut,
     request: ModelRequest,
     n_ctx: int,
 ) -> list[BatchSizes]:
-    """The sizes to choose from, for each number of nodes the larger first; a prompt rounds alike in
-    all of them."""
+    """Sizes to choose from, largest first for each number of nodes; all round a prompt alike."""
     flow = Flow(model)
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
@@ -76,8 +75,8 @@ def batch_sizes(
     def peaks(n_rows: int, n_new: int) -> list[int]:
         """Peak bytes of each graph of the cut."""
         by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
-        found = [0] * len(made.graphs)
-        for piece in made.pieces:
+        found = [0] * len(cut.graphs)
+        for piece in cut.pieces:
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
         return found
 
@@ -85,8 +84,8 @@ def batch_sizes(
         # the rows of a tree share its nodes: the deepest has few beside it
         tree = peaks(n_rows, max(1, max_nodes - n_rows + 1))
         largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
-        beside = sum(largest) - max(largest)
-        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, beside, max_nodes)
+        others = sum(largest) - max(largest)
+        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, others, max_nodes)
 
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
@@ -135,7 +134,7 @@ class DeviceSizes:
 
     weight_bytes: int
     whole_bytes: int
-    """Besides, where one session computes all of it."""
+    """Bytes besides weights where one session computes all of it."""
     pieces_bytes: int
     """Bytes besides weights where each graph of the cut has a session."""
 
@@ -143,18 +142,18 @@ class DeviceSizes:
 def device_sizes(
     device: Device,
     model: onnx.ModelProto,
-    made: Cut,
+    cut: Cut,
     sizes: BatchSizes,
     cache_bytes: int,
     n_layers: int,
-    weights: Sequence[Weight],
+    weights: Sequence[StoredWeight],
 ) -> DeviceSizes:
     """Buffers, the part of the cache that a run reads, and what packed weights are unpacked to.
 
     The cache is in the process's memory: what a session reads of it is copied for each run.
     """
     unpacked = max((_unpacked_bytes(node) for node in model.graph.node), default=0)
-    n = len(made.graphs)
+    n = len(cut.graphs)
     a_layers_cache = -(-cache_bytes // n_layers)
 
     def held(values_bytes: int, n_sessions: int) -> int:
@@ -163,11 +162,11 @@ def device_sizes(
     return DeviceSizes(
         device_bytes(weights),
         held(sizes.compute_bytes + cache_bytes + unpacked, 1),
-        held(sizes.compute_bytes + sizes.more_bytes + n * (a_layers_cache + unpacked), n),
+        held(sizes.compute_bytes + sizes.other_sessions_bytes + n * (a_layers_cache + unpacked), n),
     )
 
 
-def device_bytes(weights: Sequence[Weight]) -> int:
+def device_bytes(weights: Sequence[StoredWeight]) -> int:
     """Bytes of tensors in a device's memory, where each begins at a round address."""
     return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
 
@@ -180,7 +179,7 @@ def _unpacked_bytes(node: onnx.NodeProto) -> int:
     return int(4 * attributes.get("K", 0) * attributes.get("N", 0))
 
 
-def resident_bytes(weight: Weight) -> int:
+def resident_bytes(weight: StoredWeight) -> int:
     """Bytes of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
     return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
 
@@ -199,13 +198,13 @@ def loading_bytes(source: Source) -> int:
     )
 
 
-def converted_bytes(made: Cut, source: Source) -> int:
+def converted_bytes(cut: Cut, source: Source) -> int:
     """Most memory that single-precision copies of weights take, on CPUs.
 
     Each session converts one weight at a time, in memory that it keeps.
     """
-    largest = [0] * len(made.graphs)
-    for piece in made.pieces:
+    largest = [0] * len(cut.graphs)
+    for piece in cut.pieces:
         for _, name in piece.weights:
             weight = source.weights[name]
             if weight.kind == TensorProto.FLOAT16:

@@ -167,7 +167,7 @@ def _why_cuda_is_unusable() -> str | None:
 
 
 def _computes_with_cuda() -> bool:
-    """True if a session that wants CUDA gets it, and multiplies with it.
+    """True if a session that asks for CUDA gets it, and multiplies with it.
 
     The product makes CUDA's libraries load what they keep, before memory is measured.
     """
@@ -181,11 +181,13 @@ def _computes_with_cuda() -> bool:
     )
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
-    wanted = [CUDA_PROVIDER, CPU_PROVIDER]
     two = np.full((1, 1), 2, np.float32)
     try:
         session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=wanted, enable_fallback=0
+            model.SerializeToString(),
+            options,
+            providers=[CUDA_PROVIDER, CPU_PROVIDER],
+            enable_fallback=0,
         )
         (product,) = session.run(None, {"a": two, "b": two})
     except Exception:  # noqa: BLE001 - whatever it is, CUDA cannot be used

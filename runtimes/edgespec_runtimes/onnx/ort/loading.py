@@ -1,6 +1,6 @@
-"""Tells how far a call must be that has no progress of its own, by the memory that it has taken.
+"""Estimates the progress of one long call by the memory that it has taken.
 
-onnxruntime makes a session in one call. Knows nothing of what the call does.
+onnxruntime makes a session in one call that reports none. Knows nothing of what the call does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEASURED_SHARE = 0.8
 """Share of the progress that follows resident memory. The rest is work on the graph that nothing
 measures: it goes by time, and approaches the end."""
 PACE_S = 10.0
-"""In which the part that goes by time comes to about two thirds of itself."""
+"""Seconds in which the part that goes by time comes to about two thirds of itself."""
 
 
 def watched(
@@ -32,10 +32,10 @@ def watched(
     progress: Progress | None,
     resident: Callable[[], int] = process_rss_bytes,
 ) -> T:
-    """The result of `call`, run in a thread that ends with it; progress is told from this one.
+    """The result of `call`, run in a thread that ends with it; progress is reported from this one.
 
     `expected_bytes` is what the call is expected to make resident. `cancel` makes it end soon, and
-    is used when telling raises.
+    is used when reporting raises.
     """
     if progress is None:
         return call()
@@ -50,6 +50,6 @@ def watched(
             measured = min(1.0, max(measured, grown))
             by_time = 1.0 - math.exp(-elapsed / PACE_S)
             progress(what, MEASURED_SHARE * measured + (1.0 - MEASURED_SHARE) * by_time)
-        made = running.result()
+        result = running.result()
     progress(what, 1.0)
-    return made
+    return result

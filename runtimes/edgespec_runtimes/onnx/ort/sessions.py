@@ -54,7 +54,7 @@ class Bound:
         return array.reshape(self.shape)
 
 
-class Stop:
+class StopFlag:
     """A flag that ends running and coming runs, and loading; onnxruntime's options carry it."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Stop:
         return bool(self.options.terminate)
 
 
-class Session(Closeable):
+class OrtSession(Closeable):
     """One onnxruntime session and the binding that its runs share; for one thread at a time."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Session(Closeable):
         n_threads: int,
         providers: Sequence[tuple[str, Mapping[str, str]]],
         weights_folder: Path | None = None,
-        stop: Stop | None = None,
+        stop: StopFlag | None = None,
         constants: Mapping[str, Any] | None = None,
         keeps_memory: bool = True,
     ) -> None:
@@ -116,8 +116,8 @@ class Session(Closeable):
         if weights_folder is not None:
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(weights_folder))
-        wanted = providers[0][0]
-        if wanted != CPU_PROVIDER:
+        first_provider = providers[0][0]
+        if first_provider != CPU_PROVIDER:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             # packs MatMulNBits weights in a kernel's own way, which bound weights cannot be
             options.add_session_config_entry("ep.cuda.fpa_intb_gemm", "0")
@@ -141,9 +141,9 @@ class Session(Closeable):
         self._native: Any = self._session._sess
         self._binding: Any = self._session.io_binding()._iobinding
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
-        self._is_elsewhere = wanted != CPU_PROVIDER
+        self._is_elsewhere = first_provider != CPU_PROVIDER
         self.operators = _by_provider(self._session) if self._is_elsewhere else {}
-        """Number of operators of each kind by provider, where another than the CPU was wanted."""
+        """Operators of each kind by provider; empty where the CPU alone was asked for."""
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
@@ -151,7 +151,7 @@ class Session(Closeable):
         self,
         inputs: dict[str, Any],
         outputs: dict[str, Bound | None],
-        stop: Stop,
+        stop: StopFlag,
     ) -> dict[str, Any]:
         """Run on OrtValues, contiguous arrays or Bound tensors; returns what is bound to None.
 
@@ -175,9 +175,9 @@ class Session(Closeable):
                 binding.synchronize_inputs()  # binding copied them to the device
             try:
                 self._native.run_with_iobinding(binding, stop.options)
-                made = binding.get_outputs()
+                results = binding.get_outputs()
                 values = {
-                    name: made[i]
+                    name: results[i]
                     for i, (name, place) in enumerate(outputs.items())
                     if place is None
                 }
@@ -191,9 +191,9 @@ class Session(Closeable):
         model: bytes,
         weights_folder: Path | None = None,
         constants: Mapping[str, Any] | None = None,
-    ) -> Session:
+    ) -> OrtSession:
         """A session of another graph, made like this one, that keeps nothing between runs."""
-        return Session(
+        return OrtSession(
             model, *self._made_with, weights_folder, constants=constants, keeps_memory=False
         )
 
@@ -222,11 +222,11 @@ def room_on(device: Device, kind: int, shape: Sequence[int]) -> Any:
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(kind), device.memory, 0)
 
 
-def copy_to(there: Any, weight: Bound) -> None:
+def copy_to(target: Any, weight: Bound) -> None:
     """Copy a tensor into an OrtValue, wherever that is; complete when this returns."""
     array = weight.array()
     # as unsigned numbers: onnxruntime does not know every type that numpy does
-    there.update_inplace(array.view(f"u{array.dtype.itemsize}"))
+    target.update_inplace(array.view(f"u{array.dtype.itemsize}"))
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def translated_memory(device: Device) -> Iterator[None]:
 
 
 @contextmanager
-def translated(stop: Stop) -> Iterator[None]:
+def translated(stop: StopFlag) -> Iterator[None]:
     """onnxruntime's errors of a run as ours; Cancelled if it was asked to stop."""
     try:
         yield

@@ -15,9 +15,9 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place
 from edgespec_runtimes.onnx.ort.devices import CPU, Device
-from edgespec_runtimes.onnx.ort.sessions import Session
+from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.providers import Choice, device_notes
+from edgespec_runtimes.onnx.prepare.providers import ChosenDevice, device_notes
 from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 
@@ -25,7 +25,11 @@ class Deployment(Closeable):
     """Device and cut of a decoder; changes until it is loaded."""
 
     def __init__(
-        self, name: str, n_threads: int, choice: Choice, fit: Callable[[Device], FittedDecoder]
+        self,
+        name: str,
+        n_threads: int,
+        choice: ChosenDevice,
+        fit: Callable[[Device], FittedDecoder],
     ) -> None:
         """`name` is the model's; `fit` makes it ready for a device, without sessions."""
         self.placement = Placement()
@@ -48,11 +52,11 @@ class Deployment(Closeable):
         differ in the nodes alone."""
         if not self.placement.uses_gpu:
             return self.fitted.batches
-        given = self.fitted.sizes
+        chosen = self.fitted.sizes
         return [
             sizes
             for sizes in self.fitted.batches
-            if (sizes.chunk, sizes.max_rows) == (given.chunk, given.max_rows)
+            if (sizes.chunk, sizes.max_rows) == (chosen.chunk, chosen.max_rows)
         ]
 
     @property
@@ -99,29 +103,29 @@ class Deployment(Closeable):
         whole_bytes = sizes.weight_bytes + sizes.whole_bytes
         return sizes, GpuNeeds(whole_bytes, fitted.small_bytes + sizes.pieces_bytes, tuple(pieces))
 
-    def place(self, gpu_bytes: int, sizes: needs.DeviceSizes, wanted: GpuNeeds) -> None:
+    def place(self, gpu_bytes: int, sizes: needs.DeviceSizes, gpu_needs: GpuNeeds) -> None:
         """Take what fits of so many bytes. What sessions allocate is limited to what is planned."""
-        self.placement = place(gpu_bytes, wanted)
+        self.placement = place(gpu_bytes, gpu_needs)
         if not self.placement.uses_gpu:
             self.leave_device(
-                f"{self._name} needs {-(-wanted.least_bytes // MIB):,} MiB on "
+                f"{self._name} needs {-(-gpu_needs.least_bytes // MIB):,} MiB on "
                 f"{self.device.label}, {gpu_bytes // MIB:,} are left for it"
             )
         elif self.placement.is_whole:
-            self.most_bytes = wanted.whole_bytes
+            self.most_bytes = gpu_needs.whole_bytes
         else:
             self.most_bytes = sizes.pieces_bytes
             self.make_sessions()
 
     def leave_device(self, why: str) -> None:
         """The CPU computes this model after all."""
-        self._choice = Choice(CPU, f"{why}: the CPU computes {self._name}")
+        self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")
         self.placement, self.most_bytes = Placement(), 0
         self.close()
         self.fitted = self._fit(CPU)
         self.make_sessions()
 
-    def hear_from(self, whole: Session) -> None:
+    def hear_from(self, whole: OrtSession) -> None:
         """Note what onnxruntime lets the device compute of a session that has everything.
 
         Raises EdgespecError if it is nothing and the weights were planned for a GPU.
@@ -135,7 +139,7 @@ class Deployment(Closeable):
                 "use before: lower --gpu-memory-budget, or take --provider cpu"
             )
         why = f"onnxruntime could not use {self.device.label}"
-        self._choice = Choice(CPU, f"{why}: the CPU computes {self._name}")
+        self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")
 
     @property
     def notes(self) -> list[str]:

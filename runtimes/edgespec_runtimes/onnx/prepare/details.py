@@ -55,8 +55,8 @@ def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
     others: set[str] = set()
     for node in source.model.graph.node:
         if node.op_type in PACKED:
-            given = {attribute.name: attribute.i for attribute in node.attribute}
-            bits[node.input[1]] = given.get("bits", 4)
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            bits[node.input[1]] = attributes.get("bits", 4)
             others.update(node.input[2:4])
         elif node.op_type == FUSED_ATTENTION:
             others.update(node.input[7:9])

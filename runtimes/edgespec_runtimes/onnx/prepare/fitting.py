@@ -20,7 +20,7 @@ from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.rewriting import rewritten
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.ort.devices import CPU, Device
-from edgespec_runtimes.onnx.ort.sessions import Session
+from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
 from edgespec_runtimes.onnx.prepare.masks import find_masks
 from edgespec_runtimes.onnx.weights import artifacts
@@ -66,7 +66,7 @@ class FittedDecoder(Closeable):
         """Batch sizes for a GPU; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
-        self.sessions: list[Session] = []
+        self.sessions: list[OrtSession] = []
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)
@@ -80,14 +80,14 @@ class FittedDecoder(Closeable):
         device = self.device if self.device.has_memory else CPU
         for graph in self.cut.graphs:
             self.sessions.append(
-                Session(graph, self.where, n_threads, device.providers(most_bytes))
+                OrtSession(graph, self.where, n_threads, device.providers(most_bytes))
             )
 
     @property
     def is_refused(self) -> bool:
-        """True if onnxruntime gave a session another provider than was wanted."""
-        wanted = self.device.provider if self.device.has_memory else CPU.provider
-        return any(wanted not in session.providers for session in self.sessions)
+        """True if onnxruntime gave a session another provider than it was asked for."""
+        provider = self.device.provider if self.device.has_memory else CPU.provider
+        return any(provider not in session.providers for session in self.sessions)
 
     def close(self) -> None:
         while self.sessions:

@@ -27,7 +27,7 @@ Numbers = np.ndarray[Any, Any]
 MOST_NUMBERS = 16
 """Longer tensors are no shapes."""
 ROUNDS = 3
-"""Rounds of folding: each finds shapes that tell the next one more."""
+"""Rounds of folding: a shape that one round finds may lead the next to others."""
 
 
 def sizes_to_compare(
@@ -50,12 +50,14 @@ def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx
     for _ in range(ROUNDS):
         folding = _Folding(model, [infer(model, feeds) for feeds in sizes])
         nodes = [folding.folded(node) for node in model.graph.node]
-        if not folding.found_something:
+        if not folding.has_changed:
             break
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         known = {tensor.name for tensor in model.graph.initializer}
-        model.graph.initializer.extend(t for name, t in folding.made.items() if name not in known)
+        model.graph.initializer.extend(
+            t for name, t in folding.constants.items() if name not in known
+        )
         pruned(model)
     return model
 
@@ -64,9 +66,9 @@ class _Folding:
     """Integers of a graph that are known for each of the sizes, and their consequences."""
 
     def __init__(self, model: onnx.ModelProto, known: Sequence[Mapping[str, Described]]) -> None:
-        self.made: dict[str, TensorProto] = {}
+        self.constants: dict[str, TensorProto] = {}
         """Constants for operators, by name."""
-        self.found_something = False
+        self.has_changed = False
         self._known = known
         self._constants = _small_integers(model.graph)
         self._numbers = [_computed(model.graph, self._constants, shapes) for shapes in known]
@@ -75,21 +77,21 @@ class _Folding:
         """A copy of the node, or one that makes the same from constants."""
         same = self._same(node.output[0]) if len(node.output) == 1 else None
         if same is not None:
-            self.found_something = True
+            self.has_changed = True
             value = numpy_helper.from_array(same)
             return helper.make_node("Constant", [], node.output, value=value)
         copy = NodeProto()
         copy.CopyFrom(node)
         if node.op_type in {"Reshape", "Expand"} and node.input[1] not in self._constants:
-            given, made = self._shapes(node.input[0]), self._shapes(node.output[0])
-            told = None
-            if node.op_type == "Reshape" and made:
-                told = _reshape(made)
-            elif node.op_type == "Expand" and given:
+            before, after = self._shapes(node.input[0]), self._shapes(node.output[0])
+            argument = None
+            if node.op_type == "Reshape" and after:
+                argument = _reshape(after)
+            elif node.op_type == "Expand" and before:
                 shapes = [numbers.get(node.input[1]) for numbers in self._numbers]
-                told = _expand(given, shapes)
-            if told:
-                copy.input[1] = self._constant(np.array(told, np.int64))
+                argument = _expand(before, shapes)
+            if argument:
+                copy.input[1] = self._constant(np.array(argument, np.int64))
         return copy
 
     def _same(self, name: str) -> Numbers | None:
@@ -111,8 +113,8 @@ class _Folding:
 
     def _constant(self, numbers: Numbers) -> str:
         name = f"edgespec.shape.{numbers.ndim}.{'_'.join(str(n) for n in numbers.flat)}"
-        self.found_something = True
-        self.made[name] = numpy_helper.from_array(numbers, name)
+        self.has_changed = True
+        self.constants[name] = numpy_helper.from_array(numbers, name)
         return name
 
 
@@ -124,26 +126,26 @@ def _known_shape(known: Mapping[str, Described], name: str) -> Shape | None:
     return dims if len(dims) == len(described.shape) else None
 
 
-def _reshape(made: Sequence[Shape]) -> list[int] | None:
+def _reshape(outputs: Sequence[Shape]) -> list[int] | None:
     """Argument of Reshape, if at most one dimension varies; else None."""
-    told = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*made, strict=True)]
-    return told if told.count(-1) <= 1 and 0 not in told else None
+    argument = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*outputs, strict=True)]
+    return argument if argument.count(-1) <= 1 and 0 not in argument else None
 
 
-def _expand(given: Sequence[Shape], wanted: Sequence[Numbers | None]) -> list[int] | None:
+def _expand(inputs: Sequence[Shape], targets: Sequence[Numbers | None]) -> list[int] | None:
     """Argument of Expand: 1 for a dimension that it leaves unchanged."""
-    told = []
-    shapes = [tuple(numbers.tolist()) for numbers in wanted if numbers is not None]
-    if len(shapes) < len(given) or {len(s) for s in shapes} != {len(g) for g in given}:
+    argument = []
+    shapes = [tuple(numbers.tolist()) for numbers in targets if numbers is not None]
+    if len(shapes) < len(inputs) or {len(s) for s in shapes} != {len(i) for i in inputs}:
         return None
-    for before, after in zip(zip(*given, strict=True), zip(*shapes, strict=True), strict=True):
+    for before, after in zip(zip(*inputs, strict=True), zip(*shapes, strict=True), strict=True):
         if all(new in {1, old} for old, new in zip(before, after, strict=True)):
-            told.append(1)
+            argument.append(1)
         elif len(set(after)) == 1 and after[0] > 0:
-            told.append(after[0])
+            argument.append(after[0])
         else:
             return None
-    return told
+    return argument
 
 
 def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
@@ -176,9 +178,9 @@ def _computed(
         elif (rule := _RULES.get(node.op_type)) and all(name in numbers for name in node.input):
             with suppress(TypeError, ValueError, IndexError):  # damaged, or not meant for shapes
                 attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-                made = rule(*(numbers[name] for name in node.input), **attributes)
-                if made.size <= MOST_NUMBERS:
-                    numbers[node.output[0]] = made
+                result = rule(*(numbers[name] for name in node.input), **attributes)
+                if result.size <= MOST_NUMBERS:
+                    numbers[node.output[0]] = result
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Finds out whether a graph takes an attention mask of our own, by running what computes its own.
+"""Finds the attention masks that a graph can be fed, by running the part that computes its own.
 
 What leads from `attention_mask` into the layers is computed on examples, without any weight. If it
 is a causal mask of two values over the whole context, it can be replaced by a tree's mask.
@@ -18,7 +18,7 @@ from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow
 from edgespec_runtimes.onnx.graph.layers import find_stages
 from edgespec_runtimes.onnx.graph.rewriting import BIAS, MaskForm
 from edgespec_runtimes.onnx.ort.devices import CPU
-from edgespec_runtimes.onnx.ort.sessions import Session, Stop, value
+from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag, value
 
 HIDDEN_SCORE: dict[int, float] = {TensorProto.FLOAT: -3.4e38, TensorProto.FLOAT16: -65504.0}
 """Added to a score, it leaves nothing of it after the softmax."""
@@ -49,10 +49,10 @@ def find_masks(
     # some exports make masks for several tokens only where there is no past
     for examples in (((3, 4), (n_ctx - 2, 2)), ((0, 4), (n_ctx - 1, 1))):
         try:
-            made = zip(*_computed(flow, roles, names, examples, where), strict=True)
+            computed = zip(*_computed(flow, roles, names, examples, where), strict=True)
         except EdgespecError:  # it needs weights, or more than we feed
             continue
-        forms = [_form(*masks, examples) for masks in zip(names, made, strict=True)]
+        forms = [_form(*masks, examples) for masks in zip(names, computed, strict=True)]
         return tuple(form for form in forms if form) if all(forms) else ()
     return ()
 
@@ -71,9 +71,9 @@ def _form(
         return None
     seen, unseen = first[0, 0, 0, 0], first[0, 0, 0, -1]
     for mask, (n_past, n_new) in zip(masks, examples, strict=True):
-        wanted = np.where(causal(n_past, n_new), seen, unseen)
+        expected = np.where(causal(n_past, n_new), seen, unseen)
         # one for all heads, or the same for each
-        if mask.shape != (1, mask.shape[1], *wanted.shape) or not (mask == wanted).all():
+        if mask.shape != (1, mask.shape[1], *expected.shape) or not (mask == expected).all():
             return None
     if seen == unseen:
         return None
@@ -106,7 +106,7 @@ def _computed(
     nodes = [flow.nodes[i] for i in flow.ancestors(names, stop=tables)]
     read = {name for node in nodes for name in node.input}
     tensors = [tensor for tensor in flow.graph.initializer if tensor.name in read]
-    inputs = [given for given in flow.graph.input if given.name in read]
+    inputs = [value for value in flow.graph.input if value.name in read]
     embeddings = sorted(tables.keys() & read)  # their shape: [batch, tokens, anything]
     inputs += [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, None])
@@ -120,7 +120,7 @@ def _computed(
     past = {name for pair in roles.past for name in pair}
     cache_type = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
     computed = []
-    with Session(part.SerializeToString(), where, 1, CPU.providers()) as session:
+    with OrtSession(part.SerializeToString(), where, 1, CPU.providers()) as session:
         for n_past, n_new in examples:
             feeds: dict[str, np.ndarray] = {
                 IDS: np.zeros((1, n_new), np.int64),
@@ -131,6 +131,6 @@ def _computed(
             feeds |= dict.fromkeys(past, cache)
             feeds |= dict.fromkeys(embeddings, np.zeros((1, n_new, 1), np.float32))
             fed = {name: value(feeds[name]) for name in session.inputs}
-            made = session.run(fed, dict.fromkeys(names), Stop())
-            computed.append([made[name].numpy() for name in names])
+            results = session.run(fed, dict.fromkeys(names), StopFlag())
+            computed.append([results[name].numpy() for name in names])
     return computed

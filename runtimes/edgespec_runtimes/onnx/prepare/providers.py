@@ -24,7 +24,7 @@ _MOST_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenDevice:
     """The device chosen for a model, with the reason."""
 
     device: Device
@@ -32,20 +32,20 @@ class Choice:
     """Why it is not what this onnxruntime could have, for people."""
 
 
-def choose(wanted: str) -> Choice:
+def choose(provider: str) -> ChosenDevice:
     """`auto` is CUDA where it can be used, else the CPU. CoreML has to be asked for: where it pays
     was never measured, and the weights are planned twice for it.
 
     Raises UsageError for what was asked for by name and cannot be used.
     """
-    if wanted == "cpu" or (wanted == "auto" and not is_listed(CUDA_PROVIDER)):
-        return Choice(CPU)
-    found = find_coreml() if wanted == "coreml" else find_cuda()
+    if provider == "cpu" or (provider == "auto" and not is_listed(CUDA_PROVIDER)):
+        return ChosenDevice(CPU)
+    found = find_coreml() if provider == "coreml" else find_cuda()
     if isinstance(found, Device):
-        return Choice(found)
-    if wanted == "auto":
-        return Choice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
-    raise UsageError(f"--provider {wanted} cannot be used: {found}; --provider auto can")
+        return ChosenDevice(found)
+    if provider == "auto":
+        return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
+    raise UsageError(f"--provider {provider} cannot be used: {found}; --provider auto can")
 
 
 def device_notes(
@@ -87,8 +87,8 @@ def _left_to_cpu(
     if not elsewhere:
         return None
     shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MOST_KINDS))
-    more = ", ..." if len(elsewhere) > _MOST_KINDS else ""
+    ellipsis = ", ..." if len(elsewhere) > _MOST_KINDS else ""
     return (
         f"{model}: onnxruntime leaves {elsewhere.total()} of {n} operators to the CPU instead of "
-        f"{device.label}: {shown}{more}"
+        f"{device.label}: {shown}{ellipsis}"
     )

@@ -17,50 +17,52 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
-    """Wherever the weights are."""
+    """Rows that are needed wherever the weights are."""
     return (MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),)
 
 
 def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNeeds:
     """Needs of a batch on the CPU; operators that a GPU leaves to the CPU use the same buffers."""
-    more = MemoryRow(owner, "compute buffers of further sessions", sizes.more_bytes)
+    others = MemoryRow(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
     buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
     # onnxruntime's output, and the copy that the engine works on
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
     logits = MemoryRow(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
-    return BatchNeeds(sizes.chunk, (buffers, logits), (more,), sizes.max_nodes)
+    return BatchNeeds(sizes.chunk, (buffers, logits), (others,), sizes.max_nodes)
 
 
-def resident_rows(owner: str, there: Deployment, source: Source) -> tuple[MemoryRow, ...] | None:
+def resident_rows(
+    owner: str, deployment: Deployment, source: Source
+) -> tuple[MemoryRow, ...] | None:
     """Rows of one session that has all weights; None where a GPU has room for some of them only."""
     weights = source.weights.values()
-    if there.placement.is_whole:
+    if deployment.placement.is_whole:
         # mapped one after another, and what the driver copies them through
         largest = max((weight.nbytes for weight in weights), default=0)
         return (MemoryRow(owner, LOADING, 2 * largest),)
-    if there.placement.uses_gpu:
+    if deployment.placement.uses_gpu:
         return None
     rows = (
         MemoryRow(owner, "weights", sum(needs.resident_bytes(weight) for weight in weights)),
         MemoryRow(owner, LOADING, needs.loading_bytes(source)),
     )
-    if there.device.is_cpu:
+    if deployment.device.is_cpu:
         return rows
-    return (*rows, MemoryRow(owner, f"copies of {there.device.label}", source.weight_bytes))
+    return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
 
 
-def paged_rows(there: Deployment, source: Source) -> tuple[MemoryRow, ...]:
+def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
-    rows = (MemoryRow("target", "norms and other small tensors", there.fitted.small_bytes),)
-    if there.placement.uses_gpu:
-        kept = (group.segment.slot_bytes for group in there.on_gpu)
+    rows = (MemoryRow("target", "norms and other small tensors", deployment.fitted.small_bytes),)
+    if deployment.placement.uses_gpu:
+        kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
-    cut = there.fitted.cut
+    cut = deployment.fitted.cut
     packed = max(
         (
             group.segment.nbytes
-            for group in there.fitted.groups
+            for group in deployment.fitted.groups
             if is_packed(cut.graphs[cut.pieces[group.piece].graph])
         ),
         default=0,
@@ -74,27 +76,27 @@ def paged_rows(there: Deployment, source: Source) -> tuple[MemoryRow, ...]:
     )
 
 
-def cuts(there: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
+def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
     """One, a part for each of its pieces; none where nothing is to be paged."""
-    if there.placement.is_whole or source.unbound:
+    if deployment.placement.is_whole or source.unbound:
         return ()
-    segments = [group.segment for group in there.in_memory]
+    segments = [group.segment for group in deployment.in_memory]
     return (tuple(SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments),)
 
 
-def gpu_rows(owner: str, there: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:
+def gpu_rows(owner: str, deployment: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:
     """Rows of the GPU's memory; none where the CPU computes."""
     buffers = "compute buffers and cache in use"
-    if there.placement.is_whole:
+    if deployment.placement.is_whole:
         return (
             MemoryRow(owner, "weights", sizes.weight_bytes),
             MemoryRow(owner, buffers, sizes.whole_bytes),
         )
-    if not there.placement.uses_gpu:
+    if not deployment.placement.uses_gpu:
         return ()
-    kept = f"weights of {len(there.placement.kept)} of {len(there.fitted.groups)} parts"
+    kept = f"weights of {len(deployment.placement.kept)} of {len(deployment.fitted.groups)} parts"
     return (
-        MemoryRow(owner, kept, there.placement.kept_bytes + there.fitted.small_bytes),
-        MemoryRow(owner, "room for parts that are copied there", there.placement.room_bytes),
+        MemoryRow(owner, kept, deployment.placement.kept_bytes + deployment.fitted.small_bytes),
+        MemoryRow(owner, "room for parts that are copied there", deployment.placement.room_bytes),
         MemoryRow(owner, buffers, sizes.pieces_bytes),
     )

@@ -1,5 +1,7 @@
-"""Keeps what was made of a model in the cache folder: cuts of graphs under a hash of what they are
-made of, and weights in another order, under the place and the state of the model's files.
+"""Keeps results of preparing a model in the cache folder.
+
+Cuts of graphs are kept under a hash of their input, copied weights under the path and the state of
+the model's files.
 
 Entries are written beside their place and moved there whole, so that several processes may write
 the same one; an entry that is damaged is made again. Where the folder cannot be written, graphs are
@@ -23,7 +25,7 @@ from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
-from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 
 SMALL_BYTES = 1 << 16
@@ -41,10 +43,10 @@ def cached_cut(key: bytes, make: Callable[[], Cut]) -> Cut:
     path = folder() / f"{hashlib.sha256(key).hexdigest()[:32]}.cut"
     with suppress(OSError, ValueError, KeyError, TypeError):
         return _unpacked(path.read_bytes())
-    made = make()
+    cut = make()
     with suppress(OSError), _replacing(path) as file:
-        file.write(_packed(made))
-    return made
+        file.write(_packed(cut))
+    return cut
 
 
 def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
@@ -83,7 +85,7 @@ def by_row(
         lambda out: _copy_by_row(source, weight, out, is_stopped, progress),
         "the embeddings must be copied to be looked up by row",
     )
-    turned = Weight(table, weight.kind, weight.shape[::-1], Extent(0, 0, weight.nbytes))
+    turned = StoredWeight(table, weight.kind, weight.shape[::-1], Extent(0, 0, weight.nbytes))
     return Source(source.path, source.model, (path,), {table: turned})
 
 
@@ -122,22 +124,22 @@ def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _laid_out(source: Source) -> tuple[dict[str, Weight], int]:
+def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:
     """The weights in a file of their own, in their order, and its size."""
-    places: dict[str, Weight] = {}
+    places: dict[str, StoredWeight] = {}
     end = 0
     for weight in source.weights.values():
         begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES if weight.nbytes > BLOCK_BYTES else end
         begin = -(-begin // 64) * 64
         extent = Extent(0, begin, weight.nbytes)
-        places[weight.name] = Weight(weight.name, weight.kind, weight.shape, extent)
+        places[weight.name] = StoredWeight(weight.name, weight.kind, weight.shape, extent)
         end = begin + weight.nbytes
     return places, end
 
 
 def _copy_weights(
     source: Source,
-    places: dict[str, Weight],
+    places: dict[str, StoredWeight],
     out: BinaryIO,
     end: int,
     is_stopped: Callable[[], bool],
@@ -160,7 +162,7 @@ def _copy_weights(
 
 def _copy_by_row(
     source: Source,
-    weight: Weight,
+    weight: StoredWeight,
     out: BinaryIO,
     is_stopped: Callable[[], bool],
     progress: Progress | None,
@@ -192,15 +194,15 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _packed(made: Cut) -> bytes:
+def _packed(cut: Cut) -> bytes:
     """A digest of the rest, a line of JSON, and the graphs one after the other."""
     description: dict[str, Any] = {
-        "sizes": [len(graph) for graph in made.graphs],
-        "pieces": [asdict(piece) for piece in made.pieces],
-        "embeddings": made.embeddings,
-        "columns": made.columns,
+        "sizes": [len(graph) for graph in cut.graphs],
+        "pieces": [asdict(piece) for piece in cut.pieces],
+        "embeddings": cut.embeddings,
+        "columns": cut.columns,
     }
-    rest = json.dumps(description).encode() + b"\n" + b"".join(made.graphs)
+    rest = json.dumps(description).encode() + b"\n" + b"".join(cut.graphs)
     return hashlib.sha256(rest).digest() + rest
 
 

@@ -14,14 +14,20 @@ from edgespec.errors import Cancelled
 from edgespec.paging.pager import PinnedSegments
 from edgespec.ports import Progress
 from edgespec.tracing.spans import Track
-from edgespec_runtimes.onnx.files.source import Weight
+from edgespec_runtimes.onnx.files.source import StoredWeight
 from edgespec_runtimes.onnx.ort.devices import Device
-from edgespec_runtimes.onnx.ort.sessions import Bound, Session, copy_to, room_on, translated_memory
-from edgespec_runtimes.onnx.weights.paged import PagedWeights, PieceWeights, located, small_weights
+from edgespec_runtimes.onnx.ort.sessions import (
+    Bound,
+    OrtSession,
+    copy_to,
+    room_on,
+    translated_memory,
+)
+from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, located, small_weights
 
 
-class OffloadedWeights(PagedWeights):
-    """Like PagedWeights, for pieces that a device computes; `groups` do not stay there."""
+class OffloadedWeights(OnnxWeights):
+    """Like OnnxWeights, for pieces that a device computes; `groups` do not stay there."""
 
     def __init__(
         self, *arguments: Any, device: Device, kept: Sequence[PieceWeights], **options: Any
@@ -51,10 +57,10 @@ class OffloadedWeights(PagedWeights):
                 self._put(weight, self._resident[weight.name])
 
     @contextmanager
-    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Any]]]:
+    def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Any]]]:
         piece = self._cut.pieces[index]
-        there = {short: self._on_device.get(name) for short, name in piece.weights}
-        if missing := {short for short, value in there.items() if value is None}:
+        values = {short: self._on_device.get(name) for short, name in piece.weights}
+        if missing := {short for short, value in values.items() if value is None}:
             room = self._room[piece.graph]
             with self._in_memory(index) as weights, self._trace.span(Track.TARGET, "copy"):
                 # A copy is complete when it returns: the slot is free for the next read while this
@@ -63,9 +69,9 @@ class OffloadedWeights(PagedWeights):
                 for short, name in piece.weights:
                     if short in missing:
                         copy_to(room[short], weights[name])
-            there |= {short: room[short] for short in missing}
+            values |= {short: room[short] for short in missing}
         with self._trace.span(Track.TARGET, "compute"):
-            yield self._sessions[piece.graph], there
+            yield self._sessions[piece.graph], values
 
     def close(self) -> None:
         self._on_device.clear()
@@ -87,10 +93,10 @@ class OffloadedWeights(PagedWeights):
             if progress:
                 progress(f"copying weights to {self._device.label}", done / total)
 
-    def _put(self, weight: Weight, place: Bound) -> None:
+    def _put(self, weight: StoredWeight, place: Bound) -> None:
         value = self._reserve(weight)
         copy_to(value, place)
         self._on_device[weight.name] = value
 
-    def _reserve(self, weight: Weight) -> Any:
+    def _reserve(self, weight: StoredWeight) -> Any:
         return room_on(self._device, weight.kind, weight.shape)

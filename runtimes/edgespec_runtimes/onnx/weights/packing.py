@@ -19,8 +19,8 @@ from edgespec.errors import Cancelled, EdgespecError
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
-from edgespec_runtimes.onnx.ort.sessions import Bound, Session, value
-from edgespec_runtimes.onnx.weights.paged import PagedWeights, located
+from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
+from edgespec_runtimes.onnx.weights.paged import OnnxWeights, located
 
 
 def is_packed(graph: bytes) -> bool:
@@ -32,12 +32,12 @@ def is_packed(graph: bytes) -> bool:
 def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> bytes:
     """The graph with some of its inputs as tensors that lie elsewhere, in these places."""
     model = onnx.load_from_string(graph)
-    for given in [given for given in model.graph.input if given.name in places]:
-        kind = given.type.tensor_type.elem_type
-        dims = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
-        tensor = model.graph.initializer.add(name=given.name, data_type=kind, dims=dims)
-        refer(tensor, places[given.name])
-        model.graph.input.remove(given)
+    for graph_input in [one for one in model.graph.input if one.name in places]:
+        kind = graph_input.type.tensor_type.elem_type
+        dims = [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim]
+        tensor = model.graph.initializer.add(name=graph_input.name, data_type=kind, dims=dims)
+        refer(tensor, places[graph_input.name])
+        model.graph.input.remove(graph_input)
     changed: bytes = model.SerializeToString()
     return changed
 
@@ -47,13 +47,13 @@ class _Ready:
     """The session of a streamed segment, whose slot is held as long as it lives."""
 
     segment: int
-    session: Session
+    session: OrtSession
     constants: Mapping[str, Any]
     """OrtValues of the slot's memory: what was not packed is read from there."""
 
 
-class PackedWeights(PagedWeights):
-    """Like PagedWeights, with constants instead of bound weights where the operators want them."""
+class PackedWeights(OnnxWeights):
+    """Like OnnxWeights, with constants instead of bound weights where the operators want them."""
 
     _worker: ThreadPoolExecutor | None = None
     _next: Future[_Ready] | None = None
@@ -61,19 +61,19 @@ class PackedWeights(PagedWeights):
 
     def fill(self, progress: Progress | None) -> None:
         self._worker = ThreadPoolExecutor(1, "edgespec-packer")
-        given = {"location": "given with the session"}
+        location = {"location": "given with the session"}
         self._constant = {
             piece.graph: with_constants(
-                self._cut.graphs[piece.graph], {short: given for short, _ in piece.weights}
+                self._cut.graphs[piece.graph], {short: location for short, _ in piece.weights}
             )
             for piece in self._cut.pieces
             if is_packed(self._cut.graphs[piece.graph])
         }
-        self._pinned_sessions: dict[int, Session] = {}
+        self._pinned_sessions: dict[int, OrtSession] = {}
         super().fill(progress)
 
     @contextmanager
-    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
+    def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
         piece = self._cut.pieces[index]
         if piece.graph not in self._constant:
             if index in self._segment_of:

@@ -22,9 +22,9 @@ from edgespec.paging.reader import DirectReader, Segment
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec_runtimes.onnx.files.source import Source, Weight
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.ort.sessions import Bound, Session
+from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights.artifacts import SMALL_BYTES, by_row
 
 SHARED_BYTES = 4 << 20
@@ -37,7 +37,7 @@ class PieceWeights:
 
     piece: int
     segment: Segment
-    weights: tuple[Weight, ...]
+    weights: tuple[StoredWeight, ...]
 
 
 def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
@@ -53,7 +53,7 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
     return groups
 
 
-def small_weights(cut: Cut, source: Source) -> list[Weight]:
+def small_weights(cut: Cut, source: Source) -> list[StoredWeight]:
     """Weights that stay in memory: several pieces read them, or they are too small to be
     aligned."""
     users: dict[str, int] = {}
@@ -72,7 +72,7 @@ def small_weights(cut: Cut, source: Source) -> list[Weight]:
 class EmbeddingTable(Closeable):
     """Rows of an embedding table, read when their token comes up."""
 
-    def __init__(self, source: Source, weight: Weight) -> None:
+    def __init__(self, source: Source, weight: StoredWeight) -> None:
         self._path = source.files[weight.extent.file_index]
         self._weight = weight
         self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
@@ -118,14 +118,14 @@ def open_tables(
         yield value, EmbeddingTable(rows, rows.weights[table])
 
 
-class PagedWeights(Closeable):
+class OnnxWeights(Closeable):
     """All weights of a cut decoder. `fill` reads what stays in memory and starts streaming."""
 
     def __init__(
         self,
         source: Source,
         cut: Cut,
-        sessions: Sequence[Session],
+        sessions: Sequence[OrtSession],
         groups: Sequence[PieceWeights],
         pinned: frozenset[int],
         ring_bytes: int,
@@ -183,7 +183,7 @@ class PagedWeights(Closeable):
             self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
 
     @contextmanager
-    def held(self, index: int) -> Iterator[tuple[Session, Mapping[str, Bound]]]:
+    def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
         """The session of a piece, and its weights by their names there, while the block lasts.
 
         Raises WeightReadError, and Cancelled when waiting for storage was ended.
@@ -233,7 +233,7 @@ class PagedWeights(Closeable):
         close_all(*sessions, streamed.close, self._memory.close)
 
 
-def _read(source: Source, weight: Weight) -> np.ndarray:
+def _read(source: Source, weight: StoredWeight) -> np.ndarray:
     """A weight's bytes in memory of their own. Raises WeightReadError."""
     path = source.files[weight.extent.file_index]
     try:
@@ -245,7 +245,7 @@ def _read(source: Source, weight: Weight) -> np.ndarray:
     return array
 
 
-def located(segment: Segment, weights: Sequence[Weight], base: int) -> dict[str, Bound]:
+def located(segment: Segment, weights: Sequence[StoredWeight], base: int) -> dict[str, Bound]:
     return {
         weight.name: Bound(
             helper.tensor_dtype_to_np_dtype(weight.kind).type,
