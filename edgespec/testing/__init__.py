@@ -1,1 +1,1 @@
-"""Test tools for authors of runtimes: a fake model and the contracts."""
+"""Test tools for authors of runtimes: a fake model and contract tests."""

@@ -1,4 +1,4 @@
-"""A model of known probabilities behind the port, strict about everything the port promises.
+"""A fake of `LanguageModel` with known probabilities that checks every rule of the port.
 
 Its KV cache is a table of tokens that it fills itself, so a cell that was never evaluated, dropped
 too early or kept too long gives an AssertionError or wrong logits, never a right answer by luck.
@@ -21,10 +21,10 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Language = Callable[[tuple[int, ...]], np.ndarray]
-"""The logits, float32 [n_vocab], after a context."""
+"""Function from a context to the logits after it, float32 [n_vocab]."""
 
 PATIENCE_S = 5.0
-"""A test that waits longer than this for another thread has failed."""
+"""Longest wait of a test for another thread."""
 
 
 def random_language(seed: int, n_vocab: int, sharpness: float = 3.0, order: int = 2) -> Language:
@@ -42,12 +42,12 @@ def random_language(seed: int, n_vocab: int, sharpness: float = 3.0, order: int 
 
 
 def blend(one: Language, other: Language, share: float) -> Language:
-    """A language that agrees with `one` the more, the smaller `share` is."""
+    """A language whose logits are a mean of both, with weight `share` for `other`."""
     return lambda context: (1 - share) * one(context) + np.float32(share) * other(context)
 
 
 def fixed_text(tokens: Sequence[int], n_vocab: int, prompt_length: int) -> Language:
-    """A language that is nearly sure to continue a prompt with `tokens`, round and round."""
+    """A language that continues a prompt with `tokens`, repeated, with high probability."""
 
     def logits(context: tuple[int, ...]) -> np.ndarray:
         row = np.zeros(n_vocab, np.float32)
@@ -58,7 +58,7 @@ def fixed_text(tokens: Sequence[int], n_vocab: int, prompt_length: int) -> Langu
 
 
 class FakeVocabulary:
-    """Token i is the i-th piece; by default a letter each."""
+    """A vocabulary in which token i is the i-th piece; by default pieces are single letters."""
 
     def __init__(
         self, n_vocab: int, eog_tokens: Iterable[int] = (), pieces: Sequence[bytes] = ()
@@ -78,7 +78,7 @@ class FakeVocabulary:
 
 @dataclass
 class Cell:
-    """The KV of one provisional node."""
+    """Keys and values of one provisional node."""
 
     token: int
     depth: int
@@ -86,8 +86,8 @@ class Cell:
 
 
 class FakeModel:
-    """The port, in memory. `hook` runs inside every `evaluate` and may wait or raise; `cost` says
-    what a call over so many tokens reports."""
+    """A language model in memory. `hook` runs inside every `prefill` and `evaluate` and may wait or
+    raise; `cost` makes the report of a call from its number of tokens."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class FakeModel:
         self.last_report = PassReport()
         self.hook = hook
         self.evaluations: list[int] = []
-        """Nodes of every `evaluate` that succeeded."""
+        """Number of nodes of every `evaluate` that succeeded."""
         self.prefilled: list[int] = []
-        """Tokens of every `prefill` that succeeded."""
+        """Number of tokens of every `prefill` that succeeded."""
         self._stall_share = stall_share
         self._cost = cost
         self._committed: list[int] = []
@@ -237,7 +237,7 @@ class FakeModel:
         self._is_closed = True
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
-        """For hooks: be a slow call that ends when something has happened, or by `cancel`."""
+        """Wait until `happened()` is true or the call is cancelled; for hooks."""
         deadline = time.monotonic() + PATIENCE_S
         while not happened() and not self._is_cancelled.is_set():
             assert time.monotonic() < deadline, "waited in vain"

@@ -1,6 +1,6 @@
-"""Contract of every runtime that pages weights, and how its tests open a paged model.
+"""Contract tests of runtimes that page weights, and helpers to load a paged model.
 
-A suite inherits from `PagingContract` and gives the fixture `paged`: a model with some of its
+A suite inherits from `PagingContract` and defines the fixture `paged`: a model with some of its
 weights streamed.
 """
 
@@ -22,9 +22,9 @@ from edgespec.tree import ROOT, TokenTree
 
 
 def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
-    """A model with room for a share of the streamable weights; 0 is the smallest budget.
+    """A model with memory for a share of the streamable weights; share 0 is the smallest budget.
 
-    `prepared` is closed.
+    Closes `prepared`.
     """
     try:
         needs = prepared.needs()
@@ -42,7 +42,7 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
 
 
 def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
-    """Logits after every token, each committed by itself: float32 [tokens, n_vocab]."""
+    """Logits after every token, each committed alone: float32 [n_tokens, n_vocab]."""
     rows = []
     for token in tokens:
         tree = TokenTree(token)
@@ -52,7 +52,7 @@ def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
 
 
 def replace_reads(model: Any, replacement: Callable[..., Callable[..., int]]) -> None:
-    """In all stores of a paged model; `replacement` makes a function of the one in its place."""
+    """Wrap the read function of all stores of a paged model by `replacement`."""
     stores = model._weights.stores
     assert stores
     for store in stores:
@@ -104,7 +104,7 @@ class PagingContract:
         assert paged.n_committed < 24
 
     def test_passes_report_the_bytes_that_are_read_for_them(self, paged: LanguageModel) -> None:
-        """Bytes read ahead between two calls count for the second."""
+        """Bytes that are read ahead between two calls count for the second."""
         reported = 0
         for token in paged.vocabulary.encode(TEXT)[:4]:
             one_by_one(paged, [token])

@@ -1,13 +1,13 @@
-"""Contract of every runtime behind `edgespec.ports.LanguageModel`, as tests.
+"""Contract tests of runtimes behind `edgespec.ports.LanguageModel`.
 
-A runtime passes it by a class of its own in a test module:
+A runtime's test module defines a class:
 
     class TestFakeModelKeepsTheContract(PortContract):
         @pytest.fixture
         def model_factory(self): return lambda: FakeModel(...)
 
-The factory opens a fresh model; the suite closes it, after it has served one test after the other.
-The context must hold at least 48 tokens.
+The factory opens a fresh model, which the suite closes; successive tests share one model. The
+context must hold at least 48 tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT = "Once there were two wolves, and the younger one asked: who told you that
 
 class PortContract:
     atol: float = 0.0
-    """Most that logits may differ when the same tokens are batched in another way."""
+    """Largest difference of logits when the same tokens are batched in another way."""
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
@@ -37,7 +37,7 @@ class PortContract:
     @pytest.fixture(scope="class")
     @classmethod
     def kept_open(cls) -> Iterator[dict[str, LanguageModel]]:
-        """Models by what the factory is parametrised with."""
+        """Open models by the parameters of their factory."""
         models: dict[str, LanguageModel] = {}
         yield models
         for model in models.values():
@@ -50,7 +50,8 @@ class PortContract:
         kept_open: dict[str, LanguageModel],
         model_factory: Callable[[], LanguageModel],
     ) -> LanguageModel:
-        """A model with an empty cache. Opened once: opening takes longer than most tests."""
+        """A model with an empty KV cache. It is opened once, since most tests are shorter than
+        opening."""
         kind = repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
         if kind not in kept_open:
             kept_open[kind] = model_factory()
@@ -59,7 +60,7 @@ class PortContract:
 
     @pytest.fixture
     def tokens(self, model: LanguageModel) -> list[int]:
-        """Sixteen tokens of a text."""
+        """The first sixteen tokens of TEXT."""
         tokens = model.vocabulary.encode(TEXT)[:16]
         assert len(tokens) == 16
         return tokens
@@ -68,7 +69,7 @@ class PortContract:
         return bool(np.allclose(one, other, rtol=0.0, atol=self.atol))
 
     def after(self, model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
-        """The reference: logits after `tokens`, each evaluated alone, from an empty cache."""
+        """Reference logits after `tokens`, each evaluated alone, from an empty KV cache."""
         model.truncate(0)
         for token in tokens:
             tree = TokenTree(token)
@@ -259,7 +260,7 @@ class PortContract:
     def test_twenty_rounds_leave_the_cache_as_if_read_in_one_go(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        """Dropped nodes must leave no cells behind, nor hide any that stay."""
+        """Dropped nodes leave no cells behind and hide none that stay."""
         text = (tokens * 3)[:41]
         expected = self.after(model, text)
         tree = TokenTree(text[0])
@@ -328,7 +329,7 @@ class PortContract:
     def test_closing_twice_is_closing_once(
         self, model_factory: Callable[[], LanguageModel], tokens: list[int]
     ) -> None:
-        """What was released once may be another model's by the second time."""
+        """Memory that was released may belong to another model by the second call."""
         model = model_factory()
         totals = model.paging()
         model.close()
@@ -344,7 +345,7 @@ class PortContract:
 
 
 def _wide_tree(tokens: Sequence[int]) -> tuple[TokenTree, list[list[int]]]:
-    """Six nodes on three branches, and for each node the tokens from the root down to it."""
+    """A tree of six nodes on three branches, and for each node the tokens from the root to it."""
     distinct = list(dict.fromkeys(tokens))
     assert len(distinct) >= 6, "the suite's text needs more distinct tokens"
     tree = TokenTree(distinct[0])

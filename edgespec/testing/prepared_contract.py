@@ -1,12 +1,14 @@
-"""Contract of every prepared model: one answer, and rows that are at least what is taken.
+"""Contract tests of prepared models: `needs` is constant, and its rows cover the memory used.
 
-A suite inherits from `PreparedContract` and gives the fixture `prepare`: a function that prepares a
-target of a few megabytes at least, which can be paged, for several nodes.
+A suite inherits from `PreparedContract` and defines the fixture `prepare`: a function that prepares
+a target of a few megabytes at least, which can be paged, for several nodes.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +21,39 @@ from edgespec.memory.needs import HEADROOM_BYTES
 from edgespec.memory.process import process_rss_bytes, return_free_memory
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
-from edgespec.testing.new_process import passed_in_a_new_process
 from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 
+_NEW_PROCESS = "EDGESPEC_TEST_IN_A_NEW_PROCESS"
+"""Environment variable with the test that a new process runs."""
+_TIME_LIMIT_S = 300
+
+
+def passed_in_a_new_process(request: pytest.FixtureRequest) -> bool:
+    """Run the calling test again in a new process: True if it passed, fails if it failed.
+
+    False in the new process, where the test goes on.
+    """
+    node = request.node.nodeid
+    if os.environ.get(_NEW_PROCESS) == node:
+        return False
+    config = request.config
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", node],
+        cwd=config.rootpath,
+        env={**os.environ, _NEW_PROCESS: node},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIME_LIMIT_S,
+    )
+    if done.returncode:
+        pytest.fail(f"in a process of its own:\n{done.stdout}{done.stderr}", pytrace=False)
+    return True
+
 
 def work_hard(model: LanguageModel) -> None:
-    """Fill the context but for a tree, and evaluate the largest tree."""
+    """Fill the context except for a tree, and evaluate the largest tree."""
     n_nodes = model.info.max_nodes
     tokens = (100 * model.vocabulary.encode(100 * TEXT))[: model.info.n_ctx]
     model.prefill(tokens[:-n_nodes])
@@ -36,7 +64,7 @@ def work_hard(model: LanguageModel) -> None:
 
 
 def _own_bytes() -> int:
-    """Resident memory that is no file's."""
+    """Bytes of resident memory, without pages of files on Linux."""
     if sys.platform != "linux":
         return process_rss_bytes()
     status = cgroups.table(Path("/proc/self/status"))
@@ -55,10 +83,10 @@ class PreparedContract:
         prepared.close()
 
     def taken_by(self, prepare: Callable[[], PreparedModel], plan: MemoryPlan | None) -> int:
-        """Bytes that the process has more of when the model has worked hard. Pages of libraries,
-        which no row names, come and go with what ran before: they are left out where the system
-        tells them apart. Call it in a new process: what an allocator gave back and takes again
-        in pieces, here and there, is not this model's."""
+        """Bytes by which the process grows when the model loads and works hard, without pages of
+        files where the system counts them apart: pages of libraries, which no row names, depend on
+        what ran before. Call it in a new process, in which the allocator has no free memory of
+        earlier work."""
         prepared = prepare()
         gc.collect()
         return_free_memory()

@@ -1,4 +1,4 @@
-"""Whether a checkpoint and the files made from it write the same greedy text, printed as JSON.
+"""Compares the greedy texts of a checkpoint and of the files made from it, and prints JSON.
 Runs each model token by token with its own library: PyTorch, llama.cpp, onnxruntime."""
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from tokenizer import END_OF_TEXT
 
 NEW_TOKENS = 64
 ROUNDING = 0.03
-"""Largest difference of two logits that weights in 16 bits explain, as a share of their spread."""
+"""Largest difference of two logits that rounding to 16 bits explains, as a share of their standard
+deviation."""
 
 
-class Decoder(Protocol):
-    """A model with the text that it has read."""
+class TextDecoder(Protocol):
+    """A model and the text that it has read."""
 
     def start(self) -> None:
         """Forget the text."""
@@ -35,7 +36,7 @@ class Decoder(Protocol):
         """Logits after the last of `tokens`, float32 [n_vocab]."""
 
 
-class Checkpoint:
+class CheckpointDecoder:
     def __init__(self, folder: Path) -> None:
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -48,7 +49,7 @@ class Checkpoint:
         return output.logits[0, -1].numpy()
 
 
-class Gguf:
+class GgufDecoder:
     def __init__(self, file: Path) -> None:
         llama.llama_log_set(_silence, None)
         self._model = llama.llama_model_load_from_file(
@@ -74,7 +75,7 @@ class Gguf:
         return np.ctypeslib.as_array(logits, (self._n_vocab,)).copy()
 
 
-class Onnx:
+class OnnxDecoder:
     def __init__(self, folder: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -114,7 +115,7 @@ def _silence(level: int, text: bytes, user_data: object) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """One token of a text: what the reference says there."""
+    """A position in a text, and the reference's logits there, float32 [n_vocab]."""
 
     prompt: str
     step: int
@@ -126,7 +127,7 @@ class Place:
 
     @property
     def margin(self) -> float:
-        """By how much the best logit leads."""
+        """Difference of the best and the second-best logit."""
         second, best = np.partition(self.logits, -2)[-2:]
         return float(best - second)
 
@@ -135,8 +136,8 @@ Texts = dict[str, list[int]]
 """Tokens of each prompt, by its name."""
 
 
-def write(reference: Decoder, prompts: Texts, n_tokens: int, end: int) -> list[Place]:
-    """The reference's greedy texts."""
+def write(reference: TextDecoder, prompts: Texts, n_tokens: int, end: int) -> list[Place]:
+    """The places of the reference's greedy texts."""
     places = []
     for name, prompt in prompts.items():
         reference.start()
@@ -150,8 +151,8 @@ def write(reference: Decoder, prompts: Texts, n_tokens: int, end: int) -> list[P
     return places
 
 
-def follow(model: Decoder, prompts: Texts, places: list[Place]) -> Iterator[np.ndarray]:
-    """What `model` says at each place, having read the reference's tokens up to there."""
+def follow(model: TextDecoder, prompts: Texts, places: list[Place]) -> Iterator[np.ndarray]:
+    """Logits of `model` at each place, after the reference's tokens before it."""
     unread: list[int] = []
     for place in places:
         if place.step == 0:
@@ -161,11 +162,11 @@ def follow(model: Decoder, prompts: Texts, places: list[Place]) -> Iterator[np.n
         unread = [place.token]
 
 
-def compare(model: Decoder, prompts: Texts, places: list[Place], spread: float) -> dict:
-    """Where `model` would choose another token, and how far its logits are from the reference's.
+def compare(model: TextDecoder, prompts: Texts, places: list[Place], spread: float) -> dict:
+    """Places where `model` would choose another token, and the largest difference of logits.
 
     Every number is in logits. No token can differ where the margin is above twice the largest
-    difference; `within_rounding` says that this difference is no more than rounding makes.
+    difference; `within_rounding` is true if rounding explains this difference.
     """
     differing, largest = [], 0.0
     for place, logits in zip(places, follow(model, prompts, places), strict=True):
@@ -197,10 +198,12 @@ def main() -> None:
         entry["name"]: tokenizer.encode(entry["prompt"]).ids for entry in map(json.loads, lines)
     }
     end = tokenizer.token_to_id(END_OF_TEXT)
-    places = write(Checkpoint(options.checkpoint), prompts, options.tokens, end)
+    places = write(CheckpointDecoder(options.checkpoint), prompts, options.tokens, end)
     spread = float(np.mean([place.logits.std() for place in places]))
     models = {
-        path.name: compare(Onnx(path) if path.is_dir() else Gguf(path), prompts, places, spread)
+        path.name: compare(
+            OnnxDecoder(path) if path.is_dir() else GgufDecoder(path), prompts, places, spread
+        )
         for path in options.models
     }
     result = {

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 EXCLUDED_PARTS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-# Generated tables: long, and no model should spend its capacity on them.
+# generated tables are long and not worth a model's capacity
 EXCLUDED_PATTERNS = (
     "encodings/cp*.py",
     "encodings/iso8859_*.py",

@@ -1,4 +1,4 @@
-"""Teaching the draft to predict the target: where it begins, what it reads, the loss on that.
+"""Distils the target into the draft: initial weights, training texts and loss.
 Knows two models and tokens; not how training proceeds."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NEW_TOKENS = 192
 def best_part(
     target: LlamaForCausalLM, config: LlamaConfig, tokens: torch.Tensor
 ) -> LlamaForCausalLM:
-    """The draft to begin with: the embedding, some layers and the last norm of the target.
+    """The initial draft: the embedding, some layers and the last norm of the target.
 
     All choices of layers, in their order, are tried on `tokens`, int64 [batch, length + 1]; the
-    one whose predictions are nearest to the whole target's wins (DistilBERT begins likewise, from
-    every other layer: Sanh et al., arXiv 1910.01108)."""
+    one whose predictions are nearest to the whole target's is used (DistilBERT begins likewise,
+    from every other layer: Sanh et al., arXiv 1910.01108)."""
     loss = distillation_loss(target)
     choices = combinations(range(target.config.num_hidden_layers), config.num_hidden_layers)
     with torch.no_grad(), mixed_precision():
@@ -62,7 +62,7 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
 def continuations(
     target: LlamaForCausalLM, prompts: torch.Tensor, new_tokens: int, temperature: float
 ) -> torch.Tensor:
-    """Let the target continue int64 [batch, n] prompts; temperature 0 is greedy.
+    """The target's continuations of int64 [batch, n] prompts; temperature 0 is greedy.
     Returns int64 [batch, n + new_tokens]; the end-of-text token does not end a row."""
     sampling = {"do_sample": False}
     if temperature:

@@ -1,4 +1,4 @@
-"""One training loop for both models, driven by a wall-clock budget that it always keeps.
+"""The training loop of all models, which ends after a budget of wall-clock time.
 Knows batches, a loss and a schedule; not what the loss means."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 
 Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]
 
-WARM_UP = 0.02  # of the budget
+WARM_UP = 0.02
+"""Share of the budget in which the learning rate rises."""
 MUON_RATE = 0.02
 ADAMW_RATE = 3e-3
 SAVE_EVERY_S = 120.0

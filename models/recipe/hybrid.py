@@ -37,22 +37,22 @@ def hybrid_config(target: LlamaConfig) -> Lfm2Config:
 
 
 def upcycled(target: LlamaForCausalLM) -> Lfm2ForCausalLM:
-    """The hybrid to begin with: the target's embedding, feed-forward networks and what attention
-    stays; convolutions that add nothing yet."""
+    """The initial hybrid: the target's embedding, feed-forward networks and remaining attention,
+    with convolutions that add nothing yet."""
     hybrid = Lfm2ForCausalLM(hybrid_config(target.config))
     weights = target.state_dict()
-    begun = {
+    initial = {
         "model.embed_tokens.weight": weights["model.embed_tokens.weight"],
         "model.embedding_norm.weight": weights["model.norm.weight"],
     }
     for layer in range(target.config.num_hidden_layers):
-        at = f"model.layers.{layer}"
-        begun |= {
-            f"{at}.{ours}.weight": weights[f"{at}.{theirs}.weight"]
+        prefix = f"model.layers.{layer}"
+        initial |= {
+            f"{prefix}.{ours}.weight": weights[f"{prefix}.{theirs}.weight"]
             for ours, theirs in _SHARED.items()
             if layer not in CONVOLVED or not theirs.startswith("self_attn")
         }
-    unknown = hybrid.load_state_dict(begun, strict=False).unexpected_keys
+    unknown = hybrid.load_state_dict(initial, strict=False).unexpected_keys
     assert not unknown, unknown
     with torch.no_grad():
         for layer in CONVOLVED:

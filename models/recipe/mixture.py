@@ -14,7 +14,8 @@ from fit import Loss
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """Of every layer: `n_experts` networks of `width` hidden units, `n_used` chosen for a token."""
+    """Experts of every layer: `n_experts` networks of `width` hidden units, `n_used` for a
+    token."""
 
     n_experts: int = 16
     n_used: int = 4
@@ -23,7 +24,8 @@ class ExpertShape:
 
 EXPERTS = ExpertShape()
 BALANCE_WEIGHT = 0.02
-"""Of the load-balancing loss; below about 0.01 single experts starve (Fedus et al., 2101.03961)."""
+"""Weight of the load-balancing loss; below about 0.01 some experts get no tokens (Fedus et al.,
+arXiv 2101.03961)."""
 ROUTER_SPREAD = 0.1
 
 
@@ -74,8 +76,8 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
 
 def upcycled(target: LlamaForCausalLM, shape: ExpertShape = EXPERTS) -> MixtureForCausalLM:
-    """The mixture to begin with: the target's attention, and experts that each begin as a random
-    part of its feed-forward network (sparse upcycling: Komatsuzaki et al., arXiv 2212.05055)."""
+    """The initial mixture: the target's attention, and experts that are random parts of its
+    feed-forward network (sparse upcycling: Komatsuzaki et al., arXiv 2212.05055)."""
     config = LlamaConfig.from_dict(target.config.to_dict())
     config.experts = {"n_experts": shape.n_experts, "n_used": shape.n_used, "width": shape.width}
     mixture = MixtureForCausalLM(config)
@@ -91,7 +93,7 @@ def upcycled(target: LlamaForCausalLM, shape: ExpertShape = EXPERTS) -> MixtureF
             )
             ours.mlp.gate.weight.copy_(theirs.mlp.gate_proj.weight[units])
             ours.mlp.up.weight.copy_(theirs.mlp.up_proj.weight[units])
-            # the weights of the chosen sum to one, each stands for width / intermediate of the sum
+            # chosen experts' weights sum to one; each has width / intermediate of the units
             ours.mlp.down.weight.copy_(scale * theirs.mlp.down_proj.weight[:, units])
             nn.init.normal_(ours.mlp.router.weight, std=ROUTER_SPREAD)
     return mixture.to(target.device)

@@ -1,4 +1,4 @@
-"""The files of the models: what ships and its manifest, and what only checks need.
+"""Writes the files of the models that ship, their manifest, and files that only checks need.
 Reads checkpoints; trains nothing. ONNX is exported by another interpreter (the extra `export`)."""
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def release(
     work: Path,
     export_python: Path | None,
 ) -> None:
-    """Write to `out` what ships (GGUF Q8_0, ONNX fp16, `embedded.toml`) and to `work` the forms
-    that compare.py checks (GGUF F16, ONNX fp32). `checkpoints` are by role: target and draft."""
+    """Write the shipped files to `out` (GGUF Q8_0, ONNX fp16, `embedded.toml`), and those that
+    compare.py checks to `work` (GGUF F16, ONNX fp32). The keys of `checkpoints` are the roles
+    target and draft."""
     for checkpoint in checkpoints.values():
         name = checkpoint.name
         for kind, folder in (("Q8_0", out), ("F16", work)):
@@ -41,7 +42,7 @@ def release(
 
 
 def release_mixture(checkpoint: Path, tokenizer: Path, out: Path) -> None:
-    """Write the mixture to `out` as GGUF Q8_0, and say so at the end of `embedded.toml`."""
+    """Write the mixture to `out` as GGUF Q8_0, and its entry at the end of `embedded.toml`."""
     file = out / f"{checkpoint.name}-q8_0.gguf"
     convert(checkpoint, tokenizer, file, name=checkpoint.name, kind="Q8_0")
     described = (out / "embedded.toml").read_text()
@@ -51,7 +52,7 @@ def release_mixture(checkpoint: Path, tokenizer: Path, out: Path) -> None:
 
 
 def manifest(checkpoints: Mapping[str, Path], out: Path) -> Iterator[str]:
-    """Lines of TOML: both models, each in all the forms that are in `out`."""
+    """Lines of TOML about both models, with all their files in `out`."""
     yield from (f'licence = "{LICENCE}"', f"vocabulary = {shapes.N_VOCAB}")
     for role, checkpoint in checkpoints.items():
         yield from described_model(role, checkpoint.name, parameters(checkpoint), out)

@@ -3,7 +3,7 @@ Knows nothing of training."""
 
 from __future__ import annotations
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 N_VOCAB = 4096
 N_CONTEXT = 1024
@@ -27,10 +27,5 @@ def llama(*, hidden: int, layers: int, heads: int, intermediate: int) -> LlamaCo
 
 
 TARGET = llama(hidden=256, layers=6, heads=4, intermediate=640)
-# As wide as the target, so that it can begin as a part of it (see distill.py).
 DRAFT = llama(hidden=256, layers=2, heads=4, intermediate=640)
-
-
-def parameters(model: LlamaForCausalLM) -> int:
-    """Number of weights; the tied embedding counts once."""
-    return sum(weight.numel() for weight in model.parameters())
+"""As wide as the target, whose layers are its initial ones (see distill.py)."""

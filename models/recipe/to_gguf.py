@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the recipe, of whichever kind, into one GGUF file in Q8_0 or F16.
+"""Converts a checkpoint of the recipe, of any kind, into one GGUF file in Q8_0 or F16.
 Reads a checkpoint folder and tokenizer.json; needs no training code."""
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ HYBRID_TENSORS = {
     "conv": "shortconv.conv",
     "in_proj": "shortconv.in_proj",
 }
-"""By the last part of their names; `out_proj` is of attention or of a convolution."""
+"""GGUF names by the last part of the checkpoint's names; `out_proj` depends on the kind of
+layer."""
 CONVOLUTION = "shortconv.conv.weight"
 ROUTER = "ffn_gate_inp.weight"
 LICENCE = "PSF-2.0"
@@ -56,7 +57,8 @@ LICENCE = "PSF-2.0"
 
 def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: str) -> None:
     """Write `out` with the matrices as `kind` ("Q8_0" or "F16") and the norms as F32.
-    A file of that name is replaced at the end, so that who has mapped it keeps what was mapped."""
+    An existing file is replaced at the end, so that processes that have mapped it keep its old
+    content."""
     model = load(checkpoint)
     tensor_type, file_type = TYPES[kind]
     unfinished = out.with_suffix(".part")
@@ -177,7 +179,7 @@ def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
 
 
 def hybrid_tensors(model: Lfm2ForCausalLM) -> list[tuple[str, np.ndarray]]:
-    """The same of a hybrid, whose heads rotate as Hugging Face's do."""
+    """GGUF names and float32 values of a hybrid, whose heads rotate as in Hugging Face's models."""
     named = []
     for theirs, values in model.state_dict().items():
         if theirs != "lm_head.weight":

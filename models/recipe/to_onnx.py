@@ -1,4 +1,4 @@
-"""Export a LLaMA checkpoint of the recipe to ONNX, by Optimum's task text-generation-with-past.
+"""Exports a LLaMA checkpoint of the recipe to ONNX, by Optimum's task text-generation-with-past.
 Reads a checkpoint folder; needs no training code, and transformers 4 (the extra `export`)."""
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transformers import LlamaForCausalLM, logging
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.1}
-"""Of Optimum's own check against PyTorch, in logits; whether the tokens agree, compare.py says."""
+"""Tolerances of Optimum's own comparison with PyTorch, in logits; compare.py compares tokens."""
 
 
 def export(checkpoint: Path, out: Path, *, dtype: str, tokenizer: Path | None = None) -> None:
     """Write the folder `out`: model.onnx, config.json, generation_config.json, tokenizer.json.
 
     The tied head is a Transpose of the embedding, which the file holds once. Files of an earlier
-    export are replaced at the end, so that who has mapped one keeps what was mapped.
+    export are replaced at the end, so that processes that have mapped one keep its old content.
     """
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
@@ -43,7 +43,8 @@ def export(checkpoint: Path, out: Path, *, dtype: str, tokenizer: Path | None = 
 
 
 def load(checkpoint: Path, dtype: torch.dtype) -> LlamaForCausalLM:
-    """The model; transformers 5 writes the base of the rotation where 4 does not look."""
+    """The model, with the base of its rotation, which transformers 5 writes where 4 does not
+    look."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     rope_theta = config["rope_parameters"]["rope_theta"]
     return LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype, rope_theta=rope_theta).eval()
@@ -56,5 +57,5 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="default: fp32")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to copy beside the model")
     options = parser.parse_args()
-    logging.set_verbosity_error()  # it looks for a tokenizer in the checkpoint, and wonders
+    logging.set_verbosity_error()  # it warns that the checkpoint has no tokenizer
     export(options.checkpoint, options.out, dtype=options.dtype, tokenizer=options.tokenizer)

@@ -1,5 +1,5 @@
-"""The recipe, one command: corpus, tokenizer, target, draft, mixture, their files and manifest.
-What a stage has left in the work folder is not made again; training resumes where it stopped."""
+"""Runs the whole recipe: corpus, tokenizer, target, draft, mixture, their files and manifest.
+Results in the work folder are not made again; training resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
 MIXTURE_NAME = "edgespec-mixture"
 HYBRID_NAME = "edgespec-hybrid"
-# What the shipped models were given, on two shared cores; see the model card.
+# training times of the shipped models, on two shared cores; see the model card
 TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES, MIXTURE_MINUTES = 65.0, 3.0, 21.0, 50.0
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Where results go (`out`) and where intermediate files stay (`work`)."""
+class RecipeFolders:
+    """Folders of results (`out`) and of intermediate files (`work`)."""
 
     out: Path
     work: Path
@@ -57,7 +57,7 @@ class Workplace:
         return self.work / name
 
 
-def prepare(place: Workplace) -> None:
+def prepare(place: RecipeFolders) -> None:
     """Corpus manifest, tokenizer and the token streams of both splits."""
     if place.tokens("held_out").exists():
         return
@@ -70,15 +70,15 @@ def prepare(place: Workplace) -> None:
     tokenize(place, root, sources)
 
 
-def tokenize(place: Workplace, root: Path, sources: list[corpus.SourceFile]) -> None:
+def tokenize(place: RecipeFolders, root: Path, sources: list[corpus.SourceFile]) -> None:
     tokenizer = Tokenizer.from_file(str(place.tokenizer))
     for split in ("train", "held_out"):
         documents = corpus.read_documents(root, sources, split)
         write_tokens(tokenizer, documents, place.tokens(split), SEED)
 
 
-def prepare_shipped(place: Workplace) -> None:
-    """The token streams by the tokenizer that ships. Its corpus has to be at hand."""
+def prepare_shipped(place: RecipeFolders) -> None:
+    """The token streams by the shipped tokenizer. Exits unless its corpus is installed."""
     root = corpus.standard_library()
     sources = corpus.list_sources(root)
     recorded = json.loads((place.out / "corpus.json").read_text())
@@ -96,7 +96,7 @@ def mixed_lengths(streams: list[np.ndarray], seed: int) -> Iterator[torch.Tensor
         yield next(source)
 
 
-def train_target(place: Workplace, budget_s: float) -> None:
+def train_target(place: RecipeFolders, budget_s: float) -> None:
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(shapes.TARGET).to(device())
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
@@ -110,7 +110,7 @@ def train_target(place: Workplace, budget_s: float) -> None:
     )
 
 
-def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
+def train_draft(place: RecipeFolders, sampling_s: float, budget_s: float) -> None:
     """Distil the target into the draft, on the corpus and on the target's own text in turn."""
     target = load(place, TARGET_NAME)
     stream = np.load(place.tokens("train"))
@@ -130,8 +130,8 @@ def train_draft(place: Workplace, sampling_s: float, budget_s: float) -> None:
     )
 
 
-def train_mixture(place: Workplace, target: LlamaForCausalLM, budget_s: float) -> None:
-    """Upcycle the target, and let the mixture learn to predict as it does."""
+def train_mixture(place: RecipeFolders, target: LlamaForCausalLM, budget_s: float) -> None:
+    """Upcycle the target, and distil it into the mixture."""
     torch.manual_seed(SEED)
     model = upcycled(target)
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
@@ -150,9 +150,9 @@ def train_mixture(place: Workplace, target: LlamaForCausalLM, budget_s: float) -
     release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
 
 
-def train_hybrid(place: Workplace, budget_s: float) -> None:
-    """Exchange half of the target's attention for short convolutions, and let the hybrid learn to
-    predict as the target does."""
+def train_hybrid(place: RecipeFolders, budget_s: float) -> None:
+    """Replace half of the target's attention by short convolutions, and distil the target into the
+    hybrid."""
     target = load(place, TARGET_NAME)
     torch.manual_seed(SEED)
     model = hybrid.upcycled(target)
@@ -173,20 +173,20 @@ def train_hybrid(place: Workplace, budget_s: float) -> None:
     convert(place.checkpoint(HYBRID_NAME), place.tokenizer, file, name=HYBRID_NAME, kind="Q8_0")
 
 
-def load(place: Workplace, name: str) -> LlamaForCausalLM:
+def load(place: RecipeFolders, name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(place.checkpoint(name), dtype=torch.float32).to(
         device()
     )
 
 
-def load_shipped(place: Workplace, name: str) -> LlamaForCausalLM:
-    """The weights of the GGUF that ships, as Q8_0 rounds them."""
+def load_shipped(place: RecipeFolders, name: str) -> LlamaForCausalLM:
+    """The weights of the shipped GGUF, as Q8_0 rounds them."""
     return LlamaForCausalLM.from_pretrained(
         place.out, gguf_file=f"{name}-q8_0.gguf", dtype=torch.float32
     ).to(device())
 
 
-def measure(place: Workplace) -> dict[str, float]:
+def measure(place: RecipeFolders) -> dict[str, float]:
     """The model card's figures, on all held-out windows."""
     target, draft = load(place, TARGET_NAME).eval(), load(place, DRAFT_NAME).eval()
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))
@@ -226,7 +226,7 @@ def main() -> None:
         help="interpreter of an environment with the extra `export`; without it no ONNX is made",
     )
     options = parser.parse_args()
-    place = Workplace(options.out, options.work)
+    place = RecipeFolders(options.out, options.work)
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)
     if options.mixture_only:
