@@ -33,17 +33,17 @@ class Envelope:
     """Seconds since 1970."""
     model: str
 
-    def whole(self, choice: Answer, result: GenerationResult) -> Answer:
+    def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
         """The answer at once."""
-        return self._around([choice], self.kind) | {"usage": usage(result)}
+        return self._around(choices, self.kind) | {"usage": usage.as_dict()}
 
     def chunk(self, choice: Answer) -> Answer:
         """Part of a streamed answer."""
         return self._around([choice], self._chunk_kind)
 
-    def usage_chunk(self, result: GenerationResult) -> Answer:
+    def usage_chunk(self, usage: Usage) -> Answer:
         """The last chunk of a stream for which usage was asked."""
-        return self._around([], self._chunk_kind) | {"usage": usage(result)}
+        return self._around([], self._chunk_kind) | {"usage": usage.as_dict()}
 
     @property
     def _chunk_kind(self) -> str:
@@ -59,15 +59,23 @@ class Envelope:
         }
 
 
-def usage(result: GenerationResult) -> Answer:
-    """Tokens read and written; those that were in the models already are told apart."""
-    n_prompt, n_answer = len(result.prompt_tokens), len(result.tokens)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_answer,
-        "total_tokens": n_prompt + n_answer,
-        "prompt_tokens_details": {"cached_tokens": result.reused_tokens},
-    }
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one request: each prompt once, and every choice's answer."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompts that were in the models already."""
+    completion_tokens: int = 0
+
+    def as_dict(self) -> Answer:
+        """The usage in OpenAI's shape."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
 
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
@@ -79,9 +87,8 @@ def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
 def chat_choice(
     message: Answer, reason: str | None, events: Iterable[TokenEvent], piece_of: PieceOf
 ) -> Answer:
-    """The one choice of a chat completion."""
+    """A choice of a chat completion, without its index."""
     return {
-        "index": 0,
         "message": {"role": "assistant", "refusal": None} | message,
         "logprobs": chat_logprobs(events, piece_of),
         "finish_reason": reason,
@@ -94,9 +101,9 @@ def chat_delta(
     events: Iterable[TokenEvent] = (),
     piece_of: PieceOf | None = None,
 ) -> Answer:
-    """The one choice of a chunk of a chat completion."""
+    """A choice of a chunk of a chat completion, without its index."""
     logprobs = chat_logprobs(events, piece_of) if piece_of else None
-    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    return {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def text_choice(
@@ -106,9 +113,8 @@ def text_choice(
     piece_of: PieceOf,
     offset: int = 0,
 ) -> Answer:
-    """The one choice of a completion, whole or a chunk of it that begins at `offset`."""
+    """A choice of a completion without its index, whole or a chunk that begins at `offset`."""
     return {
-        "index": 0,
         "text": text,
         "logprobs": text_logprobs(events, piece_of, offset),
         "finish_reason": reason,

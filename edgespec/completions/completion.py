@@ -1,22 +1,29 @@
 """One request in OpenAI's shape under way: its answer whole, or chunk by chunk.
 
-A generation makes the text; here it gets its shape. Nothing waits for a network.
+Generations make the texts, one after the other; here they get their shape. Nothing waits for a
+network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from edgespec.completions import answers
-from edgespec.completions.answers import Answer, Envelope
+from edgespec.completions.answers import Answer, Envelope, Usage
+from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
 from edgespec.values import GenerationResult, TokenEvent
 
+OnResult = Callable[[GenerationResult], None]
+
 
 class Tokens(Protocol):
-    """What is needed of a generation."""
+    """The part of a generation that a completion uses."""
 
     @property
     def result(self) -> GenerationResult: ...
@@ -28,37 +35,70 @@ class Tokens(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceSource:
+    """One generation of a request, and the choices that it fills."""
+
+    start: Callable[[], Tokens]
+    indices: Sequence[int] = (0,)
+    """Indices of its choices; several where copies would be the same text."""
+    echo: str = ""
+    """Text that the choices begin with."""
+    is_first_copy: bool = True
+    """True if usage counts its prompt, which later copies share."""
+
+
 class Completion(Closeable):
     """A request under way: iterate it for the chunks of a stream, or take it `whole`.
 
-    Either ends the generation; `cancel` and `close` do so early, from any thread.
+    Either ends its generations; `cancel` and `close` do so early, from any thread.
     """
 
     def __init__(
         self,
-        tokens: Tokens,
+        sources: Sequence[ChoiceSource],
         envelope: Envelope,
         piece_of: answers.PieceOf,
         wants_usage: bool = False,
+        on_result: OnResult | None = None,
+        most_characters: int | None = None,
     ) -> None:
-        self._tokens = tokens
+        """Starts the first generation, and raises what that raises.
+
+        `on_result` hears of each generation that has begun and ended. Several choices that are kept
+        whole have at most `most_characters` together.
+        """
+        self._sources = sources
         self._envelope = envelope
         self._piece_of = piece_of
         self._wants_usage = wants_usage
+        self._on_result = on_result
+        self._most_characters = most_characters
+        self._usage = Usage()
+        self._is_ending = False
+        self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
+        self.is_cut = False
+        """True if a text was cancelled, or never began for that reason."""
+        self._source = sources[0]
+        self._tokens = self._source.start()
 
     @property
     def result(self) -> GenerationResult:
-        """Text, tokens and figures, once it has ended."""
+        """Text, tokens and figures of the latest generation, once it has ended."""
         return self._tokens.result
 
     def cancel(self) -> None:
-        """At any moment: end the text soon."""
+        """At any moment: end the text soon, and begin no other."""
+        self._is_ending = True
         self._tokens.cancel()
 
     def close(self) -> None:
         """End it where it is. Idempotent."""
+        self._is_ending = True
         self._tokens.close()
+        with suppress(Exception):  # a generation that failed has no result
+            self._count()
 
     def __iter__(self) -> Self:
         return self
@@ -70,19 +110,72 @@ class Completion(Closeable):
         return next(self._chunks)
 
     def whole(self) -> Answer:
-        """The answer at once."""
+        """The answer at once. Raises RequestError for several choices that are too large."""
         with self:
-            events = list(self._tokens)
-            return self._envelope.whole(self._choice(events), self.result)
+            choices: list[Answer] = []
+            n_characters = 0
+            for source in self._generations():
+                choices += self._indexed(self._choice())
+                n_characters += len(source.indices) * (len(source.echo) + len(self.result.text))
+                if len(choices) > 1:
+                    self._check_size(n_characters)
+            return self._envelope.whole(choices, self._usage)
 
     def _stream(self) -> Iterator[Answer]:
         with self:
-            for choice in self._choices():
-                yield self._envelope.chunk(choice)
+            for _ in self._generations():
+                for choice in self._choices():
+                    yield from map(self._envelope.chunk, self._indexed(choice))
             if self._wants_usage:
-                yield self._envelope.usage_chunk(self.result)
+                yield self._envelope.usage_chunk(self._usage)
 
-    def _choice(self, events: list[TokenEvent]) -> Answer:
+    def _generations(self) -> Iterator[ChoiceSource]:
+        """One after the other, each started when the one before it has ended."""
+        yield self._source
+        for source in self._sources[1:]:
+            if self._is_ending or self.is_cut:
+                self.is_cut = True
+                return
+            self._source, self._tokens = source, source.start()
+            if self._is_ending:  # cancelled meanwhile, which only the one before it has heard
+                self._tokens.cancel()
+            yield source
+
+    def _indexed(self, choice: Answer) -> list[Answer]:
+        return [{"index": index} | deepcopy(choice) for index in self._source.indices]
+
+    def _check_size(self, n_characters: int) -> None:
+        if self._most_characters is not None and n_characters > self._most_characters:
+            raise RequestError(
+                f"the choices have more than {self._most_characters:,} characters together, which "
+                "is as much as is kept: ask for fewer, for fewer tokens, or for a stream",
+                "n",
+            )
+
+    def _events(self) -> Iterator[TokenEvent]:
+        """The tokens of the generation that is under way, which is counted at its end."""
+        self._has_begun = True
+        yield from self._tokens
+        self._count()
+
+    def _count(self) -> None:
+        if not self._has_begun:
+            return
+        self._has_begun = False
+        result = self.result
+        if self._source.is_first_copy:
+            self._usage.prompt_tokens += len(result.prompt_tokens)
+            self._usage.cached_tokens += result.reused_tokens
+        self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
+        self.is_cut |= result.finish_reason == "cancelled"
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def _logged_events(self) -> list[TokenEvent]:
+        """Run the generation to its end, and keep the tokens that have log probabilities."""
+        return [event for event in self._events() if event.logprobs is not None]
+
+    def _choice(self) -> Answer:
         raise NotImplementedError
 
     def _choices(self) -> Iterator[Answer]:
@@ -94,68 +187,64 @@ class ChatCompletion(Completion):
 
     def __init__(
         self,
-        tokens: Tokens,
+        sources: Sequence[ChoiceSource],
         envelope: Envelope,
         piece_of: answers.PieceOf,
-        writer: MessageWriter,
+        new_writer: Callable[[], MessageWriter],
         wants_usage: bool = False,
+        on_result: OnResult | None = None,
+        most_characters: int | None = None,
     ) -> None:
-        super().__init__(tokens, envelope, piece_of, wants_usage)
-        self._writer = writer
+        super().__init__(sources, envelope, piece_of, wants_usage, on_result, most_characters)
+        self._new_writer = new_writer
 
-    def _choice(self, events: list[TokenEvent]) -> Answer:
-        for event in events:
-            self._writer.push(event.text)
-        self._writer.push(self.result.text[sum(len(event.text) for event in events) :])
-        self._writer.finish()
-        reason = answers.finish_reason(self.result, self._writer.has_calls)
-        return answers.chat_choice(self._writer.message, reason, events, self._piece_of)
+    def _choice(self) -> Answer:
+        writer = self._new_writer()
+        events = self._logged_events()
+        writer.push(self.result.text)
+        writer.finish()
+        reason = answers.finish_reason(self.result, writer.has_calls)
+        return answers.chat_choice(writer.message, reason, events, self._piece_of)
 
     def _choices(self) -> Iterator[Answer]:
+        writer = self._new_writer()
         yield answers.chat_delta({"role": "assistant", "content": ""})
         waiting: list[TokenEvent] = []
         n_characters = 0
-        for event in self._tokens:
+        for event in self._events():
             waiting.append(event)
             n_characters += len(event.text)
-            for delta in self._writer.push(event.text):
+            for delta in writer.push(event.text):
                 yield answers.chat_delta(delta, None, waiting, self._piece_of)
                 waiting = []
         # a text that was cancelled ends with what was held back
-        rest = self._writer.push(self.result.text[n_characters:])
-        for delta in [*rest, *self._writer.finish()]:
+        rest = writer.push(self.result.text[n_characters:])
+        for delta in [*rest, *writer.finish()]:
             yield answers.chat_delta(delta, None, waiting, self._piece_of)
             waiting = []
-        reason = answers.finish_reason(self.result, self._writer.has_calls)
+        reason = answers.finish_reason(self.result, writer.has_calls)
         yield answers.chat_delta({}, reason, waiting, self._piece_of)
 
 
 class TextCompletion(Completion):
-    """The text that follows a prompt."""
+    """The texts that follow prompts."""
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        envelope: Envelope,
-        piece_of: answers.PieceOf,
-        echo: str = "",
-        wants_usage: bool = False,
-    ) -> None:
-        super().__init__(tokens, envelope, piece_of, wants_usage)
-        self._echo = echo
-
-    def _choice(self, events: list[TokenEvent]) -> Answer:
+    def _choice(self) -> Answer:
+        events = self._logged_events()
+        echo = self._source.echo
         reason = answers.finish_reason(self.result)
-        text, offset = self._echo + self.result.text, len(self._echo)
-        return answers.text_choice(text, reason, events, self._piece_of, offset)
+        return answers.text_choice(
+            echo + self.result.text, reason, events, self._piece_of, len(echo)
+        )
 
     def _choices(self) -> Iterator[Answer]:
-        offset = len(self._echo)
-        if self._echo:
-            yield answers.text_choice(self._echo, None, (), self._piece_of)
+        echo = self._source.echo
+        offset = len(echo)
+        if echo:
+            yield answers.text_choice(echo, None, (), self._piece_of)
         waiting: list[TokenEvent] = []
         n_characters = 0
-        for event in self._tokens:
+        for event in self._events():
             waiting.append(event)
             if event.text:
                 yield answers.text_choice(event.text, None, waiting, self._piece_of, offset)

@@ -6,10 +6,10 @@ that change no text (`user`, `metadata`, ...) are taken and left alone. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
@@ -17,6 +17,8 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import MOST
 
+MOST_CHOICES = 128
+"""Most texts that one request may ask for: prompts times copies."""
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
 
@@ -37,6 +39,10 @@ _SAMPLING = (
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
 """Of a rendering; the request says them elsewhere, or not at all."""
+
+
+Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+"""One prompt to continue, as text or as tokens, or several."""
 
 
 class RequestError(UsageError):
@@ -115,7 +121,7 @@ class CommonRequest(_Part):
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
         Field(default=None, max_length=MOST_STOPS)
     )
-    n: Literal[1] | None = None
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -140,6 +146,11 @@ class CommonRequest(_Part):
     def wants_usage(self) -> bool:
         """Of a stream: whether its last chunk says what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def copies(self) -> int:
+        """Choices for each prompt."""
+        return self.n or 1
 
     def sampling_fields(self) -> dict[str, Any]:
         """What the request says about sampling, by the names of `SamplingParams`."""
@@ -212,27 +223,41 @@ class ChatRequest(CommonRequest):
         return variables
 
 
-def _one_prompt(value: object) -> object:
-    """Clients that send lists of prompts send one prompt as a list of one."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise PydanticCustomError(
-                "prompts",
-                "one prompt is answered at a time: send each of the {n} in a request of its own",
-                {"n": len(value)},
-            )
-        return value[0]
-    return value
+def _as_prompts(value: object) -> object:
+    """A list of prompts; one prompt is text, or a list of tokens."""
+    is_list_of_prompts = isinstance(value, list) and value and isinstance(value[0], str | Sequence)
+    return value if is_list_of_prompts else [value]
 
 
 class CompletionRequest(CommonRequest):
     """`/v1/completions`."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
-    best_of: Literal[1] | None = None
+    best_of: int | None = None
     suffix: None = None
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        n_choices = len(self.prompt) * self.copies
+        if n_choices > MOST_CHOICES:
+            raise PydanticCustomError(
+                "choices",
+                "n: {copies} copies of {prompts} prompts are {n_choices} texts, at most {most} are "
+                "written for one request",
+                {
+                    "copies": self.copies,
+                    "prompts": len(self.prompt),
+                    "n_choices": n_choices,
+                    "most": MOST_CHOICES,
+                },
+            )
+        if self.best_of not in (None, self.copies):
+            raise PydanticCustomError(
+                "best_of", "best_of: every text that is written is sent: leave it out, and set n"
+            )
+        return self
 
     @property
     def limit(self) -> int | None:

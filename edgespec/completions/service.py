@@ -8,13 +8,22 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions.answers import Envelope
-from edgespec.completions.completion import ChatCompletion, TextCompletion, Tokens
+from edgespec.completions.completion import (
+    ChatCompletion,
+    ChoiceSource,
+    OnResult,
+    TextCompletion,
+    Tokens,
+)
 from edgespec.completions.requests import (
     ChatRequest,
     CommonRequest,
@@ -70,6 +79,17 @@ class Generates(Protocol):
     ) -> Tokens: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Tokens to continue, as small as they can be kept until it is their turn."""
+
+    tokens: array[int]
+    param: str
+    """Field of the request that it comes from."""
+    echo: str = ""
+    shown: Mapping[int, str] = field(default_factory=dict)
+
+
 class Completions:
     """Answers under the name of one model."""
 
@@ -81,16 +101,23 @@ class Completions:
         clock: Callable[[], float] = time.time,
         sampling: Mapping[str, Any] | None = None,
         most_logged_tokens: Callable[[int], int] | None = None,
+        most_characters: int | None = None,
+        on_result: OnResult | None = None,
     ) -> None:
         """`sampling` is what a request leaves open, by the names of `SamplingParams`.
-        `most_logged_tokens` says how many tokens an answer may have that is kept whole, with so
-        many log probabilities beside each token's own; without it there is no limit."""
+
+        Answers that are kept whole have at most `most_logged_tokens(n)` tokens with `n` log
+        probabilities beside each token's own, and several choices `most_characters` together;
+        without these there is no limit. `on_result` hears of each generation that ends.
+        """
         self._session = session
         self.model = model or session.target.name
         self._most_prompt_tokens = most_prompt_tokens
         self._clock = clock
         self.sampling = dict(sampling or {})
         self._most_logged_tokens = most_logged_tokens
+        self._most_characters = most_characters
+        self._on_result = on_result
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""
@@ -102,75 +129,105 @@ class Completions:
         except ModelError as error:  # no template, or one that refuses these messages
             raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
+        tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         if tools or not request.stream:  # what may be a call is held back
-            self._check_logprobs(request.n_logprobs, request.limit, len(prompt.tokens))
-        tokens = self._start(
-            request,
-            prompt.tokens,
-            request.limit,
-            request.n_logprobs,
-            progress,
-            "messages",
-            grammar,
-            prompt.hidden_marks,
-        )
+            self._check_logprobs(request, request.n_logprobs, request.limit, [tokens])
         return ChatCompletion(
-            tokens,
+            self._sources(request, [tokens], request.limit, request.n_logprobs, progress, grammar),
             self._envelope("chat.completion", "chatcmpl"),
             self._session.piece,
-            MessageWriter(prompt, bool(tools)),
+            lambda: MessageWriter(prompt, bool(tools)),
             request.wants_usage,
+            self._on_result,
+            self._most_characters,
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
-        """What follows a prompt. Raises UsageError before it begins."""
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            encoded, echo = self._session.encode(prompt), prompt
-        else:
-            encoded = prompt
-            _check_tokens(prompt, self._session.target.n_vocab)
-            echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
+        """The texts that follow prompts. Raises UsageError before they begin."""
+        params = [f"prompt.{place}" for place in range(len(request.prompt))]
+        if len(params) == 1:
+            params = ["prompt"]
+        prompts = [
+            self._encoded(prompt, param, request.echo)
+            for prompt, param in zip(request.prompt, params, strict=True)
+        ]
         grammar = grammar_of(request.response_format)
         if not request.stream:
-            self._check_logprobs(request.logprobs, request.limit, len(encoded))
-        tokens = self._start(
-            request, encoded, request.limit, request.logprobs, progress, "prompt", grammar
-        )
+            self._check_logprobs(request, request.logprobs, request.limit, prompts)
         return TextCompletion(
-            tokens,
+            self._sources(request, prompts, request.limit, request.logprobs, progress, grammar),
             self._envelope("text_completion", "cmpl"),
             self._session.piece,
-            echo if request.echo else "",
             request.wants_usage,
+            self._on_result,
+            self._most_characters,
         )
 
-    def _start(
+    def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
+        if isinstance(prompt, str):
+            tokens, echo = self._session.encode(prompt), prompt
+        else:
+            _check_tokens(prompt, self._session.target.n_vocab, param)
+            tokens = list(prompt)
+            echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
+        return _Prompt(array("i", tokens), param, echo if has_echo else "")
+
+    def _sources(
         self,
         request: CommonRequest,
-        prompt: Sequence[int],
+        prompts: Sequence[_Prompt],
         limit: int | None,
         n_logprobs: int | None,
         progress: Progress | None,
-        param: str,
         grammar: Grammar | None,
-        shown: Mapping[int, str] | None = None,
-    ) -> Tokens:
-        most = self._most_prompt_tokens
-        if most is not None and len(prompt) > most:
-            raise RequestError(
-                f"{param}: {len(prompt):,} tokens, at most {most:,} are taken", param
+    ) -> list[ChoiceSource]:
+        """Generations in the order of their choices. Raises UsageError for prompts that cannot be
+        read, which only the first generation says by itself before any text is written.
+
+        Greedy copies are one text, which is written once.
+        """
+        sampling = self._sampling_of(request)
+        stop = tuple(request.stop or ())
+
+        def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+            seed = (sampling.seed + copy) % (1 << 64)
+            return self._session.stream(
+                prompt.tokens.tolist(),
+                sampling.model_copy(update={"seed": seed}),
+                limit,
+                stop,
+                progress,
+                grammar,
+                n_logprobs,
+                shown=prompt.shown,
             )
-        return self._session.stream(
-            prompt,
-            self._sampling_of(request),
-            limit,
-            tuple(request.stop or ()),
-            progress,
-            grammar,
-            n_logprobs,
-            shown=shown,
-        )
+
+        n = request.copies
+        is_greedy = sampling.temperature == 0
+        sources = []
+        for place, prompt in enumerate(prompts):
+            self._check_length(prompt)
+            if place:
+                start(prompt, 0, None).close()
+            for copy in range(1 if is_greedy else n):
+                first = place * n + copy
+                sources.append(
+                    ChoiceSource(
+                        partial(start, prompt, copy, grammar),
+                        range(first, first + n) if is_greedy else (first,),
+                        prompt.echo,
+                        is_first_copy=copy == 0,
+                    )
+                )
+        return sources
+
+    def _check_length(self, prompt: _Prompt) -> None:
+        most = self._most_prompt_tokens
+        if most is not None and len(prompt.tokens) > most:
+            raise RequestError(
+                f"{prompt.param}: {len(prompt.tokens):,} tokens, at most {most:,} are taken",
+                prompt.param,
+            )
 
     def _sampling_of(self, request: CommonRequest) -> SamplingParams:
         fields = {"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
@@ -179,12 +236,19 @@ class Completions:
             fields["logit_bias"] = dict(fields.get("logit_bias", {})) | forbidden
         return SamplingParams(**fields)
 
-    def _check_logprobs(self, n_others: int | None, limit: int | None, n_prompt: int) -> None:
+    def _check_logprobs(
+        self,
+        request: CommonRequest,
+        n_others: int | None,
+        limit: int | None,
+        prompts: Sequence[_Prompt],
+    ) -> None:
         """Raise RequestError where an answer that is kept whole may become too large."""
         if self._most_logged_tokens is None or n_others is None:
             return
-        room = max(0, self._session.target.n_ctx - n_prompt + 1)
-        n_tokens = room if limit is None else min(limit, room)
+        rooms = [max(0, self._session.target.n_ctx - len(p.tokens) + 1) for p in prompts]
+        copies = 1 if request.stream else request.copies
+        n_tokens = copies * sum(room if limit is None else min(limit, room) for room in rooms)
         most = self._most_logged_tokens(n_others)
         if n_tokens > most:
             raise RequestError(
@@ -198,13 +262,13 @@ class Completions:
         return Envelope(kind, identity, int(self._clock()), self.model)
 
 
-def _check_tokens(prompt: Sequence[int], n_vocab: int) -> None:
+def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
     """Raise RequestError for numbers that are no tokens, before any is decoded."""
     for place, token in enumerate(prompt):
         if not 0 <= token < n_vocab:
             raise RequestError(
-                f"prompt.{place}: token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}",
-                "prompt",
+                f"{param}.{place}: token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}",
+                param,
             )
 
 

@@ -9,6 +9,10 @@ ROOM_BYTES = 8 * MIB
 BYTES_PER_TOKEN, BYTES_PER_ENTRY = 1_200, 950
 """That an answer takes as values and as JSON: a token, and its own log probability and each of the
 others."""
+BYTES_PER_CHARACTER = 13
+"""Most bytes of a character of an answer: as text, as JSON and as UTF-8."""
+MOST_CHARACTERS = ROOM_BYTES // BYTES_PER_CHARACTER
+"""Characters of several choices that are kept whole."""
 
 
 def most_tokens(n_others: int) -> int:

@@ -32,7 +32,7 @@ from edgespec.server.bodies import Bodies
 from edgespec.server.decoding import decoded
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
-from edgespec.server.queueing import Figures, Queue
+from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.refusals import Refusal, refusal_of
 from edgespec.session.asynchronous import InThread, in_thread
 from edgespec.session.session import Session
@@ -51,13 +51,15 @@ class Service:
         guard: Guard,
         bodies: Bodies,
         queue: Queue,
+        figures: ServerFigures,
     ) -> None:
+        """`figures` count the generations of `completions`."""
         self._session = session
         self._completions = completions
         self._guard = guard
         self._bodies = bodies
         self._queue = queue
-        self._figures = Figures()
+        self._figures = figures
         self._closing: set[asyncio.Future[None]] = set()
         """Generations that are being ended; kept, for a loop forgets tasks that nobody holds."""
 
@@ -162,7 +164,7 @@ class Service:
                     wanted, completion = await self._prepared(body, kind, start)
                 else:
                     await stack.enter_async_context(self._queue.turn)
-                stack.callback(self._count, completion)
+                stack.callback(_close, completion)
                 if not wanted.stream:
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
@@ -221,11 +223,10 @@ class Service:
             closing.add_done_callback(self._closing.discard)
         yield "data: [DONE]\n\n"
 
-    def _count(self, completion: Completion) -> None:
-        completion.close()
-        process.return_free_memory()  # a grammar may have taken megabytes
-        with suppress(Exception):  # one that failed has no result
-            self._figures.count(completion.result)
+
+def _close(completion: Completion) -> None:
+    completion.close()
+    process.return_free_memory()  # a grammar may have taken megabytes
 
 
 @asynccontextmanager
@@ -262,7 +263,7 @@ def _alone(refusal: Refusal) -> Refusal:
 def _check_end(completion: Completion) -> None:
     """Raises Cancelled for a text that the server cut short: its clients must not take it for
     whole, and their protocol has no word for that."""
-    if completion.result.finish_reason == "cancelled":
+    if completion.is_cut:
         raise Cancelled("the server is shutting down")
 
 

@@ -42,7 +42,7 @@ class Queue:
 
 
 @dataclass
-class Figures:
+class ServerFigures:
     """Totals since the server began."""
 
     clock: Callable[[], float] = time.monotonic

@@ -15,7 +15,7 @@ from edgespec.server.application import Service
 from edgespec.server.bodies import Bodies
 from edgespec.server.connections import Connections, Patience
 from edgespec.server.guarding import Guard
-from edgespec.server.queueing import Queue
+from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.session.session import Session
 
 PATIENCE = Patience()
@@ -42,19 +42,22 @@ class Server:
         most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
         if sampling is None:
             sampling = session.chat_sampling
+        figures = ServerFigures()
         completions = Completions(
             session,
             model,
             most_prompt_tokens,
             sampling=sampling,
             most_logged_tokens=logprobs.most_tokens,
+            most_characters=logprobs.MOST_CHARACTERS,
+            on_result=figures.count,
         )
         body_bytes = guard.most_body_bytes
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)
         bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), patience.body_s)
         self._queue = Queue(most_waiting)
-        service = Service(session, completions, guard, bodies, self._queue)
+        service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
             service.application(),
             log_config=None,

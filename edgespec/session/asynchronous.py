@@ -10,12 +10,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from edgespec.chat.messages import Message
 from edgespec.session.session import Session
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.completions.requests import Prompts
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -92,16 +95,16 @@ class AsyncSession:
 
     @overload
     async def create_completion(
-        self, prompt: str | Sequence[int], stream: Literal[False] = False, **fields: Any
+        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
     ) -> dict[str, Any]: ...
 
     @overload
     async def create_completion(
-        self, prompt: str | Sequence[int], stream: Literal[True], **fields: Any
+        self, prompt: Prompts, stream: Literal[True], **fields: Any
     ) -> InThread[dict[str, Any]]: ...
 
     async def create_completion(
-        self, prompt: str | Sequence[int], stream: bool = False, **fields: Any
+        self, prompt: Prompts, stream: bool = False, **fields: Any
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_completion`, likewise."""
         create = self._session.create_completion

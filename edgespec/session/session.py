@@ -46,6 +46,7 @@ from edgespec.values import GenerationResult, ModelInfo, PagingStats
 
 if TYPE_CHECKING:
     from edgespec.completions.completion import ChatCompletion, TextCompletion
+    from edgespec.completions.requests import Prompts
     from edgespec.grammar.matcher import GrammarCompiler
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
@@ -282,18 +283,22 @@ class Session(Closeable):
 
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], stream: Literal[False] = False, **fields: Any
+        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
     ) -> dict[str, Any]: ...
 
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], stream: Literal[True], **fields: Any
+        self, prompt: Prompts, stream: Literal[True], **fields: Any
     ) -> TextCompletion: ...
 
     def create_completion(
-        self, prompt: str | Sequence[int], stream: bool = False, **fields: Any
+        self, prompt: Prompts, stream: bool = False, **fields: Any
     ) -> dict[str, Any] | TextCompletion:
-        """OpenAI's `completions.create`; as `create_chat_completion`, for a text to continue."""
+        """OpenAI's `completions.create`; as `create_chat_completion`, for texts to continue.
+
+        Several prompts, and `n` copies of each, are choices of one answer: copy j of prompt i has
+        the index `i * n + j` and the seed `seed + j`.
+        """
         from edgespec.completions.requests import CompletionRequest
         from edgespec.completions.service import Completions
 

@@ -73,7 +73,9 @@ def test_a_schema_may_stand_by_itself():
         {"grammar": 'root ::= "a"'},
         {"samplers": ["top_k"]},
         {"n_probs": 5},
-        {"n": 2},
+        {"n": 129},
+        {"n": 0},
+        {"best_of": 3},
         {"max_tokens": -2},
         {"logit_bias": [["word", 1]]},
         {"cache_promt": True},
@@ -84,12 +86,17 @@ def test_what_cannot_be_done_is_refused_by_name(fields):
         text(**fields)
 
 
-def test_a_list_of_one_prompt_is_that_prompt():
-    assert CompletionRequest.parse({"prompt": ["a"]}).prompt == "a"
-    assert CompletionRequest.parse({"prompt": [[1, 2]]}).prompt == [1, 2]
+@pytest.mark.parametrize("prompts", [["a"], [[1, 2]], ["a", "b"], [[1], [2, 3]]])
+def test_a_list_of_prompts_is_taken(prompts):
+    assert CompletionRequest.parse({"prompt": prompts}).prompt == prompts
 
 
-@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
-def test_several_prompts_are_several_requests(prompts):
-    with pytest.raises(RequestError, match="send each of the 2 in a request of its own"):
-        CompletionRequest.parse({"prompt": prompts})
+@pytest.mark.parametrize("prompt", ["a", [1, 2]])
+def test_one_prompt_may_stand_by_itself(prompt):
+    assert CompletionRequest.parse({"prompt": prompt}).prompt == [prompt]
+
+
+def test_texts_of_a_request_are_bounded():
+    assert text(prompt=["a"] * 64, n=2, best_of=2).copies == 2
+    with pytest.raises(RequestError, match="2 copies of 65 prompts are 130 texts, at most 128"):
+        text(prompt=["a"] * 65, n=2)

@@ -83,6 +83,36 @@ def test_the_official_client_completes_text(official, session):
     assert len(answer.choices[0].logprobs.token_logprobs) == 5
 
 
+def test_the_official_client_gets_copies_with_seeds_of_their_own(official):
+    warm = {"model": "pair", "messages": MESSAGES, "max_tokens": 8, "temperature": 0.9}
+
+    def contents(answer) -> dict[int, str]:
+        return {choice.index: choice.message.content for choice in answer.choices}
+
+    alone = [contents(official.chat.completions.create(seed=5 + j, **warm))[0] for j in range(3)]
+    whole = official.chat.completions.create(seed=5, n=3, **warm)
+    assert contents(whole) == dict(enumerate(alone))
+    assert whole.usage.completion_tokens == 24
+    streamed = dict.fromkeys(range(3), "")
+    for chunk in official.chat.completions.create(seed=5, n=3, stream=True, **warm):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == contents(whole)
+
+
+def test_the_official_client_completes_several_prompts(official, session):
+    prompts = ["import ", "def f("]
+    texts = [session.generate(prompt, max_tokens=5).text for prompt in prompts]
+    asked = {"model": "pair", "prompt": prompts, "max_tokens": 5, "n": 2}
+    answer = official.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == [texts[0]] * 2 + [texts[1]] * 2
+    asked["prompt"] = [session.encode(prompt) for prompt in prompts]
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in official.completions.create(stream=True, **asked):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == {choice.index: choice.text for choice in answer.choices}
+
+
 def test_the_official_client_gets_log_probabilities(official):
     answer = official.chat.completions.create(
         model="pair", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=2
