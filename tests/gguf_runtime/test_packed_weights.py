@@ -84,7 +84,7 @@ def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path:
         tensor = ggml.new_tensor(ggml.new_context(owned), Q4_0, n_in, n_out)
         ggml.place(tensor, ggml.new_buffer(owned, buffer_type, 64), ctypes.addressof(expected))
         ggml.set_tensor(tensor, stored, len(stored))
-        assert packer.mark(Q4_0, n_in, n_out) is not None
+        assert packer.buffer_fields(Q4_0, n_in, n_out) is not None
         found = ctypes.create_string_buffer(stored, len(stored))
         packer.pack(ctypes.addressof(found), Q4_0, n_in, n_out)
         assert found.raw == expected.raw != stored
@@ -92,4 +92,4 @@ def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path:
 
 def test_rows_that_fill_no_group_stay_as_stored(path: Path) -> None:
     with Packer() as packer:
-        assert packer.mark(Q4_0, 256, 9) is None
+        assert packer.buffer_fields(Q4_0, 256, 9) is None

@@ -1,4 +1,4 @@
-"""How llama.cpp itself decodes a GGUF file: mapped, resident, and with its linear speculation.
+"""llama.cpp's own decoding of a GGUF file: mapped, resident, and with linear speculation.
 
 For comparison only: nothing of edgespec's paging or engine runs here.
 """
@@ -48,7 +48,7 @@ BASELINES = (
 
 @dataclass(frozen=True, slots=True)
 class DraftRule:
-    """When llama.cpp's speculation stops guessing: `--draft-max` and `--draft-p-min`."""
+    """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
 
     n_max: int
     p_min: float
@@ -66,12 +66,12 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
     with ExitStack() as owned:
         began = time.perf_counter()
         keeps_all = name == RESIDENT
-        target = owned.enter_context(_Decoder(request.model, request, keeps_all))
+        target = owned.enter_context(_SingleSequence(request.model, request, keeps_all))
         draft = None
         if name in _RULES:
             if request.draft is None:
                 raise UsageError(f"{name} needs a draft: name one with -md")
-            draft = owned.enter_context(_Decoder(request.draft, request, False))
+            draft = owned.enter_context(_SingleSequence(request.draft, request, False))
         load_s = time.perf_counter() - began
         prompt = target.vocabulary.encode(request.prompt)
         check_room(prompt, request)
@@ -82,9 +82,9 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         prompt_s = time.perf_counter() - began
         read_before = request.bytes_read()
         if draft is None:
-            places = itertools.count(len(prompt) - 1)
+            positions = itertools.count(len(prompt) - 1)
             tokens, rounds = decode_plainly(
-                lambda token: target.decode([token], next(places))[-1],
+                lambda token: target.decode([token], next(positions))[-1],
                 prompt[-1],
                 request.n_tokens,
                 target.vocabulary.eog_tokens,
@@ -103,8 +103,8 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
 
 
 def _speculate(
-    target: _Decoder,
-    draft: _Decoder,
+    target: _SingleSequence,
+    draft: _SingleSequence,
     rule: DraftRule,
     prompt: Sequence[int],
     request: BaselineRequest,
@@ -152,7 +152,7 @@ def _speculate(
     return tokens, rounds
 
 
-def _guess(draft: _Decoder, last: int, n_past: int, rule: DraftRule, room: int) -> list[int]:
+def _guess(draft: _SingleSequence, last: int, n_past: int, rule: DraftRule, room: int) -> list[int]:
     """The draft's likeliest tokens, one after the other, while it is sure of them."""
     guesses: list[int] = []
     token = last
@@ -166,7 +166,7 @@ def _guess(draft: _Decoder, last: int, n_past: int, rule: DraftRule, room: int) 
     return guesses
 
 
-class _Decoder(Closeable):
+class _SingleSequence(Closeable):
     """A model and its context, as llama.cpp's own programs keep them: one sequence."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:

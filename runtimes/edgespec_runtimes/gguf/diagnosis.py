@@ -1,12 +1,9 @@
-"""What llama.cpp is here and can use, for `edgespec doctor`. Loads no model."""
+"""The build of llama.cpp and what it can use, for `edgespec doctor`. Loads no model."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from importlib.metadata import version
-
-import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError
 from edgespec.ports.findings import Finding
@@ -18,10 +15,9 @@ def diagnose() -> Sequence[Finding]:
         packing = loading.packing()
     except EdgespecError as error:
         return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
-    said = loading.supports_gpu()
-    built_with = ", ".join(_features(lib.llama_print_system_info().decode(errors="replace")))
+    built_with = ", ".join(loading.cpu_features())
     library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
-    if said:
+    if loading.supports_gpu():
         gpu = Finding("gpu", "llama.cpp", "can put layers on a GPU with -ngl and -ngld")
     else:
         gpu = Finding(
@@ -36,8 +32,3 @@ def diagnose() -> Sequence[Finding]:
     else:
         packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
     return [Finding("libraries", "llama-cpp-python", library), packs, gpu]
-
-
-def _features(system_info: str) -> list[str]:
-    """The names that stand with `= 1` in what llama.cpp says of its build."""
-    return re.findall(r"(\w+) = 1", system_info)

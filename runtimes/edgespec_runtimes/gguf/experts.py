@@ -1,7 +1,7 @@
 """Brings the experts that a layer chose into memory before llama.cpp computes with them.
 
-Which nodes hold the choices was learnt from the graph (`segments`); reading, keeping and dropping
-experts is the business of `edgespec.paging.experts`.
+`segments` found the nodes that hold the choices; `edgespec.paging.experts` reads, keeps and evicts
+experts.
 
 llama.cpp stops after the node that holds a layer's choice. The chosen experts are put in their
 places in an address range of the whole stacked matrix, to which its tensor points until the layer
@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
 from edgespec_runtimes.gguf.segments import ExpertChoice, TracedWeight, extent_of
 
 UNNAMED = ("node_", "leaf_", " ")
-"""How ggml's names begin of nodes that llama.cpp gave none: their numbers change with the batch."""
+"""Prefixes of the names that ggml gives to unnamed nodes, whose numbers change with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Mixture:
 
 
 def mixtures(weights: Sequence[TracedWeight]) -> list[Mixture]:
-    """Those whose experts can be read one by one, in order of use.
+    """The mixtures whose experts can be read one by one, in order of use.
 
     Each expert must be large enough for only its neighbours to share a block with it; only Linux
     gives memory back at once. Other experts are paged like any matrix.
@@ -75,7 +75,7 @@ def _n_stacked(entry: TensorEntry) -> int:
 
 
 def expert_sizes(found: Sequence[Mixture]) -> ExpertSizes | None:
-    """What planning has to know of them; None without any."""
+    """The sizes of the experts for planning; None without mixtures."""
     if not found:
         return None
     layers = [mixture.layer for mixture in found]
@@ -115,19 +115,19 @@ class PagedExperts:
         self._before_last = {m.weights[-2].address: i for i, m in enumerate(found) if m.weights[1:]}
         self._pointed: set[int] = set()
         self._computed: set[int] = set()
-        """Layers whose last product llama.cpp was told to compute before it stops again."""
+        """Layers whose last product llama.cpp computes before it stops again."""
         self._in_rounds: dict[int, np.ndarray] = {}
-        """By layer, choices of more experts than fit together."""
+        """Layer -> its choices, of more experts than fit together."""
         self._put_off: tuple[int, int] | None = None
-        """A product that llama.cpp passes over, and its op."""
+        """The product that llama.cpp passes over, and its op."""
 
     def is_choice(self, node: int) -> bool:
-        """Whether llama.cpp must stop after this node, whose op is one of `ops`."""
+        """True if llama.cpp must stop after this node, whose op is one of `ops`."""
         return abi.name_of(node) in self._layer_of
 
     def use(self, weight: int, node: int) -> bool:
-        """A node that reads this tensor is about to be computed; whether llama.cpp must stop after
-        it, because its layer's last matrix may not have arrived, or its experts come in rounds.
+        """Prepare for a node that reads this tensor. Returns True if llama.cpp must stop after it:
+        its layer's last matrix may not have arrived, or its experts come in rounds.
 
         Raises WeightReadError.
         """
@@ -142,7 +142,7 @@ class PagedExperts:
         return self._before_last.get(weight) in self._pointed
 
     def bring(self, node: int) -> None:
-        """Have the experts that this node chose in their places, or stop the pass.
+        """Bring the experts that this node chose to their places, or stop the pass.
 
         Raises WeightReadError.
         """
@@ -150,20 +150,20 @@ class PagedExperts:
         for computed in self._computed:
             self._give_back(computed)
         self._computed.clear()
-        # where the pass is given up, too: what is read there means nothing, but is memory
+        # also if the pass is given up: the values then mean nothing, but llama.cpp may read them
         self._pointed.add(layer)
         for weight, address in self._weights[layer]:
             weight.pointer.value = address
         choices = abi.int32_rows(node)
-        fit = self.cache.holds(layer, choices.size) or self.cache.holds(layer, _n_chosen(choices))
-        if not fit:
+        fits = self.cache.holds(layer, choices.size) or self.cache.holds(layer, _n_chosen(choices))
+        if not fits:
             self._in_rounds[layer] = choices.copy()
             self.cache.choose(layer, choices)
         elif not self.cache.acquire(layer, choices):
             self._stop.set()
 
     def multiply(self, node: int) -> bool:
-        """Whether this node's product was put off: it is computed now, round by round.
+        """Compute this node's product round by round if it was put off; True if it was.
 
         Raises WeightReadError.
         """
@@ -195,13 +195,13 @@ class PagedExperts:
         self._computed.clear()
 
     def _pass_over(self, node: int) -> None:
-        """Let llama.cpp compute nothing here: `multiply` follows."""
+        """Make llama.cpp skip this product; `multiply` follows."""
         op = ctypes.c_int.from_address(node + abi.OP_OFFSET)
         self._put_off = node, op.value
         op.value = abi.op_number("NONE")
 
     def _take_up(self) -> None:
-        """Make the node again what it is: graphs are used more than once."""
+        """Restore the node's op: graphs are used more than once."""
         if self._put_off is not None:
             node, op = self._put_off
             ctypes.c_int.from_address(node + abi.OP_OFFSET).value = op

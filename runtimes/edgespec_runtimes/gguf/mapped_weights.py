@@ -1,6 +1,6 @@
-"""The weights of a mapped model, none of them read: in order of use, and cut into segments.
+"""The weights of a mapped model, which are not read: in order of use, and in segments.
 
-Owns the mapping until somebody loads from it. Knows no plan and no budget.
+Owns the mapped model until `take_model`. Knows no plan and no budget.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class MappedWeights:
         stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`mapping` is around whatever maps, which takes its time."""
+        """`mapping` makes a context around each mapping, to measure it."""
         self.is_lazy = True
-        """Whether the platform maps without reading."""
+        """True if the platform maps without reading."""
         self._header = header
         self._offloading = offloading
         self._stop = stop
@@ -39,7 +39,7 @@ class MappedWeights:
 
     @cached_property
     def traced(self) -> list[segments.TracedWeight]:
-        """Those that stay in the process's memory, in order of use."""
+        """The weights that stay in the process's memory, in order of use."""
         with self._mapping():
             return self._offloading().staying(self._trace())
 
@@ -51,8 +51,7 @@ class MappedWeights:
     def cuts(self) -> list[list[segments.WeightGroup]]:
         """Ways to cut what can be streamed, the coarsest first."""
         experts = {weight.address for mixture in self.mixtures for weight in mixture.weights}
-        swappable = segments.streamable(self.traced)
-        streamable = [weight for weight in swappable if weight.address not in experts]
+        streamable = [w for w in self.traced if w.swappable and w.address not in experts]
         layers = segments.cut(streamable)
         if not layers:  # all of them are on a GPU
             return []
@@ -66,7 +65,7 @@ class MappedWeights:
 
     @property
     def unpaged_bytes(self) -> int:
-        """Of what is neither streamed nor looked up."""
+        """Bytes of the weights that are neither streamed nor looked up."""
         unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
 
@@ -82,14 +81,15 @@ class MappedWeights:
         self.traced = self._offloading().staying(
             [weight for weight in traced if segments.in_host_memory(weight)]
         )
-        if unlike := {*planned} ^ {weight.entry.name for weight in self.traced}:
+        if misplaced := {*planned} ^ {weight.entry.name for weight in self.traced}:
             raise ModelError(
-                f"llama.cpp placed {len(unlike)} tensors of {self._header.path.name} on the GPU or "
-                f"beside it otherwise than planned ({min(unlike)} is one): choose another -ngl"
+                f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the GPU "
+                f"or beside it otherwise than planned ({min(misplaced)} is one): choose another "
+                "-ngl"
             )
 
-    def taken(self) -> loading.Model:
-        """The mapped model, which is the caller's to close from now on."""
+    def take_model(self) -> loading.Model:
+        """Hand over the mapped model, which the caller closes from now on."""
         model, self._model = self._model, None
         assert model is not None
         return model

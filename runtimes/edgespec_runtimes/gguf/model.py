@@ -1,7 +1,7 @@
 """The port on llama.cpp: one class for draft and target, weights resident or paged.
 
-Knows batches, sequences and logits; where weights come from is `weights.py`'s business, which
-branch lives in which sequence `branches.py`'s.
+Knows batches, sequences and logits; `weights` provides the weights, `llama.sequences` assigns
+branches to sequences.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class GgufModel:
         weight_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
     ) -> None:
-        """`weight_types`: of the matrices whose products are to round alike, however many rows.
-        `prompts_are_invariant`: a prompt is to round alike whatever of it was read before."""
+        """`weight_types`: types of the matrices whose products are to be batch invariant.
+        `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._told = Reads()
+        self._reported = Reads()
         self._model = model
         self._users = model.users
         self._paging: PagingStats | None = None
@@ -156,13 +156,13 @@ class GgufModel:
             self._branches.truncate(committed)
             raise
         row_of = {node: row for row, node in enumerate(ordered)}
-        wanted = [row_of[node] for node in nodes]
+        rows = [row_of[node] for node in nodes]
         self._kernels.prepare(len(nodes), committed + len(nodes), in_tiles=False)
         self._decode(tokens, positions, sequences, True, committed)
-        return self._logits(len(nodes))[wanted]
+        return self._logits(len(nodes))[rows]
 
     def _logits(self, n_rows: int) -> np.ndarray:
-        """Of the latest pass, until the next one."""
+        """Logits of the latest pass, valid until the next one."""
         n_vocab = self.info.n_vocab
         address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
         # not ctypeslib.as_array: it makes a type for every shape, which takes longer than copying
@@ -241,7 +241,7 @@ class GgufModel:
         """One llama_decode. On failure the prefix goes back to `committed` tokens."""
         batch = self._batch
         batch.n_tokens = len(tokens)
-        # every look at a field of the struct makes a pointer anew
+        # each access to a field of the struct makes a new pointer
         rows = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
         row_token, row_position, row_n_ids, row_ids, row_logits = rows
         for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
@@ -288,7 +288,7 @@ class GgufModel:
 
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:
-        """Around a call that `cancel` may end; measures it."""
+        """A context around a call that `cancel` may end, which fills `last_report`."""
         stores = self._weights.stores if self._weights else ()
         began, before = self._clock(), reads_of(stores) if stores else Reads()
         self._n_passes = 0
@@ -303,14 +303,14 @@ class GgufModel:
                     self._is_running = False
                     self._stop.clear()
         after = reads_of(stores) if stores else before
-        reads, told = after - before, self._told
-        self._told = after
+        reads, reported = after - before, self._reported
+        self._reported = after
         self.last_report = PassReport(
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
-            bytes_read=after.nbytes - told.nbytes,
-            read_s=after.read_s - told.read_s,
+            bytes_read=after.nbytes - reported.nbytes,
+            read_s=after.read_s - reported.read_s,
             passes=self._n_passes,
             n_tokens=n_tokens,
         )

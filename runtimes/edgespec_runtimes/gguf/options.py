@@ -1,4 +1,4 @@
-"""What may be set for GGUF models besides what may be set for all; needs no llama.cpp."""
+"""The options of GGUF models besides those of all models; needs no llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
 
 
 class GgufOptions(RuntimeOptions):
-    """How llama.cpp computes."""
+    """Options of llama.cpp's computation."""
 
     kind: ClassVar[str] = "a GGUF model"
 

@@ -22,25 +22,25 @@ _LOOKED_UP = (_EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class ResidentWeights:
-    """Sizes in bytes."""
+    """Sizes of resident weights in bytes."""
 
     weights: int
     loading: int
-    """Of the tensor that is read whole before it is packed; what is not packed is read in place."""
+    """Bytes of the largest tensor that is packed, which is read whole first."""
 
 
 def resident_weights(
     header: GgufFile, elsewhere: Collection[str] = (), head_elsewhere: bool = False
 ) -> ResidentWeights:
-    """Without those that lie elsewhere, by name. Tries packing first, if no process of this build
-    of llama.cpp has done so here."""
-    here = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
-    total = sum(tensor.nbytes for tensor in here)
+    """Sizes of the weights, without the names `elsewhere`. Tries packing first, unless its result
+    is cached."""
+    tensors = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
+    total = sum(tensor.nbytes for tensor in tensors)
     if not loading.packing().allowed:
         return ResidentWeights(total, 0)
     packed = [
         (tensor, nbytes)
-        for tensor in here
+        for tensor in tensors
         if tensor.name not in _LOOKED_UP and (nbytes := packed_size(tensor)) is not None
     ]
     total += sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
@@ -96,7 +96,7 @@ def packs_when_paged(header: GgufFile) -> bool:
     return can_pack and packing_is_invariant(header)
 
 
-def marks(
+def packed_fields(
     packer: Packer, header: GgufFile, groups: Sequence[WeightGroup]
 ) -> dict[int, BufferFields]:
     """Buffer fields of the tensors that hold packed weights, by the tensor's address. Stacked
@@ -106,9 +106,9 @@ def marks(
     found = {}
     for weight in (weight for group in groups for weight in group.weights):
         if len(weight.entry.shape) == 2 and not weight.looked_up:
-            mark = packer.mark(weight.entry.type.code, *weight.entry.shape)
-            if mark is not None:
-                found[weight.address] = mark
+            fields = packer.buffer_fields(weight.entry.type.code, *weight.entry.shape)
+            if fields is not None:
+                found[weight.address] = fields
     return found
 
 

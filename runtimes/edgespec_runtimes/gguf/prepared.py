@@ -46,7 +46,7 @@ from edgespec_runtimes.gguf.packing import (
 from edgespec_runtimes.gguf.rounding import UNQUANTISED, multiplied_types, rounding_notes
 
 BATCH_SIZES = (512, LEAST_TILED_BATCH)
-"""Tokens of a prompt in one batch; smaller ones would change the text of models with tiles."""
+"""Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
@@ -77,8 +77,8 @@ class PreparedGguf:
         return self._mapped.is_lazy and sys.platform != "win32"
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        """What is said of packing concerns weights that stay in memory; of rounding, a target that
-        is drafted for."""
+        """Notes about packing, if weights may stay in memory, and about rounding, if the model is a
+        target with a draft."""
         request, note = self._request, loading.packing().note
         library = self._offloading.library
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
@@ -251,8 +251,8 @@ class PreparedGguf:
 
     @property
     def _numbers_of_nodes(self) -> Sequence[int]:
-        """Of a pass, at most; larger first. Where rows cannot be kept from tiles, which round
-        otherwise, the plan has no choice that would change the text."""
+        """Most nodes of a pass, to choose from, larger first. If tiles, which round otherwise,
+        cannot be avoided, the plan has no choice that would change the text."""
         if not self.info.tree_capable or not self._request.fewer_nodes:
             return [self.info.max_nodes]
         numbers = (self.info.max_nodes, *self._request.fewer_nodes)
@@ -298,15 +298,15 @@ class PreparedGguf:
         return self._open(model, shape, None, loading.packing().allowed)
 
     def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
-        """Where the budget cannot be held: llama.cpp's own mapping."""
-        return self._open(self._mapped.taken(), shape, None)
+        """Load with llama.cpp's own mapping, for platforms where the budget cannot be held."""
+        return self._open(self._mapped.take_model(), shape, None)
 
     def _load_paged(
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
     ) -> LanguageModel:
         traced, mixtures = self._mapped.traced, self._mapped.mixtures
         groups = self._mapped.cuts[plan.cut]
-        model = self._mapped.taken()
+        model = self._mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
             DirectReader(self._header.paths),
@@ -343,8 +343,8 @@ class PreparedGguf:
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                told = chat_format(self._header, self._token_table)
-                vocabulary = GgufVocabulary(model, self._token_table, told)
+                chat = chat_format(self._header, self._token_table)
+                vocabulary = GgufVocabulary(model, self._token_table, chat)
                 info = replace(
                     self.info,
                     max_nodes=shape.n_outputs,
@@ -368,8 +368,8 @@ class PreparedGguf:
             raise
 
     def _invariant_types(self, is_packed: bool) -> set[str]:
-        """A draft's guesses may round as they like; packed K-quants do so whatever is asked, and so
-        do GPUs."""
+        """Types of the weights whose products are to be batch invariant: none of a draft, whose
+        guesses may round otherwise, nor of packed K-quants and GPUs, which cannot be changed."""
         if self._request.owner == "draft":
             return set()
         types = multiplied_types(self._header)
@@ -380,15 +380,15 @@ class PreparedGguf:
         return types
 
     def _prompts_are_invariant(self, is_packed: bool) -> bool:
-        """Whether what a session read before shall not change how a prompt rounds. A recurrent
-        state that went on from tiles would have to be made anew with every turn."""
-        is_even = not is_packed or packing_is_invariant(self._header)
-        is_even &= self._options.flash_attn != "off" and not self._offloading.names
-        return self._request.owner == "target" and is_even and not self._turns_differ
+        """True if a prompt rounds alike whatever part of it was read before. A recurrent state that
+        went on from tiles would have to be computed again with every turn."""
+        is_invariant = not is_packed or packing_is_invariant(self._header)
+        is_invariant &= self._options.flash_attn != "off" and not self._offloading.names
+        return self._request.owner == "target" and is_invariant and not self._turns_differ
 
     @property
     def _turns_differ(self) -> bool:
-        """Whether a turn that goes on from the last one rounds otherwise than the whole text."""
+        """True if a turn that goes on from the last one rounds otherwise than the whole text."""
         has_tiles = not TILED_TYPES.isdisjoint(multiplied_types(self._header))
         return not self.info.tree_capable and has_tiles
 
@@ -407,7 +407,7 @@ class PreparedGguf:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """A part of loading; what it took is told if it succeeds."""
+        """A phase of loading, whose seconds are recorded if it succeeds."""
         with self._request.trace.span(Track.ENGINE, f"{self._request.owner}: {name}"):
             began = time.perf_counter()
             yield

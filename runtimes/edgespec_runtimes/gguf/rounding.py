@@ -1,7 +1,6 @@
-"""What of a model lets llama.cpp round otherwise when a pass has several rows: it is said, because
-it cannot be helped.
+"""Notes about the parts of a model that llama.cpp rounds otherwise for several rows than for one.
 
-Knows kinds of weights and of attention; where rows can be made to round alike is elsewhere.
+Knows kinds of weights and of attention; `llama` holds the means that make rows round alike.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from edgespec_runtimes.gguf.packing import (
 )
 
 UNQUANTISED = ("F32", "F16", "BF16")
-"""One row of such matrices is multiplied by another kernel than several, unless that is mended."""
-UNEVEN = "IQ4_NL"
-"""Quantised and yet so, unless it is packed."""
+"""Types with another kernel for one row than for several, which `InvariantProducts` can avoid."""
+VARIANT = "IQ4_NL"
+"""The quantised type with another kernel for one row than for several, unless it is packed."""
 _EXPERTS = "_exps."
 
 
@@ -29,11 +28,11 @@ def rounding_notes(
     is_packed: bool = False,
     tiles_are_avoidable: bool = True,
 ) -> list[str]:
-    """Why a draft may change a token where two are as good as equal, in sentences; often none.
+    """Sentences that say why a draft may change a token if two are as good as equal; often none.
 
     `products_are_invariant`: single rows of unquantised weights go through the kernel of several,
     or the other way round; there is no way for stacks of matrices but experts.
-    `is_packed`: weights that can be are packed for the CPU, as those in memory are.
+    `is_packed`: weights are packed for the CPU, as resident ones are.
     `tiles_are_avoidable`: llama.cpp can be kept from tiles, as it is on Linux.
     """
     matrices = [
@@ -41,36 +40,37 @@ def rounding_notes(
         for tensor in unquantised_matrices(header)
         if not (products_are_invariant and len(tensor.shape) == 2)
     ]
-    why = []
+    reasons = []
     if matrices:
-        why.append(
+        reasons.append(
             f"{len(matrices)} of its matrices are not quantised ({matrices[0]} is the first)"
         )
-    if uneven := sum(t.type.name == UNEVEN for t in _as_stored(header, is_packed)):
-        why.append(f"{uneven} of its matrices are {UNEVEN}, as stored")
-    tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
-    if tiled and not tiles_are_avoidable:
-        why.append(
-            f"{tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
+    if n_variant := sum(t.type.name == VARIANT for t in _as_stored(header, is_packed)):
+        reasons.append(f"{n_variant} of its matrices are {VARIANT}, as stored")
+    n_tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
+    if n_tiled and not tiles_are_avoidable:
+        reasons.append(
+            f"{n_tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
         )
     if is_packed and not packing_is_invariant(header):
-        why.append("it stays in memory, packed for the CPU")
+        reasons.append("it stays in memory, packed for the CPU")
     if flash_attn == "off":
-        why.append("flash attention is off")
+        reasons.append("flash attention is off")
     return [
         f"{name}: {reason}, and llama.cpp rounds otherwise for several rows than for one: where "
         "two tokens are as good as equal, a draft or an earlier text may change which is written"
-        for reason in why
+        for reason in reasons
     ]
 
 
 def multiplied_types(header: GgufFile) -> set[str]:
-    """Of the matrices that activations are multiplied with."""
+    """Types of the matrices that activations are multiplied with."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}
 
 
 def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
-    """Those that activations are multiplied with. Experts have one kernel, for each row alone."""
+    """Unquantised matrices that are multiplied, without experts, whose kernel computes each row
+    alone."""
     return [
         tensor
         for tensor in multiplied_matrices(header)

@@ -1,4 +1,4 @@
-"""Tables that are only looked up, like embeddings: of their rows, those that a pass names exist.
+"""Tables that are only looked up, like embeddings: memory holds the rows that a pass names.
 
 Knows a lookup's node in the graph and the table's place in its file, no other weights.
 """
@@ -25,8 +25,8 @@ _INPUT_OPS = ("NONE", "VIEW", "RESHAPE")
 
 
 def n_rows_named(index: int) -> int:
-    """How many rows an index, the second operand of a lookup, names; 0 for one that is known only
-    when the graph is computed."""
+    """Rows that an index, the second operand of a lookup, names; 0 if they are known only when the
+    graph is computed."""
     address = index
     while address:
         tensor = abi.GgmlTensor.from_address(address)

@@ -1,14 +1,14 @@
-"""Which weights the graph reads and in what order, and how they are cut into segments.
+"""The weights that the graph reads, in order of use, and their segments.
 
-Learns from llama.cpp's own graph, node by node, before anything is computed. Moves no weight: what
-a segment holds while it is computed is the business of `weights`.
+Reads llama.cpp's own graph, node by node, before anything is computed. Moves no weight: `weights`
+fills the segments.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,13 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
-"""Matrices below this are not worth a swap: they stay in memory, like norms and biases."""
+"""Size of a matrix below which it stays in memory, like norms and biases."""
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 LEAST_SLICE_BYTES = READ_BYTES
-"""Slices are at least so large: each is a read, and a stop of the computation."""
+"""Least size of a slice: each is a read, and a stop of the computation."""
 ROWS_ALIKE = 64
-"""A multiple of 4, 8 and 16: ggml chooses kernels by how many rows of a matrix those leave over."""
+"""Granularity of rows in slices, a multiple of 4, 8 and 16: ggml chooses kernels by the remainder
+of a matrix's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ExpertChoice:
     """The node that holds the experts which a layer's tokens chose: int32 [n_used, n_tokens]."""
 
     name: str
-    """Of no other node of the graph, and the same in every graph."""
+    """The node's name, which no other node has and which is the same in every graph."""
     op: int
     n_used: int
 
@@ -46,19 +47,19 @@ class TracedWeight:
 
     entry: TensorEntry
     address: int
-    """Of the ggml_tensor."""
+    """Address of the ggml_tensor."""
     swappable: bool
-    """Read by one matrix product, directly: its pointer may change between passes."""
+    """True if one matrix product reads it, directly: its pointer may change between passes."""
     rows_per_token: int
-    """Of a table, how many rows are looked up for each token of a batch; 0: it is no table."""
+    """Rows of a table that are looked up for each token; 0 for a weight that is no table."""
     choice: ExpertChoice | None = None
-    """Of stacked experts, of which a product reads those that its tokens chose."""
+    """The choice among stacked experts, of which a product reads the chosen ones."""
     divisible: bool = False
-    """Whether its product can be computed for some of its rows, and then for others."""
+    """True if its product can be computed for some of its rows at a time."""
 
     @property
     def looked_up(self) -> bool:
-        """Whether only the rows that a pass names are read where it is looked up."""
+        """True if a pass reads only the rows that it looks up."""
         return self.rows_per_token > 0
 
     @property
@@ -74,11 +75,11 @@ class _Use:
     node: int
     op: str
     direct: bool
-    """As its first operand and through no view."""
+    """True if the weight is the node's first operand, through no view."""
     n_rows: int = 0
-    """That it looks up, as far as that is known before the graph is computed."""
+    """Rows that it looks up; 0 if they are known only when the graph is computed."""
     chosen_by: int = 0
-    """The node that says which experts a MUL_MAT_ID reads."""
+    """The node that holds the experts which a MUL_MAT_ID reads."""
 
 
 def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> list[TracedWeight]:
@@ -154,8 +155,8 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> li
 
 
 def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
-    """0 unless the table is looked up directly, by numbers that are known, and otherwise at most
-    multiplied: what reads it another way needs all of it."""
+    """Rows looked up for each token: 0 unless the table is looked up directly, by known numbers,
+    and otherwise at most multiplied. Other nodes need all of it."""
     lookups = [use for use in uses if use.op == LOOKUP]
     if len(entry.shape) != 2 or entry.nbytes < SMALL_BYTES:
         return 0
@@ -189,7 +190,7 @@ class WeightGroup:
     segment: Segment
     weights: tuple[TracedWeight, ...]
     rows: range | None = None
-    """Of the only weight, those that the segment holds; None: all of all weights."""
+    """Rows of the only weight that the segment holds; None: all of all weights."""
 
 
 def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> list[WeightGroup]:
@@ -275,8 +276,3 @@ def _group_name(weights: Sequence[TracedWeight]) -> str:
 
 def extent_of(weight: TracedWeight) -> Extent:
     return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
-
-
-def streamable(weights: Sequence[TracedWeight]) -> Iterator[TracedWeight]:
-    """Those whose pointer may change from pass to pass, in order of use."""
-    return (weight for weight in weights if weight.swappable)

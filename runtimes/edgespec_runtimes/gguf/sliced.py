@@ -1,7 +1,7 @@
-"""Matrices that are read in slices: an output head needs no part of memory that holds it whole.
+"""Matrices that are read in slices, such as an output head that no slot holds whole.
 
-Knows which slices there are and their order; `llama.row_slices` multiplies with one, and the pager
-brings those that do not stay in memory.
+Knows the slices and their order; `llama.row_slices` multiplies with one, and the pager reads those
+that do not stay in memory.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class SlicedMatrices(Closeable):
         streamed: Sequence[WeightGroup],
         n_threads: int,
         packer: Packer,
-        marks: Mapping[int, BufferFields],
+        packed: Mapping[int, BufferFields],
     ) -> None:
-        """`groups` in order of use, of which `streamed` are read in every pass. `marks`: by the
-        address of a matrix, how it is marked if it is packed."""
+        """`groups` in order of use, of which `streamed` are read in every pass. `packed`: the
+        address of a packed matrix -> the buffer fields of tensors over it."""
         self._slices: dict[int, list[WeightGroup]] = {}
         for group in groups:
             if group.rows:
                 self._slices.setdefault(group.weights[0].address, []).append(group)
         self._index = {group.segment: i for i, group in enumerate(streamed)}
         self._places: dict[object, int] = {}
-        """By segment, where slices lie that stay in memory."""
+        """Segment -> address, for slices that stay in memory."""
         self._packer = packer
-        self._marks = marks
+        self._packed = packed
         self._row_slices = RowSlices(n_threads) if self._slices else None
         self._sliced = 0
         """The matrix whose product llama.cpp passes over now."""
@@ -51,12 +51,12 @@ class SlicedMatrices(Closeable):
         return [self._row_slices.backend] if self._row_slices else []
 
     def keep(self, group: WeightGroup, base: int) -> None:
-        """The segment of a slice was read to `base` and stays there."""
-        self._places[group.segment] = self._packed(group, base)
+        """Take the segment of a slice that was read to `base` and stays there."""
+        self._places[group.segment] = self._pack(group, base)
 
     def pass_over(self, node: int, matrix: int) -> None:
-        """llama.cpp is about to compute a product with one of these matrices: it is to stop after
-        it, and `multiply` to follow."""
+        """Make llama.cpp skip a product with one of these matrices. It stops after the node, and
+        `multiply` follows."""
         assert self._row_slices is not None
         self._row_slices.pass_over(node)
         self._sliced = matrix
@@ -65,43 +65,43 @@ class SlicedMatrices(Closeable):
         self, acquire: Callable[[int], int | None], release: Callable[[int], None]
     ) -> bool:
         """Compute the product that llama.cpp has passed over; False if there was none. `acquire`
-        says where the segment of that number lies, until `release`; None ends it early.
+        returns the address of a segment by its number, valid until `release`; None ends it early.
 
         Raises EdgespecError, and what `acquire` raises.
         """
         node = self.take_up()
         if not node or self._row_slices is None:
             return False
-        mark = self._marks.get(self._sliced)
+        packed = self._packed.get(self._sliced)
         for group in self._slices[self._sliced]:
             assert group.rows is not None
             place = self._places.get(group.segment)
             if place is not None:
-                self._row_slices.multiply(node, group.rows, place, mark)
+                self._row_slices.multiply(node, group.rows, place, packed)
                 continue
             index = self._index[group.segment]
             base = acquire(index)
             if base is None:
                 break
-            self._row_slices.multiply(node, group.rows, self._packed(group, base), mark)
+            self._row_slices.multiply(node, group.rows, self._pack(group, base), packed)
             release(index)
         return True
 
     def take_up(self) -> int:
-        """Make the node that was passed over again what it is; 0 if there was none."""
+        """Restore the node that was passed over; returns 0 if there was none."""
         return self._row_slices.take_up() if self._row_slices else 0
 
     def close(self) -> None:
         if self._row_slices:
             self._row_slices.close()
 
-    def _packed(self, group: WeightGroup, base: int) -> int:
-        """Where the rows of a slice lie, packed if they are to be."""
+    def _pack(self, group: WeightGroup, base: int) -> int:
+        """Pack the rows of a slice if its matrix is packed; returns their address."""
         (weight,), rows = group.weights, group.rows
         assert rows is not None
         place = base + group.segment.locate(
             weight.entry.file_index, group.segment.extents[0].offset
         )
-        if weight.address in self._marks:
+        if weight.address in self._packed:
             self._packer.pack(place, weight.entry.type.code, weight.entry.shape[0], len(rows))
         return place

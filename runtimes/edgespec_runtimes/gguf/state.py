@@ -16,18 +16,18 @@ from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.sequences import HOME
 
 PIECE_BYTES = 1 << 20
-"""About so much at a time; a token's keys and values are never cut."""
+"""Approximate size of a piece; a token's keys and values are never divided."""
 _STEP = struct.Struct("<I")
 """Tokens in a piece."""
 
 
 def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
-    """Of the buffer that `write` takes."""
+    """Bytes of the buffer that `write` takes."""
     return PIECE_BYTES if has_parts else memory.whole_bytes(HOME)
 
 
 def write(memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write) -> None:
-    """The first `n_tokens` of the committed prefix, which for recurrent state are all of it."""
+    """Write the first `n_tokens` of the committed prefix; recurrent state is always whole."""
     if not has_parts:
         buffer = _buffer(memory.whole_bytes(HOME))
         hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
@@ -48,17 +48,17 @@ def read(memory: LlamaMemory, n_tokens: int, has_parts: bool, pieces: Read) -> N
         return
     head = _next(pieces)
     if len(head) != _STEP.size:
-        raise StateError("the kept keys and values do not begin as they should")
+        raise StateError("the saved keys and values do not begin with their number of tokens")
     (step,) = _STEP.unpack(head)
     if not 0 < step <= n_tokens:
-        raise StateError("the kept keys and values are cut as no edgespec cuts them")
+        raise StateError(f"the saved keys and values claim {step} tokens in a piece of {n_tokens}")
     for begin in range(0, n_tokens, step):
         memory.restore_from(_next(pieces), HOME, begin, min(begin + step, n_tokens))
 
 
 def _tokens_at_once(memory: LlamaMemory, n_tokens: int) -> int:
-    """As many as fit into a piece, and into every layer's window: llama.cpp leaves out what the
-    last token of a piece does not see, and who goes back to an earlier one would miss it."""
+    """Tokens in a piece: as many as fit into it and into every layer's window. llama.cpp leaves out
+    cells that the last token of a piece does not see, which a rollback would miss."""
     first = memory.piece_bytes(HOME, 0, 1)
     if n_tokens == 1:
         return 1

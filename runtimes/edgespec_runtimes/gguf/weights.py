@@ -1,9 +1,9 @@
-"""Turns slots into weights: while llama.cpp computes, its tensors point into the pager's ring.
+"""Points llama.cpp's tensors into the slots of the pager's ring while it computes.
 
 llama.cpp asks `cb_eval` about every node before it computes a batch of nodes, and calls again after
 a node for which the answer was True. A streamed segment is acquired, and its tensors pointed into
 the slot, when the first node that reads it is asked about; after the last one it is released and
-its tensors point into the file mapping again. What is not pointed anywhere reads the mapping: a
+its tensors point into the file mapping again. A tensor without a slot reads the mapping: a
 missed swap is slow and never wrong. A matrix in slices, an output head, is multiplied slice by
 slice: llama.cpp passes over that product.
 """
@@ -30,7 +30,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
-from edgespec_runtimes.gguf.packing import marks
+from edgespec_runtimes.gguf.packing import packed_fields
 from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.segments import (
     MATMULS,
@@ -47,8 +47,8 @@ POINTER_BYTES = 8
 class PagedWeights:
     """All weights of a mapped model: pinned, streamed, or looked up row by row.
 
-    Made before the context, whose `cb_eval` is `callback`; `fill` reads what is pinned. `reader` is
-    its own from now on; experts are read from the model's files.
+    Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
+    It closes `reader`; experts are read from the model's files.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PagedWeights:
         self._ring_bytes = ring_bytes
         self._stop = stop
         self._packer = Packer()
-        self._packed = marks(self._packer, header, self.groups)
+        self._packed = packed_fields(self._packer, header, self.groups)
         self._reader = reader
         self._pinned = PinnedSegments(trace)
         self._trace = trace
@@ -103,7 +103,7 @@ class PagedWeights:
         self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
         self._parked: set[int] = set()
-        """Segments that could not be had: their weights point into the ring, and mean nothing."""
+        """Segments that could not be read: their weights point anywhere into the ring."""
         self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
         self._ops = self._choice_ops.union((*map(abi.op_number, MATMULS), self._lookup_op))
@@ -114,13 +114,13 @@ class PagedWeights:
 
     @property
     def used_share(self) -> float:
-        """Of a mixture's experts that are read one by one, what a token uses; 1 without any."""
+        """Share of the paged experts that a token uses; 1 without any."""
         experts = self.experts.cache.stats if self.experts else None
         return experts.used / experts.experts if experts else 1.0
 
     @property
     def stores(self) -> list[Store]:
-        """What reads weights while passes compute."""
+        """The stores that read weights during passes."""
         found: list[Store] = [self.pager] if self.pager else []
         return [*found, self.experts.cache] if self.experts else found
 
@@ -162,7 +162,7 @@ class PagedWeights:
         self._compute_pinned(0)
 
     def end_pass(self) -> None:
-        """Call after every llama_decode: puts back what an aborted pass left pointed."""
+        """Call after every llama_decode: points weights back to the mapping."""
         self.sliced.take_up()
         for index in list(self._held):
             self._restore(index)
@@ -194,8 +194,8 @@ class PagedWeights:
     def _row_tables(
         self, header: GgufFile, weights: Sequence[TracedWeight], n_batch: int
     ) -> dict[int, tuple[TracedWeight, RowTable]]:
-        """By address, the tables whose rows are looked up; those that are pinned anyway, because
-        they are the output head too, are not among them."""
+        """Address -> table whose rows are looked up, without those that are pinned because they
+        are the output head, too."""
         pinned = {
             weight.address
             for group in map(self.groups.__getitem__, self._pinned_groups)
@@ -234,7 +234,7 @@ class PagedWeights:
         return frozenset(stops)
 
     def _runs_of_pinned(self) -> list[int]:
-        """How many pinned segments are computed before each streamed one, and after the last."""
+        """Numbers of pinned segments before each streamed one, and after the last."""
         runs = [0]
         for i in range(len(self.groups)):
             if i in self._pinned_groups:
@@ -289,15 +289,15 @@ class PagedWeights:
         return True
 
     def _look_up(self, node: int, address: int) -> None:
-        """Point a table to its rows, and fetch those that the node reads. Where that fails the
-        pass is given up, but llama.cpp computes the node first: it finds zeros."""
+        """Point a table to its rows and fetch those that the node reads. If that fails the pass is
+        given up, but llama.cpp computes the node first: it finds zeros."""
         weight, rows = self._tables[address]
         weight.pointer.value = rows.address
         index = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET + POINTER_BYTES).value
         rows.fetch(rows_named(index))
 
     def _point(self, index: int) -> int | None:
-        """Where a segment lies, to which its weights point from now on; None once cancelled."""
+        """Point weights to their segment; returns its address, None once cancelled."""
         assert self.pager is not None
         self._computing.end()
         try:
@@ -338,19 +338,19 @@ class PagedWeights:
     def _point_to_mapping(self, index: int) -> None:
         for weight, _ in self._swaps[index]:
             weight.pointer.value = self._mapped[weight.address]
-            if mark := self._plain.get(weight.address):
-                mark.put_on(weight.address)
+            if fields := self._plain.get(weight.address):
+                fields.write_to(weight.address)
 
     def _put(self, weight: TracedWeight, place: int) -> None:
-        """Point a weight to where it was read to, packed if it is one of those. Not by the thread
-        that reads: while this one waits for storage, ggml's others occupy the processor."""
+        """Point a weight to the address it was read to, and pack it if it is to be packed. The
+        reading thread does not pack: ggml's other threads occupy the processor meanwhile."""
         weight.pointer.value = place
-        if mark := self._packed.get(weight.address):
+        if fields := self._packed.get(weight.address):
             self._packer.pack(place, weight.entry.type.code, *weight.entry.shape)
-            mark.put_on(weight.address)
+            fields.write_to(weight.address)
 
     def _compute_pinned(self, n_passed: int) -> None:
-        """What is computed from now on, behind that many streamed segments, reads no slot."""
+        """Trace the pinned segments that are computed next, after that many streamed ones."""
         self._computing.end()
         if n_pinned := self._n_pinned_before[n_passed]:
             self._computing = self._trace.span(Track.TARGET, "compute pinned")
@@ -358,7 +358,7 @@ class PagedWeights:
 
 
 def _offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:
-    """Where the weights of a segment lie in its slot, which are none if it holds a slice of one."""
+    """Offsets of weights in the slot of their segment; none if it holds a slice of a weight."""
     if group.rows is not None:
         return []
     entries = ((weight, weight.entry) for weight in group.weights)

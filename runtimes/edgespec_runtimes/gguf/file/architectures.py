@@ -13,7 +13,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 
 @dataclass(frozen=True, slots=True)
 class _Purpose:
-    """What a model is for, if not for text."""
+    """The purpose of a model that is not for text, and the advice to its user."""
 
     does: str
     instead: str
@@ -70,7 +70,7 @@ PURPOSES: dict[str, _Purpose] = {
     "chameleon": MIXED,
     "plm": BROKEN,
 }
-"""Of architectures that do not write text token by token, or not here."""
+"""Purposes of the architectures that do not write text token by token, or not here."""
 
 NO_POOLING = 0
 POOLINGS = {1: "mean", 2: "CLS", 3: "last token", 4: "rank"}

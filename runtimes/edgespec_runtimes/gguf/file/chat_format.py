@@ -1,4 +1,4 @@
-"""What a GGUF file says about conversations."""
+"""The chat templates, special tokens and sampling that a GGUF file recommends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 
 _TEMPLATE = "tokenizer.chat_template"
 _TOKENS = ("bos", "eos", "unknown", "padding", "cls", "seperator", "mask")
-"""As llama.cpp spells their keys."""
+"""Names of special tokens as llama.cpp spells them in its keys."""
 _NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
-"""Where templates call a token otherwise."""
+"""Names of tokens in templates, if they differ from those in keys."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -20,12 +20,11 @@ _SAMPLING = {
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "repeat_last_n",
 }
-"""What is recommended for sampling, as llama.cpp spells it and as we do."""
+"""Recommended sampling: llama.cpp's names and those of edgespec's settings."""
 
 
 def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
-    """Templates, special tokens and sampling of the metadata; a template or token of the wrong type
-    is not there."""
+    """The chat format of the metadata; a template or token of the wrong type is left out."""
     templates = {}
     for key, value in header.metadata.items():
         if isinstance(value, str) and value and key == _TEMPLATE:

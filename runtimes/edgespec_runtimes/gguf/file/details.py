@@ -1,4 +1,4 @@
-"""What a GGUF header says to people. Reads no weights and knows nothing of llama.cpp."""
+"""The details of a GGUF header for people. Reads no weights and knows nothing of llama.cpp."""
 
 from __future__ import annotations
 

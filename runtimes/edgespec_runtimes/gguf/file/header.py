@@ -93,7 +93,7 @@ class GgufFile:
 
     @property
     def name(self) -> str:
-        """What the file calls itself, or its file name."""
+        """The name in the metadata, or the file's name."""
         value = self.metadata.get("general.name")
         return value if isinstance(value, str) and value else self.path.stem
 

@@ -34,7 +34,7 @@ class ValueType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How elements are stored: `block_size` of them in `block_bytes`."""
+    """A type of elements: `block_size` of them take `block_bytes`."""
 
     code: int
     name: str
@@ -103,7 +103,7 @@ SCALARS = {
     ValueType.INT64: struct.Struct("<q"),
     ValueType.FLOAT64: struct.Struct("<d"),
 }
-"""How the values of fixed size are packed."""
+"""Binary layouts of the values of fixed size."""
 
 
 def padded(n_bytes: int, alignment: int) -> int:

@@ -87,7 +87,7 @@ class MetadataEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies. `shape` is in ggml's order: `shape[0]` elements make a row."""
+    """A tensor and its place. `shape` is in ggml's order: `shape[0]` elements make a row."""
 
     name: str
     shape: tuple[int, ...]
@@ -107,12 +107,12 @@ class GgufPart:
     size_bytes: int
     alignment: int
     data_offset: int
-    """Where the first tensor's data begins."""
+    """Offset of the first tensor's data in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """What one file says."""
+    """Metadata and tensors of one file."""
 
     part: GgufPart
     entries: Mapping[str, MetadataEntry]

@@ -21,7 +21,7 @@ MAX_TOKEN_BYTES = 1 << 16
 IMPLIED_TOKEN = 11
 """The token that llama.cpp puts before a text when a byte-level vocabulary does not name one."""
 NO_TOKEN = (1 << 32) - 1
-"""How files say that a special token does not exist."""
+"""The number of a special token that does not exist."""
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 PLAIN_ARCHITECTURES = frozenset(
@@ -31,8 +31,8 @@ PLAIN_ARCHITECTURES = frozenset(
         *("granitemoe", "internlm2", "starcoder2", "minicpm", "exaone", "command-r", "deepseek"),
     )
 )
-"""Those whose graphs take it for granted that keys, values and rotation have one size, and that all
-layers use as many experts."""
+"""Architectures whose graphs take it for granted that keys, values and rotation have one size, and
+that all layers use as many experts."""
 
 RECURRENT_WITHOUT_KV_HEADS = frozenset(
     (
@@ -40,7 +40,7 @@ RECURRENT_WITHOUT_KV_HEADS = frozenset(
         *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
     )
 )
-"""Those in which a layer with no KV heads does not attend; some of them have queries all the same
+"""Architectures in which a layer with no KV heads does not attend; some of them have queries anyway
 (Kimi Delta Attention, arXiv 2510.26692)."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
@@ -67,7 +67,7 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
     "plamo2": lambda byte: {b"<0x%02X>" % byte},
     "rwkv": lambda byte: {repr(bytes([byte])).encode()[2:-1], b"\\x%02x" % byte},
 }
-"""How a token for a byte reads, where the tokenizer cannot do without a token for every byte."""
+"""Spellings of the token for a byte, by tokenizer that needs a token for every byte."""
 
 
 def validate(header: GgufFile) -> None:
@@ -130,7 +130,7 @@ def _check_attention(header: GgufFile) -> None:
 
 
 def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
-    """Where layers differ, projections of another size than their heads go unnoticed in a load."""
+    """Compare projections and heads, as llama.cpp does not if layers differ."""
     if header.architecture not in PLAIN_ARCHITECTURES:
         return
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):

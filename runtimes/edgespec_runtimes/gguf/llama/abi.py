@@ -111,7 +111,7 @@ def _is_loaded(file: Path) -> bool:
 
 
 def library_path() -> str:
-    """Where libllama lies."""
+    """The path of libllama."""
     return str(library_file("llama").resolve())
 
 
@@ -176,7 +176,7 @@ def op_number(name: str) -> int:
 
 
 def buffer_is_host(buffer: int | None) -> bool:
-    """Whether a tensor's buffer lies in the process's own memory."""
+    """True if a tensor's buffer lies in the process's own memory."""
     function = ggml().ggml_backend_buffer_is_host
     function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     return bool(buffer) and bool(function(buffer))

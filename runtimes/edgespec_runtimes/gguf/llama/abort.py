@@ -1,4 +1,4 @@
-"""A flag that ends what llama.cpp computes, without entering Python."""
+"""A flag that makes llama.cpp abort a computation, without entering Python."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class LlamaMemory:
         return int(size)
 
     def save_into(self, buffer: Any, sequence: int, begin: int, end: int) -> int:
-        """As `save`, into the start of a buffer; the bytes written."""
+        """Do as `save`, into the start of a buffer; returns the bytes written."""
         self.copy(sequence, self._spare, begin, end)
         written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), self._spare)
         self.remove(self._spare, -1, -1)
@@ -53,14 +53,14 @@ class LlamaMemory:
         return int(written)
 
     def restore_from(self, buffer: Any, sequence: int, begin: int, end: int) -> None:
-        """As `restore`, of what another process may have written: raises StateError unless it holds
-        exactly these positions. Some of it may have been taken then."""
+        """Do as `restore` with bytes of another process. Raises StateError unless they hold exactly
+        these positions; some of them may have been restored by then."""
         n_bytes = len(buffer)
-        taken = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
+        n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
         first, last = self._positions(self._spare)
         size = lib.llama_state_seq_get_size(self._context, self._spare)
-        if taken != n_bytes or size != n_bytes or (first, last) != (begin, end - 1):
-            raise StateError("llama.cpp does not take the kept keys and values")
+        if n_restored != n_bytes or size != n_bytes or (first, last) != (begin, end - 1):
+            raise StateError("llama.cpp does not take the saved keys and values")
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
 
@@ -69,19 +69,19 @@ class LlamaMemory:
         return int(lib.llama_state_seq_get_size(self._context, sequence))
 
     def save_whole(self, buffer: Any, sequence: int) -> int:
-        """All that a sequence holds, into the start of a buffer; the bytes written."""
+        """Write a whole sequence into the start of a buffer; returns the bytes written."""
         written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), sequence)
         if not written:
             raise EdgespecError("llama.cpp could not save the recurrent state")
         return int(written)
 
     def restore_whole(self, buffer: Any, sequence: int, n_tokens: int) -> None:
-        """Take what `save_whole` wrote of `n_tokens`. Raises StateError as `restore_from` does."""
+        """Restore what `save_whole` wrote of `n_tokens`. Raises StateError."""
         n_bytes = len(buffer)
-        taken = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, sequence)
+        n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, sequence)
         last = self._positions(sequence)[1]
-        if taken != n_bytes or self.whole_bytes(sequence) != n_bytes or last != n_tokens - 1:
-            raise StateError("llama.cpp does not take the kept recurrent state")
+        if n_restored != n_bytes or self.whole_bytes(sequence) != n_bytes or last != n_tokens - 1:
+            raise StateError("llama.cpp does not take the saved recurrent state")
 
     def _positions(self, sequence: int) -> tuple[int, int]:
         first = lib.llama_memory_seq_pos_min(self._handle, sequence)

@@ -39,7 +39,7 @@ class ContextSizes:
     compute_bytes: int
     output_bytes: int
     graph_bytes: int
-    """Of the nodes of its graphs, without what they compute."""
+    """Bytes of the nodes of its graphs, without the results."""
 
     @property
     def total(self) -> int:
@@ -48,11 +48,11 @@ class ContextSizes:
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """What decides a context's size."""
+    """The settings of a context that decide about its size."""
 
     n_ctx: int
     n_batch: int
-    """Tokens of a prompt in one batch, at most."""
+    """Most tokens of a prompt in one batch."""
     n_outputs: int
     n_branches: int
     n_threads: int
@@ -60,9 +60,9 @@ class ContextShape:
     cache_type_v: str = "f16"
     flash_attn: str = "on"
     n_rollback: int = 0
-    """Tokens that a recurrent state can drop again: it is kept as it was before each of them."""
+    """Tokens that a recurrent state can roll back: a copy is kept for each."""
     has_spare: bool = False
-    """Whether a sequence besides holds cells while they are put in order, or kept."""
+    """True if one more sequence holds cells while they are put in order or saved."""
 
     @property
     def n_seq(self) -> int:
@@ -99,12 +99,12 @@ _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s
 _N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
 _CACHES = ("llama_kv_cache", "llama_memory_recurrent", "llama_dsv4_comp_state")
 _N_GRAPHS = 5
-"""What a context keeps in graphs: the one it was sized with, the last with and without logits, and
-as much as two more in the tables of its scheduler (912 bytes a node were measured)."""
+"""Graphs that a context keeps: the one it was sized with, the last with and without logits, and as
+much as two more in the tables of its scheduler (912 bytes a node were measured)."""
 
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
-    """What a context of this shape would allocate; `model` comes from `load_sizes_only`."""
+    """The sizes of a context of this shape; `model` comes from `load_sizes_only`."""
     with log.captured() as lines:
         handle = lib.llama_init_from_model(model.handle, shape.params())
         if not handle:
@@ -118,10 +118,10 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         match = _SIZE.search(line)
         if match is None:
             continue
-        what, mib = match.group(1), float(match.group(2))
-        if what is None and line.startswith(_CACHES):
+        buffer, mib = match.group(1), float(match.group(2))
+        if buffer is None and line.startswith(_CACHES):
             kv += mib
-        elif what == "compute buffer":
+        elif buffer == "compute buffer":
             compute += mib
     to_bytes = 1 << 20
     return ContextSizes(
@@ -133,8 +133,8 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
 
 
 def max_rollback(model: Model, wanted: int) -> int:
-    """How many tokens of a line the model's recurrent state can drop again: `wanted`, or 0 where
-    llama.cpp cannot roll this architecture back. `model` comes from `load_sizes_only`."""
+    """Tokens of a line that the model's recurrent state can roll back: `wanted`, or 0 if llama.cpp
+    cannot roll this architecture back. `model` comes from `load_sizes_only`."""
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
@@ -142,13 +142,13 @@ def max_rollback(model: Model, wanted: int) -> int:
         handle = lib.llama_init_from_model(model.handle, shape.params())
     if not handle:
         return 0
-    can = int(lib.llama_n_rs_seq(handle))
+    n_rollback = int(lib.llama_n_rs_seq(handle))
     lib.llama_free(handle)
-    return can
+    return n_rollback
 
 
 def _graph_bytes(n_nodes: int) -> int:
-    """Of one graph that may have `n_nodes`, which llama.cpp reserves and clears at once."""
+    """Bytes of one graph of up to `n_nodes`, which llama.cpp reserves and clears at once."""
     ggml = abi.ggml()
     ggml.ggml_tensor_overhead.restype = ctypes.c_size_t
     ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t

@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 
 
 class TrialOutcome(Enum):
-    """The result of a trial."""
+    """The outcomes of a trial."""
 
     WORKS = "works"
     PACKING_FAILS = "packing fails"
@@ -34,7 +34,7 @@ class TrialOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a library does on this machine, and why: a few words for a sentence."""
+    """The outcome of a trial, and why: a few words for a sentence."""
 
     outcome: TrialOutcome
     why: str = ""

@@ -1,7 +1,7 @@
 """A program of its own: multiplies a few rows with llama.cpp's CPU code, plainly and packed.
 
-It says on stdout how far it came and imports nothing that is not Python's: where that code ends a
-process it ends this one. Whoever starts it knows why; this only computes.
+It writes to stdout how far it came and imports the standard library only: where llama.cpp's code
+ends a process it ends this one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import sys
 from contextlib import suppress
 
 PLAIN, PACKED = b"plain\n", b"packed\n"
-"""Said after the products of that kind are right."""
+"""Output once the products of that kind are right."""
 WRONG = 3
-"""The exit code where a product is wrong; 1 is Python's, for anything unexpected."""
+"""Exit code if a product is wrong; 1 is Python's, for anything unexpected."""
 
 K, N, ROWS = 256, 64, 9
 """Weights [N, K] times ROWS rows of activations: enough for every kernel that packs weights."""
 TYPES = (2, 8, 12, 14)
 """Q4_0, Q8_0, Q4_K and Q6_K: the quantisations that most models have."""
 TOLERANCE = 0.02
-"""Of the largest value. Kernels differ in how they quantise activations, by less than that."""
+"""Share of the largest value by which products may differ: kernels differ in how they quantise
+activations."""
 
 _F32 = 0
 
@@ -92,14 +93,14 @@ class _Cpu:
         return list(out)
 
     def _packing(self, registry: int) -> list[int]:
-        """What llama.cpp calls extra buffer types; often none."""
+        """llama.cpp's extra buffer types; often none."""
         address = self._call(
             "ggml_backend_reg_get_proc_address", registry, b"ggml_backend_dev_get_extra_bufts"
         )
         if not address:
             return []
-        ask = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-        types = ask(self._device)
+        extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+        types = extra_types(self._device)
         found: list[int] = []
         while types and (buffer_type := types[len(found)]):
             found.append(buffer_type)
@@ -149,7 +150,7 @@ def _close(found: list[float], expected: list[float]) -> bool:
 
 
 def _leave_no_core_dump() -> None:
-    """Dying is an answer here, and no accident that anybody should have to look into."""
+    """Suppress the core dump and the error dialogue: a crash is an expected result here."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.node_graph import NodeGraph
 
 BUFFER_BYTES = 1 << 20
-"""For the rows that are computed at once: a thing that a plan's headroom holds."""
+"""Bytes for the rows that are computed at once, which a plan's headroom holds."""
 _FLOAT_BYTES = _INT_BYTES = 4
 
 
@@ -38,14 +38,14 @@ class ExpertProducts(Closeable):
         """
         product = abi.GgmlTensor.from_address(node)
         operand = abi.GgmlTensor.from_address(product.src[1] or 0)
-        given, wanted = _rows(operand), _rows(product)
+        inputs, outputs = _rows(operand), _rows(product)
         tokens, places = np.nonzero(np.isin(choices, experts))
         most_rows = max(1, BUFFER_BYTES // (_FLOAT_BYTES * (operand.ne[0] + product.ne[0])))
         for begin in range(0, len(tokens), most_rows):
             at = tokens[begin : begin + most_rows], places[begin : begin + most_rows]
             # an operand that is the same for all chosen experts has one place
-            rows = given[at[0], at[1] % given.shape[1]]
-            wanted[at] = self._multiply(product, operand, rows, choices[at])
+            rows = inputs[at[0], at[1] % inputs.shape[1]]
+            outputs[at] = self._multiply(product, operand, rows, choices[at])
 
     def close(self) -> None:
         self._graph.close()
@@ -80,7 +80,7 @@ def _rows(tensor: Any) -> np.ndarray:
 
 
 def _fill(tensor: Any, like: Any, rows: np.ndarray) -> None:
-    """Make `tensor` one over contiguous rows, a token each, and otherwise `like` another."""
+    """Copy the tensor `like`, but over contiguous rows, a token each."""
     ctypes.pointer(tensor)[0] = like
     n_rows, n = rows.shape
     row_bytes = rows.itemsize * n

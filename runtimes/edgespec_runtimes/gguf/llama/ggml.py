@@ -1,6 +1,6 @@
-"""What of ggml's own interface is needed: devices, tensors, buffers, and a product.
+"""Calls of ggml's own interface: devices, tensors, buffers, and a product.
 
-Addresses are whole numbers. Which weights there are, and what becomes of them, is not known here.
+Addresses are whole numbers. Knows no model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _WEIGHTS = 1
 
 
 def new_context(owned: ExitStack) -> int:
-    """For tensors, some dozens, without memory for what they hold. `owned` frees it."""
+    """A context for some dozens of tensors, without memory for their data. `owned` frees it."""
     context = _address("ggml_init", abi.InitParams(1 << 16, None, True))
     owned.callback(_address, "ggml_free", context)
     return context
 
 
 def new_tensor(context: int, kind: int, n_in: int, n_rows: int) -> int:
-    """Of shape [n_rows, n_in]."""
+    """A tensor of shape [n_rows, n_in]."""
     sizes = ctypes.c_int64(n_in), ctypes.c_int64(n_rows)
     return _address("ggml_new_tensor_2d", context, ctypes.c_int(kind), *sizes)
 
@@ -46,14 +46,14 @@ def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
 
 
 def place(tensor: int, buffer: int, address: int) -> None:
-    """Have a tensor hold what lies at an address, as a buffer of this kind keeps it."""
+    """Point a tensor to data at an address, in the layout of this buffer."""
     fields = abi.GgmlTensor.from_address(tensor)
     fields.buffer, fields.data = buffer, address
     _call(ctypes.c_int, "ggml_backend_buffer_init_tensor", buffer, tensor)
 
 
 def set_tensor(tensor: int, content: Any, nbytes: int) -> None:
-    """Bytes as a file has them; the tensor's buffer turns them into what it keeps."""
+    """Set a tensor to bytes of a file, which its buffer turns into its own layout."""
     sizes = ctypes.c_size_t(0), ctypes.c_size_t(nbytes)
     _call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
 
@@ -100,12 +100,12 @@ def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
 
 
 def plain_buffer_type() -> int:
-    """Of memory that keeps what it is given."""
+    """The buffer type of plain memory of the CPU."""
     return buffer_type_of(_device())
 
 
 def buffer_type_of(device: int) -> int:
-    """Of a device's own memory."""
+    """The buffer type of a device's own memory."""
     return _address("ggml_backend_dev_buffer_type", device)
 
 
@@ -126,13 +126,13 @@ def device_of(kind: int) -> int | None:
 
 
 def device_name(device: int) -> str:
-    """For people."""
+    """The name of a device for people."""
     name: bytes = _call(ctypes.c_char_p, "ggml_backend_dev_description", device)
     return name.decode(errors="replace")
 
 
 def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
-    """Rows of weights as a file has them."""
+    """Rows of weights, quantised as in a file."""
     n_rows = len(values) // n_in
     floats = (ctypes.c_float * len(values))(*values)
     out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
@@ -142,7 +142,7 @@ def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
 
 
 def new_backend(owned: ExitStack, device: int) -> int:
-    """What computes on a device. `owned` frees it. Raises EdgespecError where it cannot start."""
+    """A backend on a device. `owned` frees it. Raises EdgespecError if it cannot start."""
     backend = _address("ggml_backend_dev_init", device, None)
     if not backend:
         raise EdgespecError(f"{device_name(device)} cannot be used")
@@ -151,7 +151,7 @@ def new_backend(owned: ExitStack, device: int) -> int:
 
 
 def multiplies(device: int, kind: int, n_in: int, n_out: int) -> bool:
-    """Whether a device takes products with weights [n_out, n_in] of this type."""
+    """True if a device takes products with weights [n_out, n_in] of this type."""
     with ExitStack() as owned:
         context = new_context(owned)
         weights, rows = new_tensor(context, kind, n_in, n_out), new_tensor(context, F32, n_in, 1)
@@ -199,14 +199,14 @@ def _device() -> int:
 
 @functools.cache
 def _packing_buffer_types() -> tuple[int, ...]:
-    """What llama.cpp calls extra buffer types, in the order in which it prefers them."""
+    """llama.cpp's extra buffer types for the CPU, in the order of its preference."""
     registry = _address("ggml_backend_dev_backend_reg", _device())
     name = b"ggml_backend_dev_get_extra_bufts"
     address = _address("ggml_backend_reg_get_proc_address", registry, name)
     if not address:
         return ()
-    ask = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-    types, found = ask(_device()), list[int]()
+    extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+    types, found = extra_types(_device()), list[int]()
     while types and types[len(found)]:
         found.append(types[len(found)])
     return tuple(found)
@@ -226,5 +226,5 @@ def _call(restype: Any, name: str, *args: Any) -> Any:
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """Handles of our own: what functions return is set on them."""
+    """Separate handles of the libraries, since return types are set on them."""
     return tuple(ctypes.CDLL(str(abi.library_file(stem))) for stem in ("ggml-base", "ggml"))

@@ -1,6 +1,6 @@
 """A program of its own: computes a little on every GPU that llama.cpp finds, as models would.
 
-It says on stdout by how many bytes that made it grow. Whoever starts it knows why.
+Writes to stdout by how many bytes that made it grow.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from edgespec_runtimes.gguf.llama import ggml, gpu
 
 N_IN, N_OUT = 256, 64
 KINDS = (ggml.F32, ggml.F16, ggml.Q8_0)
-"""Products of floats are those of a library like cuBLAS."""
+"""Types of the weights that are multiplied; products of floats use a library like cuBLAS."""
 ROWS = (1, 64)
-"""A token's and a prompt's kernels differ."""
+"""Rows that are multiplied: a token's and a prompt's kernels differ."""
 NO_GPU = 3
-"""The exit code where there is none."""
+"""Exit code if there is no GPU."""
 
 
 def main() -> int:
-    """The exit code: 0 if every GPU computed."""
+    """Exit code 0 if every GPU computed."""
     devices = gpu.find_all()
     if not devices:
         return NO_GPU
@@ -32,8 +32,8 @@ def main() -> int:
 
 
 def growth_bytes(devices: list[int]) -> int:
-    """By so much this process grows when it computes on these devices. What the processes that
-    plan have taken by then is the library without a device, so that is where it begins."""
+    """Bytes by which this process grows when it computes on these devices. It starts with the
+    library but no device, as the processes that plan do."""
     taken_bytes, peak_bytes = process.taken_bytes(), process.peak_rss_bytes()
     with ExitStack() as owned:
         for device in devices:

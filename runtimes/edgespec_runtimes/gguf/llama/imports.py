@@ -30,7 +30,7 @@ _patching = threading.Lock()
 def replaced_import(library: str, names: Collection[str], replacement: Any) -> Iterator[bool]:
     """While active, `library` calls `replacement`, a ctypes function, by these names.
 
-    Yields whether that holds: False where the library has no such entry (another system, another C
+    Yields True if it does; False if the library has no such entry (another system, another C
     library, a static build). One replacement is active at a time.
     """
     with _patching:
@@ -50,8 +50,8 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
 
 
 class Import:
-    """An entry that is replaced and put back often, by any thread: it stays replaced while anybody
-    wants it to be."""
+    """An entry that is replaced and put back often, by any thread: it stays replaced until every
+    `replace` had its `put_back`."""
 
     def __init__(self, library: str, names: Collection[str], replacement: Any) -> None:
         self._replacement = replacement
@@ -75,11 +75,11 @@ class Import:
 
     @property
     def found(self) -> bool:
-        """Whether the library has such an entry."""
+        """True if the library has such an entry."""
         return bool(self._cells)
 
     def replace(self) -> None:
-        """Each call wants one of `put_back`."""
+        """Replace the entry until `put_back` is called as often."""
         with self._counting:
             self._n_users += 1
             if self._n_users == 1:
@@ -88,7 +88,7 @@ class Import:
                     cell.value = self._target
 
     def put_back(self) -> None:
-        """Nothing happens before everybody has called it."""
+        """Put the entry back at the last of as many calls as there were of `replace`."""
         with self._counting:
             self._n_users -= 1
             if not self._n_users:

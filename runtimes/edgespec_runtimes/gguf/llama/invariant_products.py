@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf.llama.imports import Import
 SINGLE = "F32"
 HALF = ("F16", "BF16")
 KINDS = {SINGLE: ggml.F32, "F16": ggml.F16, "BF16": ggml.BF16}
-"""ggml's numbers of the types that are meant."""
+"""ggml's numbers of the types whose products are changed."""
 
 _Maker = Callable[..., int | None]
 _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
@@ -34,16 +34,16 @@ _Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_
 
 
 class InvariantProducts:
-    """A context manager around what builds graphs of a model: making its context, decoding.
+    """A context manager around code that builds graphs of a model: new contexts, decoding.
 
-    Idle where no weights are of such a type; graphs that other threads build meanwhile stay as
+    Idle if no weights are of such a type; graphs that other threads build meanwhile stay as
     they are.
     """
 
     def __init__(self, weight_types: Collection[str]) -> None:
-        """`weight_types`: of the matrices that rows are multiplied with."""
-        wanted = not KINDS.keys().isdisjoint(weight_types)
-        self._import = _product_import() if wanted else None
+        """`weight_types`: the types of the matrices that rows are multiplied with."""
+        is_active = not KINDS.keys().isdisjoint(weight_types)
+        self._import = _product_import() if is_active else None
         for name in sorted(set(HALF).intersection(weight_types)):
             if is_invariant_from_two_rows(KINDS[name]):
                 _in_pairs.add(KINDS[name])
@@ -66,24 +66,24 @@ class InvariantProducts:
 
 
 def can_replace_products() -> bool:
-    """Whether llama.cpp's calls can be replaced here."""
+    """True if llama.cpp's calls can be replaced on this platform."""
     return _product_import().found
 
 
-_first = threading.Lock()
+_creating = threading.Lock()
 _building: set[int] = set()
-"""Threads that build graphs of models that are meant."""
+"""Threads that build graphs inside `InvariantProducts` now."""
 _in_pairs: set[int] = set()
-"""Types of which a row that is alone is multiplied beside itself; others go row by row."""
+"""Types with which a single row is multiplied as a pair of itself; others go row by row."""
 
 
 def _product_import() -> Import:
-    with _first:
-        return _made_import()
+    with _creating:
+        return _new_import()
 
 
 @functools.cache
-def _made_import() -> Import:
+def _new_import() -> Import:
     base = abi.ggml()
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
@@ -108,14 +108,14 @@ def _made_import() -> Import:
             assert doubled is not None
             fields = abi.GgmlTensor.from_address(doubled)
             fields.ne[1], fields.nb[1] = 2, 0
-        made = multiply(context, weights, doubled)
-        return view(context, made, n_out, n_rows, 1, 4 * n_out, 4 * n_out * n_rows, 0)
+        products = multiply(context, weights, doubled)
+        return view(context, products, n_out, n_rows, 1, 4 * n_out, 4 * n_out * n_rows, 0)
 
     return Import(abi.library_path(), ("ggml_mul_mat",), _Product(product))
 
 
 def _is_matrix(weights: int) -> bool:
-    """Whether a tensor is a model's own, not computed, and no stack of matrices."""
+    """True if a tensor is a model's own, not computed, and no stack of matrices."""
     fields = abi.GgmlTensor.from_address(weights)
     is_leaf = not fields.op and not fields.view_src
     is_flat = fields.ne[2] * fields.ne[3] == 1

@@ -30,20 +30,20 @@ _MmapFunction = ctypes.CFUNCTYPE(
 
 
 class Mappings:
-    """What was mapped while a model was loaded."""
+    """The address ranges that were mapped while a model was loaded."""
 
     def __init__(self, is_lazy: bool) -> None:
         self.is_lazy = is_lazy
-        """Whether it is filled on access, so that the caller can refuse to promise a budget."""
-        self._made: list[tuple[int, int]] = []
+        """True if they are filled on access; otherwise the caller cannot promise a budget."""
+        self._ranges: list[tuple[int, int]] = []
 
     def add(self, address: int, length: int) -> None:
-        self._made.append((address, length))
+        self._ranges.append((address, length))
 
     def drop_pages(self) -> None:
-        """Give back what was read of them so far. Not after the load: what is not mapped any more
-        may be another's by then."""
-        for address, length in self._made:
+        """Give back the pages that were read so far. Only during the load: later a range may be
+        mapped by somebody else."""
+        for address, length in self._ranges:
             ctypes.CDLL(None).madvise(
                 ctypes.c_void_p(address), ctypes.c_size_t(length), _MADV_DONTNEED
             )
@@ -56,16 +56,18 @@ def lazy_mapping(library: str) -> Iterator[Mappings]:
         yield Mappings(sys.platform == "darwin")
         return
     real = ctypes.cast(ctypes.CDLL(None).mmap, _MmapFunction)
-    made = Mappings(True)
+    mappings = Mappings(True)
 
     def without_populate(
         address: int | None, length: int, protection: int, flags: int, fd: int, offset: int
     ) -> int | None:
         result: int | None = real(address, length, protection, flags & ~_MAP_POPULATE, fd, offset)
         if result and result != _MAP_FAILED:
-            made.add(result, length)
+            mappings.add(result, length)
         return result
 
-    with replaced_import(library, ("mmap", "mmap64"), _MmapFunction(without_populate)) as holds:
-        made.is_lazy = holds
-        yield made
+    with replaced_import(
+        library, ("mmap", "mmap64"), _MmapFunction(without_populate)
+    ) as is_replaced:
+        mappings.is_lazy = is_replaced
+        yield mappings

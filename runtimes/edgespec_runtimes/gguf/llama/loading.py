@@ -23,11 +23,11 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 
 SMALL_MODEL_BYTES = 64 << 20
-"""Below this a second thread costs more in waking than it computes."""
+"""Size of weights below which waking a second thread costs more than it brings."""
 
 _LOAD_NONE, _LOAD_MMAP = 0, 1
 _NO_DEVICES = (ctypes.c_void_p * 1)()
-"""A list that ends at once; where there is none, llama.cpp takes all."""
+"""An empty list of devices; without a list llama.cpp takes all of them."""
 
 
 class Model:
@@ -45,14 +45,14 @@ class Model:
 
     @property
     def tree_capable(self) -> bool:
-        """Whether single tokens can be dropped from the model's state."""
+        """True if single tokens can be dropped from the model's state."""
         return not (
             lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
         )
 
     @property
     def autoregressive(self) -> bool:
-        """Whether it writes a token after the other, each from those before it alone."""
+        """True if the model writes a token after the other, each from those before it alone."""
         return not (
             lib.llama_model_has_encoder(self.handle) or lib.llama_model_is_diffusion(self.handle)
         )
@@ -117,34 +117,37 @@ def load_sizes_only(path: Path) -> Model:
 
 
 def version() -> str:
-    """Of llama-cpp-python, which stands for that of llama.cpp."""
+    """The version of llama-cpp-python, which stands for that of llama.cpp."""
     return str(llama_cpp.__version__)
 
 
 def build() -> str:
-    """Which llama.cpp was built, and with what: other builds of one version may round otherwise."""
+    """llama.cpp's commit and CPU features: other builds of one version may round otherwise."""
     commit = abi.ggml().ggml_commit
     commit.restype = ctypes.c_char_p
-    system_info = lib.llama_print_system_info().decode()
-    features = re.findall(r"(\w+) = 1", system_info)
-    return " ".join([commit().decode(), *features])
+    return " ".join([commit().decode(), *cpu_features()])
+
+
+def cpu_features() -> list[str]:
+    """The extensions of the processor that this build of llama.cpp uses."""
+    return re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode(errors="replace"))
 
 
 @functools.cache
 def packing() -> cpu.Packing:
-    """Whether resident weights are packed anew for the CPU. The first call of all tries it."""
+    """The decision about packing resident weights for the CPU. The first call of all tries it."""
     _start()
     system_info = lib.llama_print_system_info().decode()
     return cpu.decide_packing(system_info, _trial(), llama_cpp.__version__)
 
 
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
-    """Of `n_threads`, those that make a model of this size faster."""
+    """The threads, at most `n_threads`, that make a model of this size faster."""
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
 
 
 def supports_gpu() -> bool:
-    """Whether this build of llama.cpp can place layers on a GPU."""
+    """True if this build of llama.cpp can place layers on a GPU."""
     _start()
     return bool(lib.llama_supports_gpu_offload())
 

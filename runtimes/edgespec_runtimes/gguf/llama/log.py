@@ -44,9 +44,9 @@ class _Hook:
 
     @contextmanager
     def capturing(self, lines: list[str]) -> Iterator[None]:
-        """Meanwhile the hook is ours, also where the application has taken it since."""
+        """Collect lines; takes the hook back if the application has taken it meanwhile."""
         with self._lock:
-            theirs = _current()
+            previous = _current()
             lib.llama_log_set(self._callback, None)
             self.captures = (*self.captures, lines)
         try:
@@ -55,7 +55,7 @@ class _Hook:
             with self._lock:
                 self.captures = tuple(other for other in self.captures if other is not lines)
                 if not self.captures:
-                    lib.llama_log_set(*theirs)
+                    lib.llama_log_set(*previous)
 
     def _receive(self, level: int, text: bytes, _: Any) -> None:
         line = text.decode(errors="replace")
@@ -92,7 +92,7 @@ def complaint(lines: list[str]) -> str:
 
 
 def _current() -> tuple[Any, Any]:
-    """The hook as it is now, and what belongs to it."""
+    """The current hook and its user data."""
     callback, user_data = lib.llama_log_callback(), ctypes.c_void_p()
     lib.llama_log_get(ctypes.byref(callback), ctypes.byref(user_data))
     return callback, user_data

@@ -1,6 +1,6 @@
-"""One product, computed apart from llama.cpp's own graph, on a CPU backend of its own.
+"""A graph of one node on a CPU backend of its own, apart from llama.cpp's graph.
 
-Knows a backend and a graph of one node; what the node multiplies is its user's business.
+The user of the graph decides what the node computes.
 """
 
 from __future__ import annotations

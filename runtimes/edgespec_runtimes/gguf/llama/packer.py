@@ -1,4 +1,5 @@
-"""Packs weights in place as ggml's CPU code multiplies them fastest, and marks tensors as packed.
+"""Packs weights in place as ggml's CPU code multiplies them fastest, and finds the buffer fields of
+tensors over packed weights.
 
 Knows nothing of files, slots and models.
 """
@@ -13,19 +14,19 @@ from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi, ggml
 
 BUFFER_TYPE = "CPU_REPACK"
-"""Whose weights take as many bytes packed as before, in the same groups of rows. Others (AMX's) are
-left to models that stay in memory."""
+"""The buffer type in use: its weights take as many bytes packed as before, in the same groups of
+rows. Others (AMX's) are left to resident models."""
 PIECE_BYTES = 1 << 20
-"""Packed at once, by way of a copy; ggml writes a line of log for each."""
+"""Bytes that are packed at once, by way of a copy; ggml writes a line of log for each."""
 GROUP_ROWS = 16
-"""Rows that are interleaved, at most: a piece has whole groups."""
+"""Most rows that are interleaved: a piece has whole groups."""
 _BUFFER_BYTES = 64
-"""Any but zero, for which ggml makes a buffer that knows nothing of packing."""
+"""Size of the buffer; for zero ggml makes one that knows nothing of packing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferFields:
-    """What a ggml_tensor says of where it lies: by it ggml chooses the code that computes it."""
+    """The fields of a ggml_tensor by which ggml chooses the code that computes it."""
 
     buffer: int | None
     extra: int | None
@@ -35,14 +36,14 @@ class BufferFields:
         fields = abi.GgmlTensor.from_address(tensor)
         return cls(fields.buffer, fields.extra)
 
-    def put_on(self, tensor: int) -> None:
+    def write_to(self, tensor: int) -> None:
         fields = abi.GgmlTensor.from_address(tensor)
         fields.buffer, fields.extra = self.buffer, self.extra
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of weights that are packed at once, as a tensor."""
+    """A tensor over rows of weights that are packed at once."""
 
     tensor: int
     n_rows: int
@@ -50,27 +51,27 @@ class _Piece:
 
 
 class Packer(Closeable):
-    """Packs weights, and says how tensors are marked that hold them: until `close`, which must come
-    after the last computation with one."""
+    """Packs weights and knows the buffer fields of tensors that hold them. `close` must come after
+    the last computation with packed weights."""
 
     def __init__(self) -> None:
         self._owned = ExitStack()
         self._context = ggml.new_context(self._owned)
         self._buffer = 0
-        self._marks: dict[tuple[int, int, int], BufferFields | None] = {}
+        self._fields: dict[tuple[int, int, int], BufferFields | None] = {}
         self._pieces: dict[tuple[int, int], _Piece] = {}
         self._copy = ctypes.create_string_buffer(1)
 
-    def mark(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
-        """Of weights [n_out, n_in] of a ggml type, once they are packed; None if they stay as they
-        are."""
+    def buffer_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
+        """The fields of a tensor over packed weights [n_out, n_in] of a ggml type; None if such
+        weights are not packed."""
         shape = kind, n_in, n_out
-        if shape not in self._marks:
-            self._marks[shape] = self._new_mark(*shape)
-        return self._marks[shape]
+        if shape not in self._fields:
+            self._fields[shape] = self._new_fields(*shape)
+        return self._fields[shape]
 
     def pack(self, address: int, kind: int, n_in: int, n_out: int) -> None:
-        """Pack weights for which there is a mark, in place."""
+        """Pack weights in place, of a shape that has buffer fields."""
         piece = self._piece(kind, n_in)
         fields = abi.GgmlTensor.from_address(piece.tensor)
         for row in range(0, n_out, piece.n_rows):
@@ -82,10 +83,10 @@ class Packer(Closeable):
 
     def close(self) -> None:
         self._owned.close()
-        self._marks.clear()
+        self._fields.clear()
         self._pieces.clear()
 
-    def _new_mark(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
+    def _new_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
         buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
         if buffer_type is None or ggml.buffer_type_name(buffer_type) != BUFFER_TYPE:
             return None

@@ -66,7 +66,7 @@ FILE_TYPES: Mapping[str, FileType] = MappingProxyType(
         "TQ1_0": FileType(36, "Q4_0"),
     }
 )
-"""Those that need no importance matrix and that are paged; larger ones first."""
+"""File types that need no importance matrix and that are paged; larger ones first."""
 ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 """Short names, as llama-quantize knows them."""
 
@@ -88,14 +88,16 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
     command = [sys.executable, "-m", __name__, str(source), str(out), name, _narrow(header, name)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:
-            said = _follow(process, f"quantising to {name}", progress)
+            last_line = _follow(process, f"quantising to {name}", progress)
         except BaseException:
             process.kill()
             raise
     if crash_name(process.returncode):
-        raise EdgespecError(died(f"storing {source} as {name}", process.returncode, said))
+        raise EdgespecError(died(f"storing {source} as {name}", process.returncode, last_line))
     if process.returncode:
-        raise EdgespecError(f"{source} could not be stored as {name}: {said or 'no reason given'}")
+        raise EdgespecError(
+            f"{source} could not be stored as {name}: {last_line or 'no reason given'}"
+        )
 
 
 def _known(name: str) -> str:
@@ -120,16 +122,16 @@ def _narrow(header: GgufFile, name: str) -> str:
 
 
 def _follow(process: subprocess.Popen[str], what: str, progress: Progress | None) -> str:
-    """Report the child's progress; returns the last thing that it said otherwise."""
+    """Report the child's progress; returns the last other line of its output."""
     assert process.stdout is not None
-    said = ""
+    last_line = ""
     for line in process.stdout:
         step = _STEP.search(line)
         if step is None:
-            said = line.strip()
+            last_line = line.strip()
         elif progress is not None:
             progress(what, int(step[1]) / int(step[2]))
-    return said
+    return last_line
 
 
 def _run(source: str, out: str, name: str, narrow: str) -> int:

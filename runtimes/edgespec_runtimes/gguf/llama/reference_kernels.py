@@ -1,11 +1,11 @@
-"""In which order llama.cpp's attention and products sum up on the CPU, and one order for all rows.
+"""The switch to ggml's reference kernels, which sum up all rows in one order, and when to use it.
 
 ggml's attention has three kernels: one of whole rows; one of tiles, for 64 rows and more; one that
 splits a single row's cells over the threads, from 512 cells on. Keys and values of one type, single
 or half precision, go through any of them. Its products with K-quants have two: one of whole rows;
 one of tiles, for 8 rows and more. The logits differ by tenths. The backend's switch for reference
 kernels leaves the first ones only. It is not reached through llama.cpp's interface: the backend is
-caught when a context makes it.
+captured when a context makes it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 TILE_ROWS = 64
-"""From so many rows on, attention is computed in tiles."""
+"""Rows from which on attention is computed in tiles."""
 PRODUCT_TILE_ROWS = 8
-"""From so many rows on, products with `TILED_TYPES` are."""
+"""Rows from which on products with `TILED_TYPES` are computed in tiles."""
 TILED_TYPES = frozenset(
     {f"Q{n_bits}_K" for n_bits in range(2, 7)}
     | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
 )
 SPLIT_CELLS = 512
-"""From so many cells on, a single row is split over the threads."""
+"""Cells from which on a single row is split over the threads."""
 CELLS_ROUNDED_TO = 256
-"""A graph's number of cells is a multiple of this."""
+"""Granularity of a graph's number of cells."""
 LEAST_TILED_BATCH = 2 * TILE_ROWS
-"""Prompts cut evenly into batches of at most so many tokens or more round alike: none of the parts
-is smaller than a tile, unless the prompt is."""
+"""Smallest limit of a batch, in tokens, with which prompts in even parts round alike: no part is
+smaller than a tile, unless the prompt is."""
 
 _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
 class ReferenceKernels:
-    """The switch of one context's CPU backend, and of others that compute products of its graph;
-    where none was caught, rows sum up as ggml likes."""
+    """Switches the CPU backend of one context, and others that compute products of its graph, to
+    reference kernels and back; does nothing if no backend was captured."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class ReferenceKernels:
         weight_types: Collection[str],
         beside: Collection[int] = (),
     ):
-        """`backends` are those that were caught; the last one is the context's. Those `beside` it
-        compute products as it does. Keys and values of other types than single or half precision
+        """`backends` are the captured ones; the last one is the context's. Backends `beside`
+        it compute products as it does. Keys and values of other types than single or half precision
         have one kernel, as other weights have."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._attention_varies = len(set(cache_types)) == 1 and bool(
@@ -82,15 +82,15 @@ class ReferenceKernels:
 
 @contextmanager
 def captured_backends(libllama_path: str, libggml: Any) -> Iterator[list[int]]:
-    """While active, the CPU backends that libllama makes are written down."""
-    caught: list[int] = []
+    """Yields a list of the CPU backends that libllama makes while this is active."""
+    captured: list[int] = []
     real = ctypes.cast(libggml.ggml_backend_init_by_type, _InitFunction)
 
     def init(kind: int, parameters: bytes | None) -> int | None:
         backend: int | None = real(kind, parameters)
         if backend:
-            caught.append(backend)
+            captured.append(backend)
         return backend
 
     with replaced_import(libllama_path, ("ggml_backend_init_by_type",), _InitFunction(init)):
-        yield caught
+        yield captured

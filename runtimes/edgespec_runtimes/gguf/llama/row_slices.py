@@ -20,7 +20,7 @@ _FLOAT_BYTES = 4
 
 
 class RowSlices(Closeable):
-    """Lets llama.cpp pass over a product, for which `multiply` is called afterwards."""
+    """Makes llama.cpp pass over a product, for which `multiply` is called afterwards."""
 
     def __init__(self, n_threads: int) -> None:
         self._graph = NodeGraph(n_threads)
@@ -30,25 +30,25 @@ class RowSlices(Closeable):
 
     @property
     def backend(self) -> int:
-        """What computes the slices: a CPU backend's address."""
+        """The address of the CPU backend that computes the slices."""
         return self._graph.backend
 
     def pass_over(self, node: int) -> None:
-        """Let llama.cpp compute nothing here: call `take_up` when it has done so."""
+        """Make llama.cpp skip this product; call `take_up` afterwards."""
         ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._no_op
         self._passed_over = node
 
     def take_up(self) -> int:
-        """The node that was passed over, again what it is, as graphs are used more than once; 0
-        where none was."""
+        """Restore the node that was passed over, since graphs are used more than once; returns 0 if
+        there was none."""
         node, self._passed_over = self._passed_over, 0
         if node:
             ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._product_op
         return node
 
-    def multiply(self, node: int, rows: range, address: int, mark: BufferFields | None) -> None:
-        """Compute what these rows of the matrix, which lie at `address`, give of the product.
-        `mark`: how a tensor is marked that holds them, if not as the matrix is.
+    def multiply(self, node: int, rows: range, address: int, packed: BufferFields | None) -> None:
+        """Compute the part of the product that rows of the matrix give, which lie at `address`.
+        `packed`: the buffer fields of a tensor over these rows if they are packed.
 
         Raises EdgespecError.
         """
@@ -56,8 +56,8 @@ class RowSlices(Closeable):
         ctypes.pointer(product)[0] = abi.GgmlTensor.from_address(node)
         ctypes.pointer(self._matrix)[0] = abi.GgmlTensor.from_address(product.src[0] or 0)
         self._matrix.ne[1], self._matrix.data = len(rows), address
-        if mark:
-            mark.put_on(ctypes.addressof(self._matrix))
+        if packed:
+            packed.write_to(ctypes.addressof(self._matrix))
         product.src[0] = ctypes.addressof(self._matrix)
         product.ne[0] = len(rows)
         product.data = product.data + rows.start * _FLOAT_BYTES

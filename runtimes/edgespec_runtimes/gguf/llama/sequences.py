@@ -1,4 +1,4 @@
-"""Which llama.cpp sequence carries which branch of the tree; the KV cache's transaction.
+"""Assigns the branches of the tree to llama.cpp's sequences; the KV cache's transaction.
 
 llama.cpp knows no trees, but a KV cell may belong to many sequences. Every branch is a sequence:
 all list the committed prefix, a node belongs to each branch that runs through it, and attention
@@ -41,7 +41,7 @@ class Branches:
         self._chains: dict[int, list[int]] = {}
         """Sequence -> keys of its provisional nodes; entry i stands at position n_committed + i."""
         self._synced = [0] * n_sequences
-        """How much of the committed prefix each sequence holds."""
+        """Tokens of the committed prefix that each sequence holds."""
         self._decoded: list[int] = []
         """Keys of provisional nodes in the order of their cells."""
         self.n_committed = 0
