@@ -1,4 +1,4 @@
-"""What becomes of a process that reads, validates and then loads damaged model files.
+"""Reads, validates and loads damaged model files, each in a child, and reports how the child ended.
 
 A program: its first argument is a sound file, every line of stdin a list of patches [[position,
 hex], ...], every line of stdout how a process ended that used the file with these patches. Each is
@@ -37,7 +37,7 @@ MEMORY_LIMIT_BYTES = 2 << 30
 
 
 def outcomes(path: Path, contents: Iterable[bytes]) -> Iterator[str]:
-    """How the child that used each content as the file `path` ended: a word, or a signal's name."""
+    """A word or a signal's name for each content: the end of the child that used it as `path`."""
     silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()

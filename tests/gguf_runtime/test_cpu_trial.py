@@ -1,4 +1,4 @@
-"""Whether llama.cpp's packed products work is found out by a process that may die of them."""
+"""A process that may die of it finds out if llama.cpp's packed products work."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_build_for_another_processor_is_refused_before_it_computes():
         cpu.check_usable(TrialResult(TrialOutcome.ILLEGAL, "SIGILL"), "1.2.3")
 
 
-class Asked:
+class CountedTrial:
     """Stands for `run_trial` and counts."""
 
     def __init__(self, outcome: TrialOutcome) -> None:
@@ -140,8 +140,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LibraryFiles:
     return LibraryFiles("1.2.3", tmp_path / "base", tmp_path / "cpu")
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, outcome: TrialOutcome = TrialOutcome.WORKS) -> Asked:
-    stand_in = Asked(outcome)
+def counted(
+    monkeypatch: pytest.MonkeyPatch, outcome: TrialOutcome = TrialOutcome.WORKS
+) -> CountedTrial:
+    stand_in = CountedTrial(outcome)
     monkeypatch.setattr(cpu, "run_trial", stand_in)
     return stand_in
 
@@ -152,7 +154,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, outcome: TrialOutcome = TrialOutcome.
 def test_a_library_is_tried_once(
     outcome: TrialOutcome, library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    run_trial = asked(monkeypatch, outcome)
+    run_trial = counted(monkeypatch, outcome)
     assert [cpu.trial_result(library).outcome for _ in range(3)] == [outcome] * 3
     assert run_trial.times == 1
 
@@ -160,7 +162,7 @@ def test_a_library_is_tried_once(
 def test_what_a_trial_did_not_show_is_tried_again(
     library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    run_trial = asked(monkeypatch, TrialOutcome.UNKNOWN)
+    run_trial = counted(monkeypatch, TrialOutcome.UNKNOWN)
     cpu.trial_result(library)
     cpu.trial_result(library)
     assert run_trial.times == 2
@@ -169,7 +171,7 @@ def test_what_a_trial_did_not_show_is_tried_again(
 def test_another_build_or_version_is_tried_anew(
     library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    run_trial = asked(monkeypatch)
+    run_trial = counted(monkeypatch)
     cpu.trial_result(library)
     library.cpu.write_bytes(b"other code")
     cpu.trial_result(library)
@@ -181,7 +183,7 @@ def test_a_cache_that_cannot_be_written_costs_a_trial_each_time(
     library: LibraryFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "cache").write_bytes(b"a file, no folder")
-    run_trial = asked(monkeypatch)
+    run_trial = counted(monkeypatch)
     assert [cpu.trial_result(library).outcome for _ in range(2)] == [TrialOutcome.WORKS] * 2
     assert run_trial.times == 2
 
@@ -190,7 +192,7 @@ def test_a_cache_that_cannot_be_written_costs_a_trial_each_time(
 def test_a_damaged_answer_is_asked_for_again(
     content: bytes, library: LibraryFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run_trial = asked(monkeypatch)
+    run_trial = counted(monkeypatch)
     cpu.trial_result(library)
     (kept,) = (tmp_path / "cache/edgespec/llama.cpp").iterdir()
     kept.write_bytes(content)
@@ -203,7 +205,7 @@ def test_an_application_without_an_interpreter_of_its_own_is_not_started(
     executable: str | None, library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "executable", executable)
-    run_trial = asked(monkeypatch)
+    run_trial = counted(monkeypatch)
     assert cpu.trial_result(library).outcome is TrialOutcome.UNKNOWN
     assert run_trial.times == 0
 
@@ -212,13 +214,13 @@ def test_a_frozen_application_is_not_started(
     library: LibraryFiles, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    run_trial = asked(monkeypatch)
+    run_trial = counted(monkeypatch)
     assert cpu.trial_result(library).outcome is TrialOutcome.UNKNOWN
     assert run_trial.times == 0
 
 
 def test_the_installed_library_shows_whether_its_packed_products_work():
-    """Where they do not, the trial survives what ends this process."""
+    """The trial's parent survives if they do not."""
     script, files = cpu_trial.__file__, ("ggml-base", "ggml-cpu")
     libraries = [str(abi.library_file(stem)) for stem in files]
     trial = cpu.run_trial([sys.executable, "-I", "-S", script, *libraries])

@@ -116,7 +116,7 @@ def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: 
 
 @pytest.fixture
 def paged(files: Path) -> Iterator[GgufModel]:
-    """With the least room: every token's experts are read anew."""
+    """A model with the least room: every token's experts are read anew."""
     model = open_paged(mixture(files, "qwen3moe"), share=0.0)
     yield model
     model.close()
@@ -128,7 +128,7 @@ class TestAMixtureKeepsThePagingContract(PagingContract):
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> None:
-    """Whether all of a layer's experts fit or come in rounds; those of all layers do not."""
+    """All of a layer's experts fit, or come in rounds; those of all layers never fit."""
     model = open_paged(mixture(files, "qwen3moe"), share)
     try:
         tokens = [300 + i % 100 for i in range(96)]

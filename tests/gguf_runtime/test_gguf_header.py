@@ -1,4 +1,4 @@
-"""What the header says is what is in the file, for one file and for several."""
+"""The header agrees with the file's content, for one file and for several."""
 
 from __future__ import annotations
 

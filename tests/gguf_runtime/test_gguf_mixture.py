@@ -44,7 +44,7 @@ def alone(big: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def drafted(big: Path) -> Iterator[Engine]:
-    """With room for half of the weights."""
+    """A pair with room for half of the weights."""
     target, draft = open_paged(big, share=0.5), open_resident(catalogue.find("draft"))
     with Engine(target, draft) as engine:
         yield engine

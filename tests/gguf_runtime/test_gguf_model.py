@@ -35,7 +35,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 PAIR = embedded_pair()
 N_CTX = 256
 KV_BYTES_PER_CELL = 3072
-"""Of the embedded target, keys and values of all layers in half precision."""
+"""Bytes of the embedded target's keys and values, of all layers in half precision."""
 
 
 def request(path: Path) -> ModelRequest:
@@ -97,7 +97,7 @@ def paged() -> Iterator[GgufModel]:
 
 
 class TestPagedTargetKeepsThePagingContract(PagingContract):
-    """With the embedded target."""
+    """The paging contract with the embedded target."""
 
 
 def reference_logits(path: Path, tokens: Sequence[int]) -> np.ndarray:
@@ -231,7 +231,7 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
 def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     paged: GgufModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What points into the ring between passes would be computed with whatever lies there."""
+    """A weight that still points into the ring would be computed with other data."""
     weights = paged._weights
     assert weights is not None
     assert weights.pager is not None
@@ -311,7 +311,7 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
 
 
 def test_no_tree_is_planned_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where llama.cpp's kernels cannot be chosen, 64 rows and more go through tiles."""
+    """Simulates a platform whose kernels cannot be chosen: 64 rows and more go through tiles."""
     monkeypatch.setattr(sys, "platform", "win32")
     wanted = dataclasses.replace(request(PAIR.target), max_nodes=97, fewer_nodes=(65, 49))
     with closing(runtime.prepare(wanted)) as prepared:

@@ -178,7 +178,7 @@ def test_all_layers_on_a_gpu_leave_nothing_to_page():
 
 
 def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    """As a library would place them that follows another rule."""
+    """Simulates a library that places tensors by another rule."""
     target = prepared(3)
     target.needs()
     monkeypatch.setattr(

@@ -44,8 +44,8 @@ N_TOKENS = 6
 
 
 def assert_pages_like_llama_cpp(path: Path) -> None:
-    """As it is in memory, packed for the CPU; or mapped, where packing would round unevenly. What
-    is of half precision rounds as llama.cpp does in batches, which is otherwise than alone."""
+    """The reference is resident and packed for the CPU, or mapped if packing is not invariant. Half
+    precision rounds as llama.cpp does in batches, which is otherwise than row by row."""
     header = read_header(path)
     in_batches = not multiplied_types(header).isdisjoint(HALF)
     with LlamaCpp(path, 256, packed=packs_when_paged(header)) as llama_cpp:

@@ -1,4 +1,4 @@
-"""What a GPU's library takes of the process's memory is measured beside it, and remembered."""
+"""The process memory of a GPU's library is measured in another process, and cached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def trials(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[LibraryMemory]:
-    """What trials find from now on, the last one first, in the place of a GPU."""
+    """Results of the next trials, the last one first, in the place of a GPU."""
     use_stand_in(monkeypatch)
     found: list[LibraryMemory] = []
     monkeypatch.setattr(gpu, "measure", lambda _: found.pop())
@@ -25,7 +25,7 @@ def trials(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Libr
 
 
 def test_a_device_that_computes_makes_a_process_grow():
-    """With the CPU's device in the GPU's place."""
+    """The CPU's device takes the GPU's place."""
     measured = gpu.measure(TRIAL)
     assert measured.nbytes is not None and measured.note is None
     assert measured.nbytes >= 0 and measured.nbytes % STEP_BYTES == 0

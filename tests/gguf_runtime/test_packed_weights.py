@@ -42,7 +42,7 @@ def paged(path: Path) -> Iterator[GgufModel]:
 
 
 def logits(model: LanguageModel) -> np.ndarray:
-    """Of a tree after a prompt."""
+    """The logits of a tree after a prompt."""
     model.prefill(list(range(300, 380)))
     found = model.evaluate(*line(range(400, 412)))
     model.close()
@@ -55,8 +55,10 @@ def test_a_paged_model_has_the_logits_of_the_model_in_memory(path: Path) -> None
         assert np.array_equal(logits(open_paged(path, share)), expected)
 
 
-def test_between_passes_streamed_weights_are_marked_as_the_file_has_them(paged: GgufModel) -> None:
-    """What reads one outside a pass finds what the mapping holds: slow, and never wrong."""
+def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
+    paged: GgufModel,
+) -> None:
+    """A reader outside a pass finds the mapping: slow, and never wrong."""
     assert paged._weights is not None
     paged.evaluate(*line(range(400, 404)))
     streamed = [weight.address for swaps in paged._weights._swaps for weight, _ in swaps]

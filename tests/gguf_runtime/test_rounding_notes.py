@@ -1,4 +1,4 @@
-"""Where a draft may change a token for the way llama.cpp rounds, a note says so, and only there."""
+"""A note says if a draft may change a token by llama.cpp's rounding, and only then."""
 
 from __future__ import annotations
 

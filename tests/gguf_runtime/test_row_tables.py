@@ -1,4 +1,4 @@
-"""Of a table that is only looked up, memory holds the rows that passes name."""
+"""Memory holds the rows of a looked-up table that passes name, and no others."""
 
 from __future__ import annotations
 

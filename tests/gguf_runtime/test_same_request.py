@@ -147,7 +147,7 @@ def fresh_run(
 def test_the_next_turn_is_the_conversation_read_at_once(
     target: LanguageModel, n_tokens: int
 ) -> None:
-    """What was generated is part of the next prompt."""
+    """The generated text is part of the next prompt."""
     prompt = tokens_of(target, n_tokens)
     with Engine(target) as engine:
         answer = run(engine, prompt)
