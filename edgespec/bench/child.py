@@ -31,7 +31,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import UsageError
 from edgespec.jobs.messages import answer_one
 from edgespec.memory import process
-from edgespec.paging.reader import READ_BYTES, DirectReader, Memory, Run
+from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -130,7 +130,7 @@ def _read_for(reads: Iterator[int], nbytes: int, seconds: float) -> int:
 def _reads(path: Path) -> Generator[int, None, None]:
     """Read a file over and over; yields the bytes of each read."""
     size, at = path.stat().st_size, 0
-    block, reader = Memory(READ_BYTES), DirectReader([path])
+    block, reader = AlignedMemory(READ_BYTES), DirectReader([path])
     try:
         while True:
             # the last block may lie half past the file's end

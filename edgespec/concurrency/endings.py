@@ -37,10 +37,10 @@ def signal_name(exit_code: int) -> str | None:
         return None
 
 
-def why(exit_code: int | None, said: str = "") -> str:
-    """A clause for a process that ended before it was done; `said` is the last line it wrote."""
+def why(exit_code: int | None, last_line: str = "") -> str:
+    """A clause for a process that ended before it was done; `last_line` is of its own output."""
     name = None if exit_code is None else signal_name(exit_code)
-    words = f": {said}" if said else ""
+    words = f": {last_line}" if last_line else ""
     if name == "SIGKILL":
         return "it was killed, as the kernel does where memory is short"
     if name in _CRASHES:
@@ -52,6 +52,6 @@ def why(exit_code: int | None, said: str = "") -> str:
     return (f"ended by {name}" if name else f"exit code {exit_code}") + words
 
 
-def died(doing: str, exit_code: int | None, said: str = "") -> str:
+def died(doing: str, exit_code: int | None, last_line: str = "") -> str:
     """A sentence about a process that ended early; `doing` says what it was doing."""
-    return f"the process ended while {doing} ({why(exit_code, said)})"
+    return f"the process ended while {doing} ({why(exit_code, last_line)})"

@@ -149,8 +149,8 @@ class _IndexBuilder:
         records["key"] = keys.view(self._record["key"]).reshape(n)
         records["position"] = np.arange(first, first + n)
         records["next"] = tokens[DEPTH:]
-        here = tokens[DEPTH - 1 : -1]
-        within: np.ndarray = (here != self._separator) & (records["next"] != self._separator)
+        last = tokens[DEPTH - 1 : -1]
+        within: np.ndarray = (last != self._separator) & (records["next"] != self._separator)
         kept: np.ndarray = records[within]
         return kept
 

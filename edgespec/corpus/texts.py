@@ -61,9 +61,9 @@ def pieces(file: TextFile) -> Iterator[str]:
         with open_regular(file.path) as opened:
             while read := opened.read(PIECE_BYTES):
                 text = rest + decode(read)
-                cut = text.rfind("\n") + 1 or len(text)
-                yield text[:cut]
-                rest = text[cut:]
+                end = text.rfind("\n") + 1 or len(text)
+                yield text[:end]
+                rest = text[end:]
         if rest:
             yield rest
     except UnicodeDecodeError as error:

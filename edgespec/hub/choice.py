@@ -64,8 +64,8 @@ class HubModel:
     @property
     def quant(self) -> str | None:
         """Quantisation in the name; None if it has none."""
-        found = _QUANT.findall(self.name)
-        return found[-1] if found else None
+        quants = _QUANT.findall(self.name)
+        return quants[-1] if quants else None
 
     @property
     def size_bytes(self) -> int:
@@ -78,15 +78,15 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
     models = gguf_models(everything)
     if not models:
         raise ModelError(_nothing_here(reference, everything))
-    wanted = reference.quant or DEFAULT_QUANT
-    found = [model for model in models if _is_called(model, wanted)]
-    if not found and reference.quant is None:
-        found = models[:1]
-    if not found:
+    quant = reference.quant or DEFAULT_QUANT
+    matching = [model for model in models if _has_quant(model, quant)]
+    if not matching and reference.quant is None:
+        matching = models[:1]
+    if not matching:
         raise ModelError(
             f"{reference.repo} has no {reference.quant}; it has: {', '.join(map(_label, models))}"
         )
-    chosen = min(found, key=lambda model: (len(model.name), model.name))
+    chosen = min(matching, key=lambda model: (len(model.name), model.name))
     _check_parts(reference, chosen)
     return chosen
 
@@ -101,7 +101,7 @@ def gguf_models(files: Iterable[HubFile]) -> list[HubModel]:
     return [HubModel(name, tuple(parts)) for name, parts in sorted(grouped.items())]
 
 
-def _is_called(model: HubModel, quant: str) -> bool:
+def _has_quant(model: HubModel, quant: str) -> bool:
     """True if the quantisation is a whole word of the name: Q4_K is not Q4_K_M."""
     pattern = rf"(?:^|[-./]){re.escape(quant)}(?=$|[-./])"
     return re.search(pattern, model.name, re.IGNORECASE) is not None

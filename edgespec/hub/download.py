@@ -82,11 +82,11 @@ class Download:
                     if failures > MOST_FAILURES:
                         raise
                     pause(PAUSE_S * 2 ** max(0, failures - 1))
-            found = file.tell()
-        if found != self.size_bytes:
+            n_bytes = file.tell()
+        if n_bytes != self.size_bytes:
             self.partial.unlink()
             raise HubFailure(
-                f"{self.name} should have {self.size_bytes:,} bytes and came with {found:,}",
+                f"{self.name} should have {self.size_bytes:,} bytes and came with {n_bytes:,}",
                 "try again later",
             )
         self._check()
@@ -112,11 +112,11 @@ class Download:
 
     def _check(self) -> None:
         """Raise HubFailure for a wrong checksum: the file may have changed between two requests."""
-        found, wanted = self.checksum.of(self.partial), self.checksum.digits
-        if found != wanted:
+        digits, expected = self.checksum.of(self.partial), self.checksum.digits
+        if digits != expected:
             self.partial.unlink()
             raise HubFailure(
-                f"{self.name} came damaged (its SHA is {found[:12]}..., not {wanted[:12]}...) and "
-                "was dropped",
+                f"{self.name} came damaged (its SHA is {digits[:12]}..., not {expected[:12]}...) "
+                "and was deleted",
                 "fetch it again",
             )

@@ -143,6 +143,6 @@ class Hub:
                 f"{reference} is not in {self.cache}, and {reason}: fetch it while there is a "
                 "connection"
             )
-        found = choose(reference, [HubFile(name, p.stat().st_size) for name, p in paths.items()])
+        model = choose(reference, [HubFile(name, p.stat().st_size) for name, p in paths.items()])
         note = f"{reference}: {reason}; the model in the cache is used"
-        return Fetched(paths[found.files[0].name], found, (note,))
+        return Fetched(paths[model.files[0].name], model, (note,))

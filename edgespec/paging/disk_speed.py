@@ -10,7 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.concurrency.owning import close_all
-from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, DirectReader, Memory, Run, block_floor
+from edgespec.paging.reader import (
+    BLOCK_BYTES,
+    READ_BYTES,
+    AlignedMemory,
+    DirectReader,
+    Run,
+    block_floor,
+)
 
 SAMPLE_S = 0.3
 
@@ -25,7 +32,7 @@ def bytes_per_second(
     starts = _spread(path.stat().st_size)
     if not starts:
         return None
-    memory = Memory(READ_BYTES)
+    memory = AlignedMemory(READ_BYTES)
     reader = DirectReader([path])
     try:
         began, done = clock(), 0

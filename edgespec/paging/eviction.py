@@ -68,9 +68,10 @@ class LeastLikely:
         n_tokens = len(choices)
         if n_tokens:
             self._n_tokens = min(n_tokens, self.most_tokens)
-            kept = self.fade**n_tokens
+            decay = self.fade**n_tokens
             uses = np.bincount(choices.ravel(), minlength=self._likelihood.shape[1])
-            self._likelihood[layer] = kept * self._likelihood[layer] + (1 - kept) * uses / n_tokens
+            self._likelihood[layer] *= decay
+            self._likelihood[layer] += (1 - decay) * uses / n_tokens
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
         waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()

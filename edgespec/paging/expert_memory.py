@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.reader import BLOCK_BYTES, Memory, Run, block_floor
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, Run, block_floor
 
 
 class ExpertMemory(Closeable):
@@ -18,14 +18,14 @@ class ExpertMemory(Closeable):
 
     def __init__(self, layers: Sequence[ExpertLayer]) -> None:
         self._layers = layers
-        self._ranges: list[list[Memory]] = []
+        self._ranges: list[list[AlignedMemory]] = []
         try:
             for layer in layers:
                 self._ranges.append([])
                 for matrix in layer.matrices:
                     first = block_floor(matrix.extent.offset)
                     nbytes = matrix.extent.offset + matrix.extent.nbytes - first
-                    self._ranges[-1].append(Memory(nbytes, sparse=True))
+                    self._ranges[-1].append(AlignedMemory(nbytes, sparse=True))
         except BaseException:
             self.close()
             raise

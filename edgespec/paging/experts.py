@@ -222,7 +222,7 @@ class ExpertCache(Closeable):
         self._eviction.use(layer, choices)
 
     def _gather(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
-        """As many of the experts as there is room for, once their slices are read; empty once
+        """A group of as many experts as there is room for, when their slices are read; empty once
         cancelled."""
         group: list[int] = []
         while not self._cancelled and not self._closing:

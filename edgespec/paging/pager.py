@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
-from edgespec.paging.reader import Memory, Reader, Segment, read_segment
+from edgespec.paging.reader import AlignedMemory, Reader, Segment, read_segment
 from edgespec.tracing.spans import OFF, Trace, Track
 
 
@@ -62,7 +62,7 @@ class WeightPager(Closeable):
         self._reader = reader
         self._clock = clock
         self._trace = trace
-        self._ring = Memory(ring_bytes)
+        self._ring = AlignedMemory(ring_bytes)
         self._slots: deque[_Slot] = deque()
         self._next = 0
         self._failure: BaseException | None = None
@@ -183,11 +183,11 @@ class WeightPager(Closeable):
         self._reclaim()
         self._change.notify_all()
 
-    def _drop_before(self, wanted: _Slot) -> None:
+    def _drop_before(self, acquired: _Slot) -> None:
         """Discard segments that the consumer skipped."""
         skipped = False
         for slot in self._slots:
-            if slot is wanted:
+            if slot is acquired:
                 break
             if not slot.held and not slot.dropped:
                 slot.dropped = skipped = True
@@ -231,7 +231,7 @@ class WeightPager(Closeable):
     def _read_into(self, slot: _Slot) -> None:
         segment, n = self._segments[slot.segment], 0
         failure: BaseException | None = None
-        begun = self._clock()
+        begin = self._clock()
         span = self._trace.span(Track.STORAGE, "read")
         try:
             n = read_segment(
@@ -243,7 +243,7 @@ class WeightPager(Closeable):
         with self._change:
             self.bytes_read += n
             slot.ready, slot.ready_at = True, self._clock()
-            self.read_s += slot.ready_at - begun
+            self.read_s += slot.ready_at - begin
             if failure is not None and not slot.dropped:
                 slot.dropped = True
                 self._failure = failure
@@ -263,12 +263,12 @@ class PinnedSegments(Closeable):
     """Segments that stay in memory from loading to `close`."""
 
     def __init__(self, trace: Trace = OFF) -> None:
-        self._memory: list[Memory] = []
+        self._memory: list[AlignedMemory] = []
         self._trace = trace
 
     def load(self, segment: Segment, reader: Reader, stopped: Callable[[], bool]) -> int:
         """Read a segment into memory of its own and return the address."""
-        memory = Memory(segment.slot_bytes)
+        memory = AlignedMemory(segment.slot_bytes)
         self._memory.append(memory)
         with self._trace.span(Track.STORAGE, "read pinned") as span:
             n = read_segment(reader, segment, memory, 0, stopped)

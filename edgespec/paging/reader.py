@@ -96,7 +96,7 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-class Memory(Closeable):
+class AlignedMemory(Closeable):
     """Private, block-aligned memory that is resident only where it was written.
 
     It uses huge pages where the kernel has them: direct reads into them cost less. `sparse` memory,
@@ -164,11 +164,11 @@ class DirectReader(Closeable):
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         done = 0
         while done < run.nbytes and not stopped():
-            wanted = min(READ_BYTES, run.nbytes - done)
-            with into[done : done + wanted] as target:
+            requested = min(READ_BYTES, run.nbytes - done)
+            with into[done : done + requested] as target:
                 n = self._read_some(run, run.start + done, target)
             done += n
-            if n < wanted:
+            if n < requested:
                 break
         if done < run.needed and not stopped():
             path = self._paths[run.file_index]
@@ -230,7 +230,7 @@ def _open_direct(path: Path) -> tuple[int, bool]:
 
 
 def read_segment(
-    reader: Reader, segment: Segment, memory: Memory, start: int, stopped: Callable[[], bool]
+    reader: Reader, segment: Segment, memory: AlignedMemory, start: int, stopped: Callable[[], bool]
 ) -> int:
     """Fill the slot at `start` of `memory` with a segment; returns the bytes read."""
     n = 0

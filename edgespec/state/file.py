@@ -111,14 +111,14 @@ def check_place(path: Path) -> bool:
         if path.stat().st_size == 0 and path.is_file():
             return False
         with open_regular(path) as file:
-            found = file.read(len(MAGIC))
+            magic = file.read(len(MAGIC))
     except FileNotFoundError as error:
         if path.parent.is_dir():
             return False
         raise StateError(f"{path.parent} is no folder: name a place for the state") from error
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
-    if found != MAGIC:
+    if magic != MAGIC:
         raise StateError(
             f"{path} is not state that this edgespec kept, and stays as it is: name another file"
         )

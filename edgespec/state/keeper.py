@@ -43,7 +43,7 @@ class HoldsText(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedState:
     """State that a file holds, or that was loaded from it."""
 
     tokens: tuple[int, ...]
@@ -88,7 +88,7 @@ class StateKeeper:
         if needed > self._room_bytes:
             raise _no_room(self._target.info.name, needed)
 
-    def save(self, path: Path) -> Kept:
+    def save(self, path: Path) -> SavedState:
         """Write the models' state. Raises UsageError if they hold none."""
         self.check_possible()
         tokens = self._engine.committed
@@ -113,17 +113,17 @@ class StateKeeper:
                     model.write_state(writer.piece)
                     writer.end_of_model()
             writer.end()
-        return Kept(tuple(tokens), n_draft)
+        return SavedState(tuple(tokens), n_draft)
 
-    def peek(self, path: Path) -> Kept:
+    def peek(self, path: Path) -> SavedState:
         """The state that `load` would load. Raises StateError for a file that it would refuse."""
         self.check_possible()
         with opened(path) as reader:
             n_draft = self._check_fit(path, reader)
             reader.check()
-            return Kept(tuple(reader.tokens.tolist()), n_draft)
+            return SavedState(tuple(reader.tokens.tolist()), n_draft)
 
-    def load(self, path: Path, check: Callable[[], None] = lambda: None) -> Kept:
+    def load(self, path: Path, check: Callable[[], None] = lambda: None) -> SavedState:
         """Load a file of `save`: models and engine continue as if they had computed it.
 
         `check` is called now and then and may raise. Raises StateError and leaves the models as

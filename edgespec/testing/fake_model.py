@@ -29,14 +29,14 @@ PATIENCE_S = 5.0
 
 def random_language(seed: int, n_vocab: int, sharpness: float = 3.0, order: int = 2) -> Language:
     """Random logits that depend on the last `order` tokens."""
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    cache: dict[tuple[int, ...], np.ndarray] = {}
 
     def logits(context: tuple[int, ...]) -> np.ndarray:
         last = context[-order:]
-        if last not in known:
+        if last not in cache:
             random = np.random.default_rng([seed, *last])
-            known[last] = (sharpness * random.standard_normal(n_vocab)).astype(np.float32)
-        return known[last]
+            cache[last] = (sharpness * random.standard_normal(n_vocab)).astype(np.float32)
+        return cache[last]
 
     return logits
 

@@ -207,8 +207,10 @@ class TraceFile(Trace):
         """Record the process's memory and the rest of the budget as stacked series."""
         with suppress(OSError):
             resident = self._rss_bytes()
-            left = {} if self._budget_bytes is None else {"left": self._budget_bytes - resident}
-            self._count("process memory (MiB)", now_s, {"resident": resident} | left)
+            series = {"resident": resident}
+            if self._budget_bytes is not None:
+                series["left"] = self._budget_bytes - resident
+            self._count("process memory (MiB)", now_s, series)
 
     def _count(self, name: str, now_s: float, nbytes: dict[str, int]) -> None:
         series: dict[str, Detail] = {

@@ -28,4 +28,4 @@ def llama(*, hidden: int, layers: int, heads: int, intermediate: int) -> LlamaCo
 
 TARGET = llama(hidden=256, layers=6, heads=4, intermediate=640)
 DRAFT = llama(hidden=256, layers=2, heads=4, intermediate=640)
-"""As wide as the target, whose layers are its initial ones (see distill.py)."""
+"""Shape of the draft, as wide as the target, whose layers are its initial ones (see distill.py)."""

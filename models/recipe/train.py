@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import corpus
 import evaluate
 import hybrid
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
-from fit import device, fit, next_token_loss, windows
+from fit import Loss, device, fit, next_token_loss, windows
 from mixture import upcycled, with_balance
 from release import release, release_mixture
 from to_gguf import convert
@@ -133,20 +133,8 @@ def train_draft(place: RecipeFolders, sampling_s: float, budget_s: float) -> Non
 def train_mixture(place: RecipeFolders, target: LlamaForCausalLM, budget_s: float) -> None:
     """Upcycle the target, and distil it into the mixture."""
     torch.manual_seed(SEED)
-    model = upcycled(target)
-    rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
-    fit(
-        model,
-        mixed_lengths([np.load(place.tokens("train"))], SEED),
-        with_balance(distillation_loss(target)),
-        budget_s=budget_s,
-        folder=place.checkpoint(MIXTURE_NAME),
-        rate=0.5,  # it begins with trained weights
-        held_out=lambda: {
-            "held_out_loss": round(evaluate.held_out_loss(model, rows), 4),
-            "agreement": round(evaluate.agreement(model, target, rows), 4),
-        },
-    )
+    loss = with_balance(distillation_loss(target))
+    distil(place, MIXTURE_NAME, upcycled(target), target, loss, budget_s)
     release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
 
 
@@ -156,21 +144,33 @@ def train_hybrid(place: RecipeFolders, budget_s: float) -> None:
     target = load(place, TARGET_NAME)
     torch.manual_seed(SEED)
     model = hybrid.upcycled(target)
+    distil(place, HYBRID_NAME, model, target, distillation_loss(target), budget_s)
+    file = place.work / f"{HYBRID_NAME}-q8_0.gguf"
+    convert(place.checkpoint(HYBRID_NAME), place.tokenizer, file, name=HYBRID_NAME, kind="Q8_0")
+
+
+def distil(
+    place: RecipeFolders,
+    name: str,
+    model: PreTrainedModel,
+    target: LlamaForCausalLM,
+    loss: Loss,
+    budget_s: float,
+) -> None:
+    """Train a model of upcycled weights on the corpus, and save it as the checkpoint `name`."""
     rows = evaluate.held_out_windows(np.load(place.tokens("held_out")))[::4]
     fit(
         model,
         mixed_lengths([np.load(place.tokens("train"))], SEED),
-        distillation_loss(target),
+        loss,
         budget_s=budget_s,
-        folder=place.checkpoint(HYBRID_NAME),
+        folder=place.checkpoint(name),
         rate=0.5,  # it begins with trained weights
         held_out=lambda: {
             "held_out_loss": round(evaluate.held_out_loss(model, rows), 4),
             "agreement": round(evaluate.agreement(model, target, rows), 4),
         },
     )
-    file = place.work / f"{HYBRID_NAME}-q8_0.gguf"
-    convert(place.checkpoint(HYBRID_NAME), place.tokenizer, file, name=HYBRID_NAME, kind="Q8_0")
 
 
 def load(place: RecipeFolders, name: str) -> LlamaForCausalLM:

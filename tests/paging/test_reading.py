@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Memory, Segment, read_segment
+from edgespec.paging.reader import (
+    BLOCK_BYTES,
+    AlignedMemory,
+    DirectReader,
+    Extent,
+    Segment,
+    read_segment,
+)
 
 
 def test_neighbouring_extents_are_read_as_one_run() -> None:
@@ -54,7 +61,7 @@ def weights(tmp_path: Path) -> Path:
 def whole(reader: DirectReader) -> bytes:
     """The file, read as a segment."""
     segment = Segment("s", [Extent(0, 0, FILE_BYTES)])
-    with Memory(segment.slot_bytes) as memory:
+    with AlignedMemory(segment.slot_bytes) as memory:
         assert read_segment(reader, segment, memory, 0, lambda: False) == FILE_BYTES
         return bytes(memory.view(0, FILE_BYTES))
 
@@ -119,7 +126,7 @@ def test_a_plain_read_that_fails_is_told(weights: Path, monkeypatch: pytest.Monk
 
 
 def test_memory_that_was_forgotten_reads_as_zero() -> None:
-    memory = Memory(BLOCK_BYTES)
+    memory = AlignedMemory(BLOCK_BYTES)
     memory.view(0, 4)[:] = b"full"
     memory.forget()
     assert bytes(memory.view(0, 4)) == b"\0\0\0\0"
@@ -127,14 +134,14 @@ def test_memory_that_was_forgotten_reads_as_zero() -> None:
 
 
 def test_closing_memory_that_a_failure_still_looks_into_lets_the_failure_through() -> None:
-    with pytest.raises(WeightReadError) as raised, Memory(BLOCK_BYTES) as memory:
+    with pytest.raises(WeightReadError) as raised, AlignedMemory(BLOCK_BYTES) as memory:
         fails_looking_into(memory)
     kept = raised.traceback[-1].locals["view"]
     assert bytes(kept[:4]) == b"\0\0\0\0", "its pages were given back"
     memory.close()
 
 
-def fails_looking_into(memory: Memory) -> None:
+def fails_looking_into(memory: AlignedMemory) -> None:
     view = memory.view(0, BLOCK_BYTES)
     view[:4] = b"full"
     raise WeightReadError("cut short")
@@ -145,7 +152,7 @@ def fails_looking_into(memory: Memory) -> None:
 def test_memory_that_is_read_into_as_a_whole_asks_for_huge_pages(sparse: bool, flag: str) -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel has no huge pages")
-    with Memory(4 << 20, sparse) as memory:
+    with AlignedMemory(4 << 20, sparse) as memory:
         assert flag in flags_of(memory.address)
 
 

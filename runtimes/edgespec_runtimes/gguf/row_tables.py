@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, Memory
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
 
@@ -61,7 +61,7 @@ class RowTable:
         self._path = path
         self._row_bytes = entry.nbytes // entry.shape[1]
         self._most_bytes = bytes_for(entry, n_rows_at_once)
-        self._memory = Memory(entry.nbytes, sparse=True)
+        self._memory = AlignedMemory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
         self._file = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
