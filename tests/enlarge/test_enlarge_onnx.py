@@ -22,7 +22,8 @@ from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.values import ENLARGED_FROM
 from edgespec_runtimes.enlarge.onnx.enlarge import DATA_FILE, enlarge
 from edgespec_runtimes.enlarge.onnx.llama_graph import tensor_name
-from edgespec_runtimes.enlarge.onnx.replication import LlamaShape, layer_roles
+from edgespec_runtimes.enlarge.onnx.replication import layer_roles
+from edgespec_runtimes.enlarge.sizing import LlamaShape
 from onnx_files import save, write_llama
 from onnx_reference import WholeModel
 

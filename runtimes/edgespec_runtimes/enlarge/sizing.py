@@ -1,26 +1,50 @@
-"""Finds the layers and copies that make a wanted size, in every format.
+"""Finds the layers and copies of a LLaMA that make a given size, and checks that all formats share.
 
-Knows no format: a plan for a number of copies and layers is asked for, and its size compared.
+Knows no format: a plan for a number of copies and layers comes from the caller.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 
 FACTORS = (16, 8, 4, 2, 1)
-"""Values of K."""
+"""Numbers of copies, K, the largest first."""
 FEWEST_LAYERS = 24
 COMFORTABLE_LAYERS = 96
+"""Most layers while a larger K reaches the size."""
 MAX_LAYERS = 512
 """Most layers that llama.cpp takes."""
 TOLERANCE = 0.02
-"""Largest deviation of the result from the wanted size, as a share."""
+"""Largest deviation of the result from the requested size, as a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Dimensions of a LLaMA."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+    """True if the head is the embedding, transposed."""
+    experts: int = 0
+    """Experts of every layer; 0 for one feed-forward network."""
+
+    def grown(self, factor: int) -> LlamaShape:
+        """The shape of `factor` copies. KV heads stay as they are, hence a layer's KV cache too."""
+        return replace(
+            self, hidden=self.hidden * factor, ffn=self.ffn * factor, heads=self.heads * factor
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,21 @@ def check_room(out: Path, size_bytes: int) -> None:
             f"{out} needs {mib(size_bytes)}, {mib(free)} are free there: choose a smaller size "
             "or another disk"
         )
+
+
+def check_original(source: Path, original: object) -> None:
+    """Raise ModelError for a source that was enlarged from `original`, if that is not None."""
+    if original is not None:
+        raise ModelError(f"{source} is enlarged already: start from {original}")
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raise EdgespecError where writing `out` fails with OSError in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
 
 
 def mib(n_bytes: int) -> str:

@@ -1,14 +1,12 @@
-"""Writes a bigger GGUF model that computes the same function: the honest way to try paging without
-a download.
+"""Writes a bigger GGUF model that computes the same function, to try paging without a download.
 
-Says what a plan of so many layers and copies writes, and streams it; how tensors grow, and why that
-is exact, is said in `replication`. Loads no model.
+Plans the tensors of so many layers and copies, and streams them; `replication` explains how they
+grow, and why that is exact. Loads no model.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,25 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.files.unfinished import unfinished_file
 from edgespec.values import ENLARGED_FROM, EnlargeReport
-from edgespec_runtimes.enlarge.gguf.replication import (
+from edgespec_runtimes.enlarge.gguf.packing import CHUNK_BYTES, pack_head, pack_pair, read_bytes
+from edgespec_runtimes.enlarge.gguf.replication import Role, layer_roles, model_roles, muted
+from edgespec_runtimes.enlarge.sizing import (
+    Layer,
     LlamaShape,
-    Role,
-    layer_roles,
-    model_roles,
-    muted,
+    check_original,
+    check_room,
+    choose,
+    spread,
+    writing,
 )
-from edgespec_runtimes.enlarge.sizing import Layer, check_room, choose, spread
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.layout import MAGIC, ValueType, padded
+from edgespec_runtimes.gguf.file.layout import padded
 from edgespec_runtimes.gguf.file.validation import validate
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
-
-CHUNK_BYTES = 8 << 20
 
 
 def enlarge(
@@ -49,19 +48,16 @@ def enlarge(
     header = read_header(source)
     validate(header)
     shape = _shape(header)
-    plan = choose(header.path, partial(_plan, header, shape), shape.layers, size_bytes)
+    plan = choose(header.path, partial(_plan, header, shape), header.n_layers, size_bytes)
     out = Path(out)
     _check_place(header, out, plan.size_bytes)
-    try:
-        with unfinished_file(out) as file:
-            _write(file, header, plan, progress)
-    except OSError as error:
-        raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
+    with writing(out), unfinished_file(out) as file:
+        _write(file, header, plan, progress)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
+class _GgufTensor:
     """One tensor of the result, and where it comes from."""
 
     name: str
@@ -89,10 +85,10 @@ class _Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _GgufPlan:
     factor: int
     layers: tuple[Layer, ...]
-    tensors: tuple[_Growth, ...]
+    tensors: tuple[_GgufTensor, ...]
     head: bytes
     """Everything before the weights, padded."""
     alignment: int
@@ -119,38 +115,34 @@ def _shape(header: GgufFile) -> LlamaShape:
         raise ModelError(
             f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
         )
-    if ENLARGED_FROM in header.metadata:
-        raise ModelError(
-            f"{header.path} is enlarged already: start from {header.text(ENLARGED_FROM)}"
-        )
+    check_original(header.path, header.metadata.get(ENLARGED_FROM))
     heads = header.integer(header.key("attention.head_count"))
     return LlamaShape(
-        embedding=header.embedding_length,
+        hidden=header.embedding_length,
         ffn=header.integer(header.key("feed_forward_length")),
         heads=heads,
         kv_heads=header.integer(header.key("attention.head_count_kv"), heads),
         head_size=header.integer(
             header.key("attention.key_length"), header.embedding_length // heads
         ),
-        layers=header.n_layers,
         vocabulary=header.n_vocab,
         tied="output.weight" not in header.tensors_by_name,
         experts=header.integer(header.key("expert_count"), 0),
     )
 
 
-def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _Plan:
-    layers = spread(shape.layers, n_layers)
-    tensors = tuple(_growths(header, shape, factor, layers))
-    head = _head(header, shape, factor, tensors, n_layers)
-    return _Plan(factor, layers, tensors, head, header.alignment)
+def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _GgufPlan:
+    layers = spread(header.n_layers, n_layers)
+    tensors = tuple(_grown_tensors(header, shape, factor, layers))
+    head = _head(header, shape.grown(factor), tensors, n_layers)
+    return _GgufPlan(factor, layers, tensors, head, header.alignment)
 
 
-def _growths(
+def _grown_tensors(
     header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[Layer, ...]
-) -> Iterator[_Growth]:
+) -> Iterator[_GgufTensor]:
     """The result's tensors in file order: head and embedding first, then layer by layer."""
-    by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(shape.layers)}
+    by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(header.n_layers)}
     of_model, of_each_layer = model_roles(shape), layer_roles(shape)
     for tensor in header.tensors:
         block, _, rest = tensor.name.removeprefix("blk.").partition(".")
@@ -158,12 +150,12 @@ def _growths(
             by_layer[int(block)].append((rest, tensor))
         else:
             role = _role(header, tensor, of_model.get(tensor.name), factor)
-            yield _Growth(tensor.name, tensor, role, factor, silent=False)
+            yield _GgufTensor(tensor.name, tensor, role, factor, silent=False)
     for index, layer in enumerate(layers):
         for rest, tensor in by_layer[layer.source]:
             role = _role(header, tensor, of_each_layer.get(rest), factor)
             silent = layer.silent and role.feeds_residual
-            yield _Growth(f"blk.{index}.{rest}", tensor, role, factor, silent)
+            yield _GgufTensor(f"blk.{index}.{rest}", tensor, role, factor, silent)
 
 
 def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int) -> Role:
@@ -183,43 +175,36 @@ def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int)
 
 
 def _head(
-    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+    header: GgufFile, grown: LlamaShape, tensors: tuple[_GgufTensor, ...], n_layers: int
 ) -> bytes:
-    """Preamble, metadata and descriptions of the tensors, padded to where the weights begin."""
-    changed = _metadata(header, shape, factor, tensors, n_layers)
+    """All bytes before the weights; metadata that does not change is the source's."""
+    changed = _metadata(header, grown, tensors, n_layers)
     kept = [
         entry
         for key, entry in header.entries.items()
         if key not in changed and not key.startswith("split.")
     ]
-    preamble = MAGIC + struct.pack("<IQQ", 3, len(tensors), len(kept) + len(changed))
     with header.path.open("rb") as file:
-        pairs = [_read(file, entry.start, entry.end - entry.start) for entry in kept]
-    pairs += [_pack_pair(key, value) for key, value in changed.items()]
-    described, offset = [], 0
-    for tensor in tensors:
-        extents = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        place = struct.pack("<IQ", tensor.source.type.code, offset)
-        described.append(_pack_string(tensor.name) + extents + place)
-        offset += padded(tensor.nbytes, header.alignment)
-    head = b"".join([preamble, *pairs, *described])
-    return head.ljust(padded(len(head), header.alignment), b"\0")
+        pairs = [read_bytes(file, entry.start, entry.end - entry.start) for entry in kept]
+    pairs += [pack_pair(key, value) for key, value in changed.items()]
+    described = [(tensor.name, tensor.source.type, tensor.shape) for tensor in tensors]
+    return pack_head(pairs, described, header.alignment)
 
 
 def _metadata(
-    header: GgufFile, shape: LlamaShape, factor: int, tensors: tuple[_Growth, ...], n_layers: int
+    header: GgufFile, grown: LlamaShape, tensors: tuple[_GgufTensor, ...], n_layers: int
 ) -> dict[str, int | str]:
     """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
     parameters = sum(tensor.n_elements for tensor in tensors)
     integers = {
         "block_count": n_layers,
-        "embedding_length": shape.embedding * factor,
-        "feed_forward_length": shape.ffn * factor,
-        "attention.head_count": shape.heads * factor,
-        "attention.head_count_kv": shape.kv_heads,
-        "attention.key_length": shape.head_size,
-        "attention.value_length": shape.head_size,
-        "rope.dimension_count": shape.head_size,
+        "embedding_length": grown.hidden,
+        "feed_forward_length": grown.ffn,
+        "attention.head_count": grown.heads,
+        "attention.head_count_kv": grown.kv_heads,
+        "attention.key_length": grown.head_size,
+        "attention.value_length": grown.head_size,
+        "rope.dimension_count": grown.head_size,
     }
     changed: dict[str, int | str] = {
         "general.name": f"{header.name}, enlarged",
@@ -227,17 +212,6 @@ def _metadata(
         ENLARGED_FROM: header.name,
     }
     return changed | {header.key(suffix): number for suffix, number in integers.items()}
-
-
-def _pack_pair(key: str, value: int | str) -> bytes:
-    if isinstance(value, str):
-        return _pack_string(key) + struct.pack("<I", ValueType.STRING) + _pack_string(value)
-    return _pack_string(key) + struct.pack("<II", ValueType.UINT32, value)
-
-
-def _pack_string(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogateescape")
-    return struct.pack("<Q", len(raw)) + raw
 
 
 def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
@@ -248,7 +222,7 @@ def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
     check_room(out, size_bytes)
 
 
-def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | None) -> None:
+def _write(file: BinaryIO, header: GgufFile, plan: _GgufPlan, progress: Progress | None) -> None:
     written = file.write(plan.head)
     with ExitStack() as stack:
         sources = [stack.enter_context(path.open("rb")) for path in header.paths]
@@ -261,7 +235,7 @@ def _write(file: BinaryIO, header: GgufFile, plan: _Plan, progress: Progress | N
                 progress("enlarging", written / plan.size_bytes)
 
 
-def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes]:
+def _content(file: BinaryIO, tensor: _GgufTensor) -> Iterator[bytes]:
     """The tensor's bytes, in pieces of about CHUNK_BYTES."""
     source, role, factor = tensor.source, tensor.role, tensor.factor
     row_bytes = source.type.nbytes(source.shape[0])
@@ -274,16 +248,8 @@ def _content(file: BinaryIO, tensor: _Growth) -> Iterator[bytes]:
             for row in range(run_start, run_start + run, step):
                 if row != piece_at:
                     rows = min(step, run_start + run - row)
-                    raw = _read(file, source.offset + row * row_bytes, rows * row_bytes)
+                    raw = read_bytes(file, source.offset + row * row_bytes, rows * row_bytes)
                     if tensor.silent:
                         raw = muted(raw, source.type)
                     piece_at, piece = row, role.repeated(raw, rows, source.type, factor)
                 yield piece
-
-
-def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
-    file.seek(offset)
-    raw = file.read(n_bytes)
-    if len(raw) < n_bytes:
-        raise ModelError(f"{file.name} became shorter while it was read")
-    return raw

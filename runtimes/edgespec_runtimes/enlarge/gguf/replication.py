@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from edgespec_runtimes.enlarge.sizing import LlamaShape
 from edgespec_runtimes.gguf.file.layout import TensorType
 
 SCALES: Mapping[str, slice] = MappingProxyType(
@@ -49,22 +50,6 @@ SCALES: Mapping[str, slice] = MappingProxyType(
     }
 )
 """Places in a block of the numbers that all its elements are multiples of."""
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """Dimensions of a LLaMA, and whether its head is the embedding."""
-
-    embedding: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    layers: int
-    vocabulary: int
-    tied: bool
-    experts: int = 0
-    """In every layer, in the place of one feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +91,7 @@ class Role:
 
 def model_roles(shape: LlamaShape) -> dict[str, Role]:
     """Roles of the tensors outside the layers, by name."""
-    residual = shape.embedding
+    residual = shape.hidden
     rotated = (shape.head_size // 2,)
     return {
         "token_embd.weight": Role((residual, shape.vocabulary), columns=residual),
@@ -120,7 +105,7 @@ def model_roles(shape: LlamaShape) -> dict[str, Role]:
 
 def layer_roles(shape: LlamaShape) -> dict[str, Role]:
     """Roles of the tensors of a layer, by the name that follows `blk.N.`."""
-    residual, ffn = shape.embedding, shape.ffn
+    residual, ffn = shape.hidden, shape.ffn
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     group = queries // shape.kv_heads  # the query heads that share one KV head
     norm = Role((residual,), columns=residual)
@@ -154,7 +139,7 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
 
 def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
     """Roles of a mixture's router and its stacked experts: rows of one expert make a run."""
-    residual, ffn, experts = shape.embedding, shape.ffn, shape.experts
+    residual, ffn, experts = shape.hidden, shape.ffn, shape.experts
     gate_or_up = Role((residual, ffn, experts), columns=residual, rows=ffn, reads=True)
     return {
         "ffn_gate_inp.weight": Role((residual, experts), columns=residual, reads=True),

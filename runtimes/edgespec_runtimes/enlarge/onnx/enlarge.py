@@ -1,17 +1,18 @@
 """Writes a bigger ONNX model that computes the same function, from an export of a LLaMA.
 
 The weights of the export are recognised and a graph of more and wider layers is written for them
-(docs/decisions/0009); how tensors grow is said in `replication`. Runs no model.
+(docs/decisions/0009); `replication` explains how tensors grow. Runs no model.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -19,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.files.unfinished import unfinished_folder
 from edgespec.values import ENLARGED_FROM, EnlargeReport
 from edgespec_runtimes.enlarge.onnx.llama import Llama, recognise
@@ -33,8 +34,16 @@ from edgespec_runtimes.enlarge.onnx.llama_graph import (
     build,
     tensor_name,
 )
-from edgespec_runtimes.enlarge.onnx.replication import LlamaShape, Role, layer_roles, model_roles
-from edgespec_runtimes.enlarge.sizing import Layer, check_room, choose, spread
+from edgespec_runtimes.enlarge.onnx.replication import OnnxRole, layer_roles, model_roles
+from edgespec_runtimes.enlarge.sizing import (
+    Layer,
+    LlamaShape,
+    check_original,
+    check_room,
+    choose,
+    spread,
+    writing,
+)
 from edgespec_runtimes.onnx.files.source import MODEL_FILE, Source, find_model, read_source
 
 if TYPE_CHECKING:
@@ -91,55 +100,63 @@ def enlarge(
     planner = _Planner(read)
     plan = choose(path, planner.plan, len(planner.llama.layers), size_bytes)
     check_room(out, plan.size_bytes)
-    try:
-        with unfinished_folder(out) as part:
-            _write(part, read, plan, progress)
-            out.mkdir(exist_ok=True)
-            for file in sorted(part.iterdir(), key=lambda file: file.name == MODEL_FILE):
-                file.replace(out / file.name)
-    except OSError as error:
-        raise EdgespecError(f"{out} could not be written: {error.strerror}") from error
+    with writing(out), unfinished_folder(out) as part:
+        _write(part, read, plan, progress)
+        out.mkdir(exist_ok=True)
+        for file in sorted(part.iterdir(), key=lambda file: file.name == MODEL_FILE):
+            file.replace(out / file.name)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
+class _OnnxTensor:
     """One tensor of the result, and where it comes from."""
 
     name: str
     source: str
-    role: Role
+    role: OnnxRole
+    factor: int
     kind: int
+    """Element type, of TensorProto."""
     silent: bool
     """Muted altogether, so that its layer adds nothing."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.role.grown(self.factor)
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.n_elements * _dtype(self.kind).itemsize
+
 
 @dataclass(frozen=True)
-class _Plan:
+class _OnnxPlan:
     factor: int
     layers: tuple[Layer, ...]
     shape: LlamaShape
-    tensors: tuple[_Growth, ...]
+    tensors: tuple[_OnnxTensor, ...]
     model: onnx.ModelProto
     """The graph, with every tensor in its place in DATA_FILE."""
 
     @cached_property
     def size_bytes(self) -> int:
-        data = sum(_padded(self.nbytes(tensor)) for tensor in self.tensors)
+        data = sum(_padded(tensor.nbytes) for tensor in self.tensors)
         return data + int(self.model.ByteSize())
 
     @property
     def layer_bytes(self) -> float:
         """Mean size of a layer, its nodes included."""
-        outside = (tensor for tensor in self.tensors if ".layers." not in tensor.name)
-        return (self.size_bytes - sum(map(self.nbytes, outside))) / len(self.layers)
+        outside = (tensor.nbytes for tensor in self.tensors if ".layers." not in tensor.name)
+        return (self.size_bytes - sum(outside)) / len(self.layers)
 
     @property
     def parameters(self) -> int:
-        return sum(int(np.prod(tensor.role.grown(self.factor))) for tensor in self.tensors)
-
-    def nbytes(self, tensor: _Growth) -> int:
-        return int(np.prod(tensor.role.grown(self.factor))) * _dtype(tensor.kind).itemsize
+        return sum(tensor.n_elements for tensor in self.tensors)
 
 
 class _Planner:
@@ -149,43 +166,43 @@ class _Planner:
         self._source = source
         self.llama = recognise(source)
         properties = {entry.key: entry.value for entry in self.llama.model.metadata_props}
-        if ENLARGED_FROM in properties:
-            raise ModelError(
-                f"{source.path} is enlarged already: start from {properties[ENLARGED_FROM]}"
-            )
+        check_original(source.path, properties.get(ENLARGED_FROM))
         self._tensors = self.llama.tensors
         self.shape = _shape(self.llama)
 
-    def plan(self, factor: int, n_layers: int) -> _Plan:
+    def plan(self, factor: int, n_layers: int) -> _OnnxPlan:
         layers = spread(len(self.llama.layers), n_layers)
-        tensors = tuple(self._growths(layers))
+        tensors = tuple(self._grown_tensors(factor, layers))
         model = self._model(factor, layers, tensors)
-        return _Plan(factor, layers, self.shape.grown(factor), tensors, model)
+        return _OnnxPlan(factor, layers, self.shape.grown(factor), tensors, model)
 
-    def _growths(self, layers: tuple[Layer, ...]) -> Iterator[_Growth]:
+    def _grown_tensors(self, factor: int, layers: tuple[Layer, ...]) -> Iterator[_OnnxTensor]:
         """The result's tensors in the order in which they are read."""
         of_model, of_each_layer = model_roles(self.shape), layer_roles(self.shape)
-        yield self._growth(EMBEDDING, self.llama.embedding, of_model["embedding"])
+        grown = partial(self._grown, factor)
+        yield grown(EMBEDDING, self.llama.embedding, of_model["embedding"])
         for index, layer in enumerate(layers):
             for part, role in of_each_layer.items():
                 name: str = getattr(self.llama.layers[layer.source], part)
                 silent = layer.silent and role.feeds_residual
-                yield self._growth(tensor_name(index, part), name, role, silent)
-        yield self._growth(NORM, self.llama.norm, of_model["norm"])
+                yield grown(tensor_name(index, part), name, role, silent)
+        yield grown(NORM, self.llama.norm, of_model["norm"])
         if self.llama.head is not None:
-            yield self._growth(HEAD, self.llama.head, of_model["head"])
+            yield grown(HEAD, self.llama.head, of_model["head"])
 
-    def _growth(self, name: str, source: str, role: Role, silent: bool = False) -> _Growth:
+    def _grown(
+        self, factor: int, name: str, source: str, role: OnnxRole, silent: bool = False
+    ) -> _OnnxTensor:
         tensor = self._tensors[source]
         if tuple(tensor.dims) != role.shape:
             raise ModelError(
                 f"{self._source.path}: {source} {list(tensor.dims)} is no part of a plain LLaMA, "
                 "which is all that can be enlarged"
             )
-        return _Growth(name, source, role, tensor.data_type, silent)
+        return _OnnxTensor(name, source, role, factor, tensor.data_type, silent)
 
     def _model(
-        self, factor: int, layers: tuple[Layer, ...], tensors: tuple[_Growth, ...]
+        self, factor: int, layers: tuple[Layer, ...], tensors: tuple[_OnnxTensor, ...]
     ) -> onnx.ModelProto:
         llama, shape = self.llama, self.shape.grown(factor)
         graph = build(
@@ -205,10 +222,8 @@ class _Planner:
         )
         offset = 0
         for tensor in tensors:
-            extents = tensor.role.grown(factor)
-            nbytes = int(np.prod(extents)) * _dtype(tensor.kind).itemsize
-            graph.initializer.append(_external(tensor, extents, offset, nbytes))
-            offset += _padded(nbytes)
+            graph.initializer.append(_external(tensor, offset))
+            offset += _padded(tensor.nbytes)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         model.producer_name = "edgespec"
@@ -231,11 +246,11 @@ def _shape(llama: Llama) -> LlamaShape:
     )
 
 
-def _external(tensor: _Growth, extents: tuple[int, ...], offset: int, nbytes: int) -> TensorProto:
+def _external(tensor: _OnnxTensor, offset: int) -> TensorProto:
     """The description of a tensor that lies in DATA_FILE."""
-    described = TensorProto(name=tensor.name, data_type=tensor.kind, dims=extents)
+    described = TensorProto(name=tensor.name, data_type=tensor.kind, dims=tensor.shape)
     described.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", DATA_FILE), ("offset", offset), ("length", nbytes)):
+    for key, value in (("location", DATA_FILE), ("offset", offset), ("length", tensor.nbytes)):
         described.external_data.add(key=key, value=str(value))
     return described
 
@@ -247,7 +262,7 @@ def _check_place(source: Source, out: Path) -> None:
         raise UsageError(f"{out} is the source itself: write the enlarged model elsewhere")
 
 
-def _write(folder: Path, source: Source, plan: _Plan, progress: Progress | None) -> None:
+def _write(folder: Path, source: Source, plan: _OnnxPlan, progress: Progress | None) -> None:
     (folder / MODEL_FILE).write_bytes(plan.model.SerializeToString())
     config = json.dumps(_config(source, plan), indent=2) + "\n"
     (folder / "config.json").write_text(config, encoding="utf-8")
@@ -260,14 +275,15 @@ def _write(folder: Path, source: Source, plan: _Plan, progress: Progress | None)
         os.fsync(file.fileno())
 
 
-def _write_tensors(file: BinaryIO, source: Source, plan: _Plan, progress: Progress | None) -> None:
-    written, whole = 0, sum(_padded(plan.nbytes(tensor)) for tensor in plan.tensors)
+def _write_tensors(
+    file: BinaryIO, source: Source, plan: _OnnxPlan, progress: Progress | None
+) -> None:
+    written, whole = 0, sum(_padded(tensor.nbytes) for tensor in plan.tensors)
     for tensor in plan.tensors:
         values = _values(source, tensor.source)
-        file.writelines(tensor.role.content(values, plan.factor, tensor.silent))
-        nbytes = plan.nbytes(tensor)
-        file.write(bytes(_padded(nbytes) - nbytes))
-        written += _padded(nbytes)
+        file.writelines(tensor.role.content(values, tensor.factor, tensor.silent))
+        file.write(bytes(_padded(tensor.nbytes) - tensor.nbytes))
+        written += _padded(tensor.nbytes)
         if progress is not None:
             progress("enlarging", written / whole)
 
@@ -282,7 +298,7 @@ def _values(source: Source, name: str) -> np.ndarray:
     return np.memmap(file, _dtype(weight.kind), "r", weight.extent.offset, weight.shape)
 
 
-def _config(source: Source, plan: _Plan) -> dict[str, object]:
+def _config(source: Source, plan: _OnnxPlan) -> dict[str, object]:
     """The source's configuration with the numbers that changed."""
     shape = plan.shape
     return source.config | {

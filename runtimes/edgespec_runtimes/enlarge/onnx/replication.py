@@ -13,37 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec_runtimes.enlarge.sizing import LlamaShape
+
 CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """Dimensions of a LLaMA, and whether its head is the embedding."""
-
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    tied: bool
-
-    def grown(self, factor: int) -> LlamaShape:
-        """KV heads stay as they are, hence a layer's KV cache too."""
-        return LlamaShape(
-            self.hidden * factor,
-            self.ffn * factor,
-            self.heads * factor,
-            self.kv_heads,
-            self.head_size,
-            self.vocabulary,
-            self.tied,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """Role of a tensor, which decides how it is replicated.
+class OnnxRole:
+    """OnnxRole of a tensor, which decides how it is replicated.
 
     `rows` and `columns` are the lengths of the runs that are repeated K times in place; None leaves
     that direction as it is. Of repeated rows only the first copy counts.
@@ -86,35 +63,35 @@ class Role:
         return np.repeat(runs, factor, axis=2).tobytes()
 
 
-def model_roles(shape: LlamaShape) -> dict[str, Role]:
+def model_roles(shape: LlamaShape) -> dict[str, OnnxRole]:
     """Roles of the tensors outside the layers."""
     hidden = shape.hidden
     roles = {
-        "embedding": Role((shape.vocabulary, hidden), columns=hidden),
+        "embedding": OnnxRole((shape.vocabulary, hidden), columns=hidden),
         # a head that is the embedding reads all K copies
-        "norm": Role((hidden,), columns=hidden, divided=shape.tied),
+        "norm": OnnxRole((hidden,), columns=hidden, divided=shape.tied),
     }
     if not shape.tied:
-        roles["head"] = Role((hidden, shape.vocabulary), rows=hidden)
+        roles["head"] = OnnxRole((hidden, shape.vocabulary), rows=hidden)
     return roles
 
 
-def layer_roles(shape: LlamaShape) -> dict[str, Role]:
+def layer_roles(shape: LlamaShape) -> dict[str, OnnxRole]:
     """Roles of a layer's tensors, by the fields of `LayerWeights`."""
     hidden, ffn = shape.hidden, shape.ffn
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     group = queries // shape.kv_heads  # the query heads that share one KV head
-    norm = Role((hidden,), columns=hidden)
-    key_or_value = Role((hidden, keys), rows=hidden)
-    gate_or_up = Role((hidden, ffn), rows=hidden, columns=ffn)
+    norm = OnnxRole((hidden,), columns=hidden)
+    key_or_value = OnnxRole((hidden, keys), rows=hidden)
+    gate_or_up = OnnxRole((hidden, ffn), rows=hidden, columns=ffn)
     return {
         "attn_norm": norm,
-        "query": Role((hidden, queries), rows=hidden, columns=group),
+        "query": OnnxRole((hidden, queries), rows=hidden, columns=group),
         "key": key_or_value,
         "value": key_or_value,
-        "output": Role((queries, hidden), rows=group, columns=hidden, feeds_residual=True),
+        "output": OnnxRole((queries, hidden), rows=group, columns=hidden, feeds_residual=True),
         "ffn_norm": norm,
         "gate": gate_or_up,
         "up": gate_or_up,
-        "down": Role((ffn, hidden), rows=ffn, columns=hidden, feeds_residual=True),
+        "down": OnnxRole((ffn, hidden), rows=ffn, columns=hidden, feeds_residual=True),
     }
