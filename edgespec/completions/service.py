@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
@@ -33,7 +33,7 @@ from edgespec.completions.requests import (
 )
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
-from edgespec.errors import ModelError
+from edgespec.errors import EdgespecError, ModelError
 from edgespec.grammar.specification import (
     Grammar,
     json_schema,
@@ -118,6 +118,15 @@ class Completions:
         self._most_logged_tokens = most_logged_tokens
         self._most_characters = most_characters
         self._on_result = on_result
+
+    @cached_property
+    def chat_refusal(self) -> str | None:
+        """The reason why the model answers no conversation; None if it does."""
+        try:
+            self._session.chat_prompt([{"role": "user", "content": "Hello"}])
+        except EdgespecError as error:
+            return str(error)
+        return None
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """The answer to a conversation. Raises UsageError and ModelError before it begins."""

@@ -141,6 +141,7 @@ class Service:
             "owned_by": "edgespec",
             "context_length": info.n_ctx,
             "sampling": self._completions.sampling,
+            "chat": self._completions.chat_refusal is None,
         }
 
     async def _chat(self, request: Request) -> Response:

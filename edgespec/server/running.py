@@ -52,6 +52,8 @@ class Server:
             most_characters=logprobs.MOST_CHARACTERS,
             on_result=figures.count,
         )
+        self.chat_refusal = completions.chat_refusal
+        """The reason why only text is continued; None for a model that converses."""
         body_bytes = guard.most_body_bytes
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)

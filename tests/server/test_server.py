@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from server_running import pair, serving
+from server_running import TEMPLATE, pair, serving
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
 ASK = {"messages": MESSAGES, "max_tokens": 6}
@@ -144,6 +144,17 @@ def test_the_official_client_knows_our_errors(official):
 def test_the_model_is_listed(official):
     assert [model.id for model in official.models.list()] == ["pair"]
     assert official.models.retrieve("pair").id == "pair"
+
+
+def test_a_model_says_if_it_converses(session, client):
+    assert client.get("/v1/models").json()["data"][0]["chat"] is True
+    session.use_chat_template(None)
+    try:
+        with serving(session) as other:
+            assert httpx.get(f"{other}/v1/models").json()["data"][0]["chat"] is False
+            assert "no chat template" in refused(httpx.post(other + CHAT, json=ASK), 400)
+    finally:
+        session.use_chat_template(TEMPLATE)
 
 
 def test_health_needs_nothing_and_metrics_are_prometheus_text(client):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgespec.server.guarding import Guard
-from server_running import pair, serving
+from server_running import TEMPLATE, pair, serving
 
 PATIENCE_S = 60
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -165,6 +165,26 @@ def test_text_becomes_elements_by_the_sanitiser_alone(page):
         "try { document.body.innerHTML = '<b>x</b>'; return false; } catch { return true; }"
     )
     assert refused
+
+
+def test_a_model_without_a_chat_template_continues_text(browser, session):
+    session.use_chat_template(None)
+    try:
+        with serving(session) as address:
+            browser.open(address)
+            browser.until("!document.querySelector('#note').hidden")
+            assert browser.run("return document.querySelector('#send').textContent") == "Continue"
+            ask(browser, "def f(")
+            browser.until("document.querySelector('#state').textContent")
+            browser.until("!document.querySelector('#send').hidden")
+            shown = browser.run("return document.querySelector('.assistant').textContent")
+            answering(browser, "")
+            ask(browser, " x")
+            asked = browser.until("asked[0]")
+    finally:
+        session.use_chat_template(TEMPLATE)
+    assert shown == session.generate("def f(", max_tokens=256).text
+    assert asked["prompt"] == f"def f({shown} x"
 
 
 def test_reset_during_an_answer_leaves_nothing_of_it(page):

@@ -131,7 +131,7 @@ def test_what_was_read_before_is_told_as_cached(session):
     [
         ({"temprature": 1}, "unknown field 'temprature'; did you mean 'temperature'"),
         ({"temperature": -1}, "temperature"),
-        ({"n": 2}, "n: it must be 1"),
+        ({"n": 0}, "n: it must be greater than or equal to 1"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"stop": [""]}, "stop"),
         ({"tools": [{"type": "function"}]}, "knows no tools"),

@@ -15,7 +15,7 @@ from edgespec.files.unfinished import PRIVATE_MODE
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-MOST_LINE_BYTES = 4 << 20
+MOST_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
@@ -30,14 +30,17 @@ def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
 
 def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
     """A message a line; a line that ends with a backslash goes on in the next. Raises UsageError
-    for a line that is too long or not UTF-8."""
-    held, number = "", 0
-    while line := stdin.readline(MOST_LINE_BYTES + 1):
+    for a message that is too long or not UTF-8."""
+    held: list[str] = []
+    number = n_bytes = 0
+    while line := stdin.readline(MOST_MESSAGE_BYTES - n_bytes + 1):
         number += 1
-        if len(line) > MOST_LINE_BYTES:
+        n_bytes += len(line)
+        if n_bytes > MOST_MESSAGE_BYTES:
             raise UsageError(
-                f"line {number} of stdin has more than {MOST_LINE_BYTES >> 20} MiB: a message a "
-                "line is expected"
+                f"line {number} of stdin has more than {MOST_MESSAGE_BYTES >> 20} MiB"
+                + (f" with the {len(held):,} before it that it continues" if held else "")
+                + ": a message a line is expected"
             )
         try:
             text = line.decode().rstrip("\r\n")
@@ -46,12 +49,12 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
                 f"line {number} of stdin is not UTF-8 at byte {error.start}: convert it first"
             ) from error
         if text.endswith("\\"):
-            held += text[:-1] + "\n"
+            held.append(text[:-1] + "\n")
         else:
-            yield held + text
-            held = ""
+            yield "".join([*held, text])
+            held, n_bytes = [], 0
     if held:
-        yield held
+        yield "".join(held)
 
 
 def _from_terminal(session: PromptSession[str]) -> Iterator[str]:

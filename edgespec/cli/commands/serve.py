@@ -61,10 +61,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 f"{server.model} at {address}/v1, a page to chat at {address}/ (budget "
                 f"{format_size(loaded.plan.budget_bytes)}); Ctrl-C ends it"
             )
-            try:
-                loaded.chat_prompt([{"role": "user", "content": "Hello"}])
-            except EdgespecError as error:
-                console.note(f"no chat, only /v1/completions: {error}")
+            if server.chat_refusal is not None:
+                console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
             with interrupts.stopping(server.stop):
                 server.run(listener)
     console.note("stopped")

@@ -4,6 +4,7 @@
 const $ = id => document.getElementById(id);
 let conversation = newConversation();
 let key = "";
+let converses = true;  /* false for a model without a chat template, which continues text */
 
 function newConversation() {
   return { messages: [], running: null };
@@ -76,8 +77,9 @@ class Shown {
       this.thought.textContent = this.reasoning;
     }
     if (this.answer) {
-      this.said = this.said || turn("assistant", "");
-      showMarkdown(this.said, this.answer);
+      this.said = this.said || turn(converses ? "assistant" : "assistant plain", "");
+      if (converses) showMarkdown(this.said, this.answer);
+      else this.said.textContent = this.answer;
     }
     if (follows) page.scrollTop = page.scrollHeight;
   }
@@ -111,8 +113,16 @@ async function* events(response) {
   }
 }
 
+const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
+
 function request(messages) {
-  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  const body = { stream: true, stream_options: { include_usage: true } };
+  if (converses) {
+    body.messages = messages;
+  } else {
+    body.prompt = messages.map(message => message.content).join("");
+    body.max_tokens = MOST_CONTINUED;
+  }
   const temperature = $("temperature").valueAsNumber;
   if (temperature >= 0) body.temperature = temperature;
   return JSON.stringify(body);
@@ -130,7 +140,7 @@ async function converse(question) {
   $("state").textContent = "";
   try {
     const options = { method: "POST", body: request(mine.messages), signal: mine.running.signal };
-    const response = await ask("v1/chat/completions", options);
+    const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const chunk of events(response)) {
       if (!isCurrent()) return;
@@ -140,8 +150,8 @@ async function converse(question) {
           + chunk.usage.completion_tokens + " written";
       }
       for (const choice of chunk.choices) {
-        shown.add(choice.delta);
-        if (choice.finish_reason === "length") shown.isCut = true;
+        shown.add(choice.delta || { content: choice.text });
+        if (converses && choice.finish_reason === "length") shown.isCut = true;
       }
     }
     if (isCurrent() && !shown.answer) turn("error", "The model answered nothing.");
@@ -177,7 +187,7 @@ function setRunning(isRunning) {
 
 $("form").addEventListener("submit", event => {
   event.preventDefault();
-  const text = $("text").value.trim();
+  const text = converses ? $("text").value.trim() : $("text").value;
   if (!text || conversation.running) return;
   $("text").value = "";
   converse(text);
@@ -198,9 +208,18 @@ $("reset").addEventListener("click", () => {
   setRunning(false);
   $("text").focus();
 });
+
+function continueText() {
+  converses = false;
+  $("text").placeholder = "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
+  $("send").textContent = "Continue";
+  $("note").hidden = false;
+}
+
 ask("v1/models").then(response => response.json()).then(models => {
   const model = models.data[0];
   $("name").textContent = model.id;
   document.title = model.id;
   $("temperature").value = String(model.sampling.temperature ?? 0);
+  if (!model.chat) continueText();
 }).catch(() => {});
