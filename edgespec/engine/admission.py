@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.request import ActiveRequest, TextRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.transcript import Transcript
@@ -12,8 +13,19 @@ from edgespec.ports import LanguageModel
 from edgespec.values import FinishReason
 
 
+def notes_on(reason: str | None, acceptance: AcceptanceRule, has_grower: bool) -> tuple[str, ...]:
+    """Notes on every text: the `reason` not to draft, and a rule that changes the text."""
+    notes = [reason] if reason else []
+    if has_grower and not acceptance.lossless:
+        notes.append(
+            f"with the acceptance rule {acceptance.name} guesses of the draft change the text: "
+            "leave it out for the target's own"
+        )
+    return tuple(notes)
+
+
 def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
-    """Why this draft cannot serve this target, if so."""
+    """Reason why this draft cannot serve this target; None if it can."""
     if draft is None:
         return None
     for role, info, can in (

@@ -71,14 +71,15 @@ class Pair(Closeable):
     ) -> np.ndarray:
         """Logits [len(nodes), n_vocab] of one pass of the target, beside which `beside` works."""
         is_short = 0 < self._usual_pass_s < SHORT_PASS_S
-        if beside is None and is_short and not self.is_paged:
-            logits = self.target.evaluate(tree, nodes)
-        else:
-            check = partial(self.target.evaluate, tree, nodes)
-            with self._worker.running(check, self.target.cancel) as running:
-                if beside is not None:
-                    beside(running)
-                logits = running.result(self.check_cancelled)
+        with self.trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
+            if beside is None and is_short and not self.is_paged:
+                logits = self.target.evaluate(tree, nodes)
+            else:
+                evaluate = partial(self.target.evaluate, tree, nodes)
+                with self._worker.running(evaluate, self.target.cancel) as running:
+                    if beside is not None:
+                        beside(running)
+                    logits = running.result(self.check_cancelled)
         self._expect_pass(self.target.last_report.wall_s)
         return logits
 

@@ -1,12 +1,13 @@
-"""How a prompt is read: what differs from the text before it, and its end with the first token.
+"""Reading of a prompt: what differs from the text before it, and its end with the first token.
 
-Knows the pair and the request; neither drafts nor decides whether anybody does.
+Knows the pair and the request; it does not draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from edgespec.engine.learning import Learning
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
@@ -15,15 +16,11 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, TokenEvent
 
 
-def read_prompt(
-    pair: Pair, request: ActiveRequest, then: Callable[[int, PassReport | None], None]
-) -> None:
-    """Commit all but the prompt's last token, reading no more than the target does not hold as it
-    would compute it.
+def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
+    """Commit all but the prompt's last token, reading only the part whose KV the target does not
+    hold as it would compute it.
 
-    What goes on from there and fits into one pass is left to `read_tail`. When the target is done,
-    `then` is called with the number of reused tokens and what reading cost, None if nothing was
-    read: those who guess may read it, too.
+    A rest that fits into one pass is left to `read_tail`. Drafters read the prompt where that pays.
     """
     pair.check_cancelled()
     prompt = list(request.prompt)
@@ -39,7 +36,7 @@ def read_prompt(
     if unread:
         pair.prefill(unread, request.terms.progress)
         report = pair.target.last_report
-    then(reused, report)
+    _draft_reads(pair, request, learning, reused, report)
     end = pair.clock()
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
@@ -49,19 +46,35 @@ def read_prompt(
     pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
 
 
-def read_tail(pair: Pair, request: ActiveRequest) -> TokenEvent:
-    """Read what is left of the prompt, a branch of a tree, in the pass of the first token.
+def _draft_reads(
+    pair: Pair, request: ActiveRequest, learning: Learning, reused: int, report: PassReport | None
+) -> None:
+    """Let the drafters read the prompt, if guesses are planned."""
+    if pair.grower is None:
+        return
+    learning.begin_text(len(pair.committed) - reused, request.transcript.room, report)
+    if learning.planner.plan().guesses:
+        pair.grower.prepare(pair.committed, request.prompt[-1])
+        begun = pair.clock()
+        pair.catch_up(pair.grower)
+        learning.see_reading(pair.clock() - begun)
+
+
+def read_tail(pair: Pair, request: ActiveRequest) -> TokenEvent | None:
+    """Read the rest of the prompt, a branch of a tree, in the pass of the first token; None if
+    there is no rest.
 
     The next turn of a conversation costs one pass so, instead of a prefill and one.
     """
+    if len(pair.committed) >= len(request.prompt) - 1:
+        return None
     begun = pair.clock()
     tail = request.prompt[len(pair.committed) :]
     tree = TokenTree(tail[0], len(tail))
     branch = [ROOT]
     for token in tail[1:]:
         branch.append(tree.add(branch[-1], token, confidence=1.0))
-    with pair.trace.span(Track.ENGINE, "verify").note(nodes=len(branch)):
-        logits = pair.evaluate(tree, branch)
+    logits = pair.evaluate(tree, branch)
     token = request.sampler.pick(logits[-1])
     event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
     pair.commit(tree, branch)
@@ -70,8 +83,8 @@ def read_tail(pair: Pair, request: ActiveRequest) -> TokenEvent:
 
 
 def _reusable(pair: Pair, text: Sequence[int]) -> int:
-    """How many tokens that `text` begins with the target holds as reading all of it computes them:
-    a session's past shall not change what is written."""
+    """Number of leading tokens of `text` whose KV the target holds as reading all of it would
+    compute it: a session's past shall not change what is written."""
     info = pair.target.info
     reused = common_length(pair.committed, text)
     if _is_tiled(pair, text):
@@ -86,16 +99,16 @@ def _reusable(pair: Pair, text: Sequence[int]) -> int:
 
 
 def _is_tiled(pair: Pair, text: Sequence[int]) -> bool:
-    """Whether a prompt is computed otherwise than what is generated after it."""
+    """True if a prompt is computed otherwise than the tokens generated after it."""
     return 0 < pair.target.info.prompt_tile <= len(text)
 
 
 def _n_passes(pair: Pair, n_tokens: int) -> int:
-    """That read so many tokens of a prompt."""
+    """Passes that read so many tokens of a prompt."""
     return -(-n_tokens // pair.target.info.prompt_batch)
 
 
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
-    """Whether one pass may both read so many tokens and say what follows them."""
+    """True if one pass can read so many tokens and say what follows them."""
     info = pair.target.info
     return info.tree_capable and n_tokens <= info.max_nodes

@@ -1,45 +1,98 @@
-"""One round as it runs: its tree grows, what is worth a pass is verified, and it is counted.
+"""One round: planned, grown, selected, and measured.
 
-Does what the rules say, and measures it; which rules they are, and what they learn from the
-outcome, is the engine's business.
+Applies the rules it is given. The order of its steps is the loop's, learning from the outcome
+another module's.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.acceptance import Accepted
+from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.decision import Chances, Point, RoundPlan, RoundPlanner
+from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.outcome import Reached, RoundOutcome
-from edgespec.engine.pacer import Limits, Pacer
+from edgespec.engine.outcome import Reached, RoundOutcome, Tally
+from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
+from edgespec.engine.request import ActiveRequest
+from edgespec.engine.sampling import Sampler
+from edgespec.engine.settings import RoundRules
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import PassReport
+
+
+def begin_round(
+    pair: Pair, rules: RoundRules, planner: RoundPlanner, tree: TokenTree, request: ActiveRequest
+) -> RoundInProgress:
+    """A round that is planned, and whose drafters have read the text."""
+    pair.check_cancelled()
+    begun = pair.clock()
+    plan = planner.plan()
+    grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
+    if grower is not None:
+        pair.catch_up(grower)
+    reading_s = pair.clock() - begun
+    room = request.transcript.room
+    return RoundInProgress(
+        pair=pair,
+        grower=grower,
+        rules=rules,
+        planner=planner,
+        plan=plan,
+        limits=rules.limits(
+            n_free=pair.target.info.n_ctx - len(pair.committed),
+            room=room,
+            n_hidden=planner.n_hidden if grower else 0,
+            least_confidence=planner.least_confidence(plan) if grower else 0.0,
+        ),
+        limits_beside=rules.limits_beside(room),
+        begun=begun,
+        guesses_before=grower.n_guesses if grower else 0,
+        draft_s=reading_s,
+        reading_s=reading_s,
+    )
+
+
+def _ready_grower(pair: Pair, plan: RoundPlan, root_token: int, tally: Tally) -> TreeGrower | None:
+    """The pair's grower; None if it cannot follow the text or the plan is a round without it."""
+    grower = pair.grower
+    if grower is None:
+        return None
+    n_committed = len(pair.committed)
+    for source, reason in grower.prepare(pair.committed, root_token):
+        tally.note(
+            f"the {source} could not follow after {n_committed} tokens ({reason}): "
+            "the target went on without it",
+            subject=source,
+        )
+    if grower.is_ready and plan.guesses:
+        return grower
+    grower.rest()
+    return None
 
 
 @dataclass(slots=True)
 class RoundInProgress:
-    """What one round may use, and what it has cost so far."""
+    """One round: its rules and limits, and its cost so far."""
 
     pair: Pair
     grower: TreeGrower | None
     """None for a round without guesses."""
-    pacer: Pacer
+    rules: RoundRules
     planner: RoundPlanner
     plan: RoundPlan
     limits: Limits
     limits_beside: Limits
-    """Of what grows beside the pass."""
+    """Limits of what grows beside the pass."""
     begun: float
     guesses_before: int
     draft_steps: int = 0
@@ -53,22 +106,29 @@ class RoundInProgress:
     provisional: range = range(0)
     """Keys of the nodes drafted beside the pass."""
     failure: Exception | None = None
-    """Of a drafter, while it followed what was accepted: that stands and is still to be yielded."""
+    """Failure of a drafter while it followed what was accepted, which is still to be yielded."""
 
-    def grow(self, tree: TokenTree) -> None:
-        """Draft while the planner finds it worth a step and growth within the limits is of use."""
+    def grow(self, tree: TokenTree, sampler: Sampler) -> TokenTree:
+        """The tree with all nodes that are drafted before its pass."""
         if self.grower is None:
-            return
+            tree = tree.bare()
+        hang_forced(tree, sampler, self.limits)
+        if self.grower is not None:
+            self._draft(tree, self.grower)
+        return tree
+
+    def _draft(self, tree: TokenTree, grower: TreeGrower) -> None:
+        """Draft while the planner finds it worth a step and growth within the limits is of use."""
         clock = self.pair.clock
         begun = clock()
-        self.grower.begin(tree, self.pacer, self.limits)
+        grower.begin(tree, self.rules.pacer, self.limits)
         grown = clock()
         while True:
             self.pair.check_cancelled()
-            open_nodes = self.grower.open_nodes(tree)
+            open_nodes = grower.open_nodes(tree)
             if not self.planner.grows_on(self.plan, self._so_far(tree, open_nodes)):
                 break
-            if not self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE):
+            if not self._step(tree, open_nodes, grower, self.limits, Track.ENGINE):
                 break
             self.draft_steps += 1
             self.growing_s = clock() - grown
@@ -84,25 +144,34 @@ class RoundInProgress:
             open_nodes = self.grower.open_nodes(tree)
             self.imagined = self.planner.imagined(self.plan, self._so_far(tree, open_nodes))
         limits = replace(self.limits, max_nodes=min(self.limits.max_nodes, point.n_rows))
-        return self.pacer.select(tree, limits)
+        return self.rules.pacer.select(tree, limits)
 
     def _so_far(self, tree: TokenTree, open_nodes: Sequence[int]) -> RoundSoFar:
         free_sources = self.grower.free_sources if self.grower is not None else ()
         spent_s = self.growing_s
         return RoundSoFar(tree, open_nodes, self.draft_steps, spent_s, free_sources)
 
-    def verify(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits [len(nodes), n_vocab] of one target pass, beside which the draft may go on."""
-        goes_on = self.grower is not None and self.planner.drafts_beside(len(nodes))
-        grower = self.grower if goes_on else None
-        beside = None if grower is None else partial(self._grow_beside, tree, grower)
-        with self.pair.trace.span(Track.ENGINE, "verify").note(nodes=len(nodes)):
-            return self.pair.evaluate(tree, nodes, beside)
+    def beside(
+        self, tree: TokenTree, nodes: Sequence[int]
+    ) -> Callable[[Running[np.ndarray]], None] | None:
+        """Drafting to do beside the pass over `nodes`, if that pays."""
+        if self.grower is None or not self.planner.drafts_beside(len(nodes)):
+            return None
+        return partial(self._grow_beside, tree, self.grower)
+
+    def accept(
+        self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, request: ActiveRequest
+    ) -> Accepted:
+        """The path that the acceptance rule takes through the verified nodes."""
+        with self.pair.trace.span(Track.ENGINE, "accept") as span:
+            accepted = accept(self.rules.acceptance, tree, nodes, logits, request)
+            span.note(accepted=len(accepted.path) - 1)
+        return accepted
 
     def witness(
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, accepted: Accepted
     ) -> None:
-        """Let the drafters see what the target said, also after guesses that do not stand."""
+        """Let the drafters see the target's logits, also after guesses that were rejected."""
         if self.grower is None:
             return
         self.reached = _reached(tree, accepted)
@@ -112,6 +181,13 @@ class RoundInProgress:
 
     def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         """The tree below the target's own token, with the growth that already hangs there."""
+        rerooted = self._reroot(tree, accepted, is_last)
+        if self.grower is None or self.rules.keep_growth:
+            return rerooted
+        self.grower.rest()
+        return rerooted.bare()
+
+    def _reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         end, token = accepted.path[-1], accepted.tokens[-1]
         if self.grower is None:
             return tree.after(token)
@@ -126,68 +202,33 @@ class RoundInProgress:
         begun = self.pair.clock()
         try:
             with self.pair.trace.span(Track.ENGINE, "re-root"):
-                return self.grower.follow(tree, accepted.path, root, self.pacer)
+                return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
         except Exception as error:  # noqa: BLE001 - raised after the tokens that stand
             self.failure = error
             return tree.reroot(root).bare()
         finally:
             self.draft_s += self.pair.clock() - begun
 
-    def outcome(
-        self,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        accepted: Accepted,
-        rerooted: TokenTree,
+    def end(
+        self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
-        """What the round cost and brought: `nodes` of `tree` were verified."""
-        report, now = self.pair.target.last_report, self.pair.clock()
-        n_tokens = len(accepted.tokens)
-        if self.grower is None:
-            return self._without_guesses(n_tokens, len(nodes), report, now)
-        parents = {int(tree.parent[node]) for node in nodes}
-        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
-        best_tokens = tree.token[tree.path(best)[1:]].tolist()
-        kept = rerooted.key[: len(rerooted)].tolist()
-        return RoundOutcome(
-            n_tokens=n_tokens,
-            accepted=len(accepted.path) - 1,
-            drafted=self.grower.n_guesses - self.guesses_before,
-            verified=len(nodes) - 1,
-            best_confidence=float(tree.cumulative[best]),
-            best_length=len(best_tokens),
-            best_correct=common_length(best_tokens, accepted.tokens),
-            provisional_drafted=len(self.provisional),
-            provisional_kept=sum(key in self.provisional for key in kept),
-            draft_steps=self.draft_steps,
-            draft_s=self.draft_s,
-            passes=report.passes,
-            pass_s=report.wall_s,
-            stall_s=report.stall_s,
-            choice_stall_s=report.choice_stall_s,
-            bytes_read=report.bytes_read,
-            read_s=report.read_s,
-            wall_s=now - self.begun,
-            guessed=True,
-            growing_s=self.growing_s,
-            reading_s=self.reading_s,
-            steps_beside=self.steps_beside,
-            claimed=self.imagined.claimed if self.imagined else 0.0,
-            expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),
-            reached=self.reached,
-            verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
-            accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
-        )
+        """Cost and yield of the round: `nodes` of `tree` were verified. Traced."""
+        outcome = self.outcome(tree, nodes, accepted, rerooted)
+        if self.pair.trace.is_on:
+            _record(self.pair.trace, outcome, self.begun, self.grower is not None)
+            self.pair.trace.flush()
+        return outcome
 
-    def _without_guesses(
-        self, n_tokens: int, n_rows: int, report: PassReport, now: float
+    def outcome(
+        self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
-        """What a pass over nothing but the root cost, beside which nothing was drafted."""
-        return RoundOutcome(
-            n_tokens=n_tokens,
+        """Cost and yield of the round: `nodes` of `tree` were verified."""
+        report = self.pair.target.last_report
+        without_guesses = RoundOutcome(
+            n_tokens=len(accepted.tokens),
             accepted=0,
             drafted=0,
-            verified=n_rows - 1,
+            verified=len(nodes) - 1,
             best_confidence=1.0,
             best_length=0,
             best_correct=0,
@@ -201,7 +242,33 @@ class RoundInProgress:
             choice_stall_s=report.choice_stall_s,
             bytes_read=report.bytes_read,
             read_s=report.read_s,
-            wall_s=now - self.begun,
+            wall_s=self.pair.clock() - self.begun,
+        )
+        if self.grower is None:
+            return without_guesses
+        parents = {int(tree.parent[node]) for node in nodes}
+        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
+        best_tokens = tree.token[tree.path(best)[1:]].tolist()
+        kept = rerooted.key[: len(rerooted)].tolist()
+        return replace(
+            without_guesses,
+            accepted=len(accepted.path) - 1,
+            drafted=self.grower.n_guesses - self.guesses_before,
+            best_confidence=float(tree.cumulative[best]),
+            best_length=len(best_tokens),
+            best_correct=common_length(best_tokens, accepted.tokens),
+            provisional_drafted=len(self.provisional),
+            provisional_kept=sum(key in self.provisional for key in kept),
+            draft_steps=self.draft_steps,
+            guessed=True,
+            growing_s=self.growing_s,
+            reading_s=self.reading_s,
+            steps_beside=self.steps_beside,
+            claimed=self.imagined.claimed if self.imagined else 0.0,
+            expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),
+            reached=self.reached,
+            verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
+            accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
         )
 
     def _grow_beside(
@@ -233,7 +300,7 @@ class RoundInProgress:
         n_before = len(tree)
         trace = self.pair.trace
         with trace.span(track, "draft step") as span:
-            grew = grower.step(tree, open_nodes, self.pacer, limits)
+            grew = grower.step(tree, open_nodes, self.rules.pacer, limits)
             if not grew:
                 span.forget()
             elif trace.is_on:
@@ -242,14 +309,14 @@ class RoundInProgress:
         return grew
 
 
-def record_round(trace: Trace, outcome: RoundOutcome, round_: RoundInProgress) -> None:
-    """The span of a round that is over."""
+def _record(trace: Trace, outcome: RoundOutcome, begun: float, has_guesses: bool) -> None:
+    """Add the span of a round that is over."""
     trace.add(
         Track.ENGINE,
         "round",
-        round_.begun,
-        round_.begun + outcome.wall_s,
-        strategy="tree" if round_.grower else "none",
+        begun,
+        begun + outcome.wall_s,
+        strategy="tree" if has_guesses else "none",
         tokens=outcome.n_tokens,
         accepted=outcome.accepted,
         verified=outcome.verified,
@@ -260,7 +327,7 @@ def record_round(trace: Trace, outcome: RoundOutcome, round_: RoundInProgress) -
 
 
 def _reached(tree: TokenTree, accepted: Accepted) -> list[Reached]:
-    """How the guesses after each node of the accepted path fared."""
+    """Confidence and success of the guesses after each node of the accepted path."""
     found = []
     for node, token in zip(accepted.path, accepted.tokens, strict=True):
         children = tree.children(node)
@@ -272,6 +339,6 @@ def _reached(tree: TokenTree, accepted: Accepted) -> list[Reached]:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens two texts share."""
+    """Number of leading tokens that two texts share."""
     differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))

@@ -8,12 +8,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.engine.pacer import PACERS, Pacer
+from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.settings import arguments
 from edgespec.settings.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
 from edgespec.values import ModelInfo
+
+PROVISIONAL_FACTOR = 8
+"""Nodes that a tree holds for each node of one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +83,63 @@ class EngineSettings:
         """Most nodes of one pass of this target: the root, and what is drafted below it."""
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
-    def new_pacer(self) -> Pacer:
-        return PACERS[self.pacer]()
-
     def new_stop_rule(self) -> StopRule | None:
         """None: the round planner decides."""
         rule = STOP_RULES.get(self.fallback)
         return None if rule is None else rule()
 
-    def new_acceptance(self) -> AcceptanceRule:
-        return ACCEPTANCE_RULES[self.acceptance]()
+    def rules_for(self, info: ModelInfo) -> RoundRules:
+        """The rules of every round over this target."""
+        max_nodes = self.max_nodes(info)
+        return RoundRules(
+            pacer=PACERS[self.pacer]() if info.tree_capable else LinearPacer(),
+            acceptance=ACCEPTANCE_RULES[self.acceptance](),
+            max_nodes=max_nodes,
+            max_branches=info.max_branches,
+            max_depth=self.max_depth or max_nodes - 1,
+            keep_growth=self.keep_growth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRules:
+    """Rules and sizes of every round over one target."""
+
+    pacer: Pacer
+    acceptance: AcceptanceRule
+    max_nodes: int
+    """Most nodes of one pass, the root included."""
+    max_branches: int
+    max_depth: int
+    """Most drafted tokens in one verified branch."""
+    keep_growth: bool = True
+
+    @property
+    def tree_capacity(self) -> int:
+        """Nodes of one pass, and room to grow beside it."""
+        return PROVISIONAL_FACTOR * self.max_nodes
+
+    def limits(
+        self, n_free: int, room: int, n_hidden: int = 0, least_confidence: float = 0.0
+    ) -> Limits:
+        """Limits of a tree before its pass, with `n_free` tokens of context left and `room` tokens
+        left of the text: what is accepted deeper would be past the text's end."""
+        return Limits(
+            max_nodes=min(self.max_nodes, n_free),
+            max_branches=self.max_branches,
+            max_depth=min(self.max_depth, room - 1),
+            n_hidden=n_hidden,
+            least_confidence=least_confidence,
+        )
+
+    def limits_beside(self, room: int) -> Limits:
+        """Limits of a tree that grows beside its pass. A path ends with a token of the target's
+        own, so twice the depth and one is in reach."""
+        return Limits(
+            max_nodes=self.tree_capacity,
+            max_branches=self.max_branches,
+            max_depth=min(2 * self.max_depth + 1, room - 1),
+        )
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:

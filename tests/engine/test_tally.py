@@ -11,7 +11,7 @@ from edgespec.engine.acceptance import Accepted
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.pacer import Limits, LinearPacer
+from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import TextRequest
 from edgespec.engine.round import RoundInProgress
@@ -123,8 +123,9 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     target = counting()
     target.last_report = read
     pair = Pair(target, None, clock=lambda: 1.0, trace=OFF)
+    rules = EngineSettings().rules_for(target.info)
     round_ = RoundInProgress(
-        pair, None, LinearPacer(), RoundPlanner(), RoundPlan(False), none, none, 0.0, 0
+        pair, None, rules, RoundPlanner(), RoundPlan(False), none, none, 0.0, 0
     )
     tree = TokenTree(1)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))

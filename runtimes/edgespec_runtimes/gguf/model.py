@@ -143,23 +143,20 @@ class GgufModel:
         if not 0 < len(nodes) <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
         with self._running(len(nodes)):
-            return self._evaluate(tree, nodes)
-
-    def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        committed = self.n_committed
-        ordered = likely_first(tree, nodes)
-        tokens = [int(tree.token[node]) for node in ordered]
-        positions = [committed + int(tree.depth[node]) for node in ordered]
-        try:
-            sequences = self._branches.place(tree, ordered)
-        except UsageError:
-            self._branches.truncate(committed)
-            raise
-        row_of = {node: row for row, node in enumerate(ordered)}
-        rows = [row_of[node] for node in nodes]
-        self._kernels.prepare(len(nodes), committed + len(nodes), in_tiles=False)
-        self._decode(tokens, positions, sequences, True, committed)
-        return self._logits(len(nodes))[rows]
+            committed = self.n_committed
+            ordered = likely_first(tree, nodes)
+            tokens = [int(tree.token[node]) for node in ordered]
+            positions = [committed + int(tree.depth[node]) for node in ordered]
+            try:
+                sequences = self._branches.place(tree, ordered)
+            except UsageError:
+                self._branches.truncate(committed)
+                raise
+            row_of = {node: row for row, node in enumerate(ordered)}
+            rows = [row_of[node] for node in nodes]
+            self._kernels.prepare(len(nodes), committed + len(nodes), in_tiles=False)
+            self._decode(tokens, positions, sequences, True, committed)
+            return self._logits(len(nodes))[rows]
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""

@@ -1,0 +1,99 @@
+"""Learning of one engine, recalled from earlier runs of the pair and kept for later ones.
+
+Costs are kept by cache key, beliefs of the drafters by names of their own. Reads no clock and calls
+no model.
+"""
+
+from __future__ import annotations
+
+from edgespec.engine.cost_key import CostKey
+from edgespec.engine.decision import RoundPlanner
+from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.settings import EngineSettings
+from edgespec.ports import LanguageModel
+from edgespec.values import PassReport
+
+
+class Learning:
+    """The round planner as it learns. Without a grower there is nothing to learn, without a memory
+    nothing is recalled or kept."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None,
+        grower: TreeGrower | None,
+        settings: EngineSettings,
+        memory: Memory | None,
+    ) -> None:
+        self.planner = _new_planner(target, draft, settings)
+        """The planner of the next round."""
+        self._grower = grower
+        self._memory = memory
+        threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
+        self._key = CostKey.of(target.paging(), threads, settings.unusual)
+        self._recalled: Learnt = {}
+        self._has_seen_rounds = False
+        if memory is not None and grower is not None:
+            self._recalled = memory.recall()
+            grower.recall(self._recalled)
+            self._recall_costs()
+
+    def begin_text(self, n_new: int, room: int, report: PassReport | None) -> None:
+        """See a prompt: `n_new` tokens that the models did not hold, at most `room` to follow.
+
+        `report` is the cost of reading them; None if no pass has read any yet.
+        """
+        self.planner = self.planner.begin_text(max(n_new, self.planner.unread), room)
+        if report is not None:
+            self.planner = self.planner.observe_prompt(report)
+            self._key = self._key.with_reads(report.bytes_read, report.read_s)
+            self._recall_costs()
+
+    def see_reading(self, seconds: float) -> None:
+        """See how long the drafters took to read a prompt."""
+        self.planner = self.planner.observe_reading(seconds)
+
+    def see_round(self, outcome: RoundOutcome) -> None:
+        """See a round. From the first one on, recalled costs are of no more use."""
+        if self._grower is not None:
+            self._has_seen_rounds = True
+            self._key = self._key.with_reads(outcome.bytes_read, outcome.read_s)
+            self.planner = self.planner.observe(outcome)
+
+    def keep(self) -> None:
+        """Leave what was learnt to the next run."""
+        if self._memory is None or self._grower is None:
+            return
+        learnt = self._grower.learnt()
+        if self._key.is_known:
+            learnt = renewed(learnt, {self._name_of_costs: self.planner.state_dict()})
+        self._memory.keep(learnt)
+
+    def _recall_costs(self) -> None:
+        """Take over what an earlier run learnt under this key."""
+        if self._key.is_known and not self._has_seen_rounds:
+            costs = self._recalled.get(self._name_of_costs, {})
+            self.planner = self.planner.load_state_dict(costs)
+
+    @property
+    def _name_of_costs(self) -> str:
+        return f"rounds@{self._key.name}"
+
+
+def _new_planner(
+    target: LanguageModel, draft: LanguageModel | None, settings: EngineSettings
+) -> RoundPlanner:
+    info = target.info
+    share = draft.info.size_bytes / info.size_bytes if draft and info.size_bytes else 0.0
+    return RoundPlanner(
+        curve=PassCurve(used_share=info.used_share),
+        stop_rule=settings.new_stop_rule(),
+        may_step_aside=settings.step_aside,
+        may_overlap=settings.overlap,
+        draft_share=share,
+        max_rows=settings.max_nodes(info),
+    )
