@@ -1,6 +1,6 @@
-"""What a feature says where the packages of its extra are not installed.
+"""Errors for features whose optional packages are not installed.
 
-Knows names of packages and extras; what is done with a package is its users' business.
+Knows names of packages and extras, not their uses.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def find(package: str, extra: str, why: str) -> None:
 
 
 def _source(extra: str) -> list[str]:
-    """What pip is to install: the clone that runs, the file or address that was installed, or by
-    name what an index of packages has."""
+    """Argument for pip: the clone that runs, the file or address that was installed, or the name in
+    a package index."""
     clone = Path(__file__).parents[1]
     if (clone / "pyproject.toml").is_file():
         return ["-e", f"{_shortest(clone)}[{extra}]"]

@@ -53,7 +53,7 @@ class TokenTree:
         self.next_key = first_key + 1
         self._n_nodes = 1
         self._children: dict[tuple[int, int], int] = {}
-        """By parent and token."""
+        """Child of each parent by token."""
 
     def __len__(self) -> int:
         return self._n_nodes
@@ -147,7 +147,7 @@ class TokenTree:
         return found
 
     def branch_count(self, nodes: Sequence[int]) -> int:
-        """How many of `nodes` are no parent of another: leaves of the part that they span."""
+        """Number of `nodes` that are no parent of another: leaves of the part that they span."""
         return len(set(nodes) - set(self.parent[list(nodes)].tolist()))
 
     def subtree(self, node: int) -> list[int]:

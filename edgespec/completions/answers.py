@@ -1,4 +1,4 @@
-"""What an answer looks like in OpenAI's shapes: whole, and in the chunks of a stream.
+"""Answers in OpenAI's shapes: whole, and as the chunks of a stream.
 
 Text, tokens and figures in, dictionaries out. Knows no model and no session.
 """
@@ -25,7 +25,7 @@ _REASONS: dict[FinishReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What an answer and all its chunks have in common."""
+    """Fields that an answer and all its chunks share."""
 
     kind: Literal["chat.completion", "text_completion"]
     id: str

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.settings.config import MOST, MOST_BIAS
+from edgespec.settings.config import INT32_MAX, MOST_BIAS
 
 _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
     | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n"}
     | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
 )
-"""Whatever they say: they change speed or places, or belong to a sampler that is refused."""
+"""Fields accepted with any value: they change speed or placement only, or tune samplers that are
+refused elsewhere."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "top_n_sigma": (-1, 0),
@@ -76,7 +77,7 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
 def _settle_numbers(fields: dict[str, Any]) -> None:
     """-1 is llama.cpp's word for no limit, all tokens and a seed of its own."""
     if fields.get("max_tokens") == -1:
-        fields["max_tokens"] = MOST
+        fields["max_tokens"] = INT32_MAX
     if fields.get("seed") == -1:
         fields["seed"] = None
     if fields.get("top_k") == -1:

@@ -1,7 +1,7 @@
-"""What a request in OpenAI's shape may say, checked.
+"""Validated requests in OpenAI's shapes.
 
-What we do not know is refused, as OpenAI does, and so is what is known and cannot be done; fields
-that change no text (`user`, `metadata`, ...) are taken and left alone. Knows no session.
+Unknown fields are refused, as OpenAI does, and so are known ones without support here; fields that
+change no text (`user`, `metadata`, ...) are accepted and ignored. Knows no session.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.completions import llama_fields
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
-from edgespec.settings.config import MOST
+from edgespec.settings.config import INT32_MAX
 
 MOST_CHOICES = 128
 """Most texts that one request may ask for: prompts times copies."""
@@ -38,7 +38,7 @@ _SAMPLING = (
 
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
-"""Of a rendering; the request says them elsewhere, or not at all."""
+"""Template variables that requests set by other fields, or not at all."""
 
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -85,7 +85,7 @@ class ResponseFormat(_Part):
     grammar: str | None = None
     """Lark, of the type `grammar`."""
     pattern: str | None = None
-    """Of the type `regex`."""
+    """Regular expression of the type `regex`."""
 
 
 class NamedFunction(_Part):
@@ -100,20 +100,20 @@ class NamedTool(_Part):
 
 
 class CommonRequest(_Part):
-    """What chat and completion requests have in common; None leaves our default."""
+    """Fields that chat and completion requests share; None means the default."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=0, le=MOST)
+    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, le=MOST)
+    top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
     min_p: float | None = Field(default=None, ge=0, le=1)
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repeat_last_n: int | None = Field(default=None, ge=-1, le=MOST)
+    repeat_last_n: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool = False
     """llama.cpp's: no token that ends a text is picked."""
@@ -144,7 +144,7 @@ class CommonRequest(_Part):
 
     @property
     def wants_usage(self) -> bool:
-        """Of a stream: whether its last chunk says what was used."""
+        """True if the last chunk of a stream has the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -153,7 +153,7 @@ class CommonRequest(_Part):
         return self.n or 1
 
     def sampling_fields(self) -> dict[str, Any]:
-        """What the request says about sampling, by the names of `SamplingParams`."""
+        """The request's sampling settings, by the names of `SamplingParams`."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
 
@@ -161,7 +161,7 @@ class ChatRequest(CommonRequest):
     """`/v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = Field(default=None, ge=0, le=MOST)
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
@@ -180,7 +180,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many alternatives a token is told with; None for no log probabilities."""
+        """Number of alternatives for each token; None for no log probabilities."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -193,7 +193,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def required_tools(self) -> list[dict[str, Any]] | None:
-        """Those of which one has to be called; None where the model may answer as it likes."""
+        """Tools of which one must be called; None if the model may answer in text."""
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None

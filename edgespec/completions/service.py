@@ -46,7 +46,7 @@ from edgespec.values import ModelInfo
 
 
 class Generates(Protocol):
-    """What is needed of a session."""
+    """The part of a session that the service uses."""
 
     @property
     def target(self) -> ModelInfo: ...
@@ -152,7 +152,7 @@ class Completions:
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
-        """The texts that follow prompts. Raises UsageError before they begin."""
+        """The completions of prompts. Raises UsageError before they begin."""
         params = [f"prompt.{place}" for place in range(len(request.prompt))]
         if len(params) == 1:
             params = ["prompt"]
@@ -282,7 +282,7 @@ def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
 
 
 def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None:
-    """What a response format, or the choice of tools, asks of the answer."""
+    """Grammar required by the response format or the choice of tools."""
     required = request.required_tools
     grammar = grammar_of(request.response_format)
     if required is None:
@@ -303,7 +303,7 @@ def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None
 
 
 def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
-    """What a response format asks of the answer. Raises RequestError and GrammarError."""
+    """Grammar required by the response format. Raises RequestError and GrammarError."""
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":

@@ -30,7 +30,7 @@ class ToolCall:
 
 
 def knows_calls(template: str) -> bool:
-    """Whether a chat template's source has calls written so."""
+    """True if the source of a chat template contains this format of calls."""
     return BEGIN in template
 
 

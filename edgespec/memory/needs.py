@@ -20,7 +20,7 @@ from edgespec.memory.budget import (
     plan_memory,
 )
 from edgespec.memory.experts import ExpertSizes
-from edgespec.memory.trees import most_tokens
+from edgespec.settings.config import USUAL_DRAFT_MAX
 
 HEADROOM_BYTES = 6 * MIB
 HEADROOM_SHARE = 0.01
@@ -29,6 +29,11 @@ buffers of Python."""
 BATCH_SHARE = 0.05
 """Share of the budget for a batch: a larger batch reads a prompt in fewer passes, and leaves less
 for weights."""
+TOKENS_BY_DRAFT_MAX = {16: 0.76, USUAL_DRAFT_MAX: 1.0, 64: 1.05, 96: 1.08}
+"""Tokens per pass by drafted nodes, relative to those of USUAL_DRAFT_MAX. A plan is made before
+anything is measured."""
+TREE_SIZES = tuple(1 + drafted for drafted in sorted(TOKENS_BY_DRAFT_MAX, reverse=True))
+"""Sizes of trees that a plan chooses from, the root included, largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def plan_models(
                     plans.append(_divide(budget_bytes, rows, models, choice, enforced))
                     break
         if plans:
-            return replace(most_tokens(plans), smallest_bytes=named)
+            return replace(best_tree_size(plans), smallest_bytes=named)
     divided = _divide(
         budget_bytes,
         [_process_row(process_bytes), *others],
@@ -196,3 +201,20 @@ def _divide(
         batch_size=computed.batch_size,
         max_nodes=computed.max_nodes,
     )
+
+
+def best_tree_size(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """The plan with the most tokens per byte read, of plans that differ in the most nodes of a
+    pass.
+
+    A resident target reads nothing: its trees are small, and the usual buffers hold them.
+    """
+    resident = sorted((plan for plan in plans if not plan.paged), key=lambda plan: plan.max_nodes)
+    if resident:
+        usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
+        return (usual or resident[:1])[-1]
+    return max(plans, key=_tokens_per_byte)
+
+
+def _tokens_per_byte(plan: MemoryPlan) -> float:
+    return TOKENS_BY_DRAFT_MAX.get(plan.max_nodes - 1, 1.0) / max(1, plan.bytes_per_pass)

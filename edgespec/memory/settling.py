@@ -19,7 +19,7 @@ from edgespec.files.unfinished import unfinished_file
 ALIKE_BYTES = 128 << 10
 """Counts are as good as equal that differ by less; two dozen KiB were seen."""
 MOST_COUNTS = 64
-"""That are remembered: a command, its models and settings have one."""
+"""Remembered counts; each command with its models and settings has one."""
 _MOST_FILE_BYTES = 4096
 
 

@@ -42,7 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """What the routes share."""
+    """State that the routes share."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Service:
     async def _prepared(
         self, body: bytearray, kind: type[R], start: Callable[[R], Completion]
     ) -> tuple[R, Completion]:
-        """What the body asks for, not yet begun. One at a time: it takes memory."""
+        """The validated request and its completion, not started. One at a time, for its memory."""
 
         def prepare() -> tuple[R, Completion] | Refusal:
             try:

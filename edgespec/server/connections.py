@@ -12,12 +12,12 @@ from typing import Any, Literal
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 READ_BYTES = 32 << 10
-"""That one connection hands over at once: all of them may do so in the same moment."""
+"""Bytes that one connection hands over at once; all may do so at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """With clients: how many, and for how long."""
+    """Limits for clients: number of connections and timeouts."""
 
     headers_s: float = 15
     """From the connection, or the last answer, to the end of the next request's headers."""
@@ -39,7 +39,7 @@ class Connections:
         self._open: set[Connection] = set()
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """What uvicorn makes for every connection."""
+        """The class that uvicorn instantiates for every connection."""
         return type("Connection", (Connection,), {"others": self})
 
     def add(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What a request's body says: JSON, and text that has an encoding."""
+"""Decoding of a request's body: JSON whose strings are valid Unicode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the server, and how much at once: keys, hosts, origins, sizes. Answers nothing."""
+"""Access checks of the server: keys, hosts, origins, sizes. Sends no answers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Guard:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """True if only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

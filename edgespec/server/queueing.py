@@ -1,4 +1,4 @@
-"""How many requests are under way, and the figures that monitoring asks for."""
+"""The count of running requests, and the figures for monitoring."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ServerFigures:
 
     clock: Callable[[], float] = time.monotonic
     answers: Counter[int] = field(default_factory=Counter)
-    """By HTTP status."""
+    """Number of answers by HTTP status."""
     prompt_tokens: int = 0
     reused_tokens: int = 0
     saved_passes: int = 0

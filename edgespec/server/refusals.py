@@ -56,7 +56,7 @@ def come_again(reason: str, code: str) -> Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """How an exception is answered. What is no fault of the request is a server error."""
+    """The answer to an exception. A fault that is not the request's is a server error."""
     match error:
         case Refusal():
             return error

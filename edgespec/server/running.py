@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 from edgespec.completions.service import Completions
-from edgespec.memory import logprobs, requests
+from edgespec.memory import requests
 from edgespec.server.application import Service
 from edgespec.server.bodies import Bodies
 from edgespec.server.connections import Connections, Patience
@@ -48,8 +48,8 @@ class Server:
             model,
             most_prompt_tokens,
             sampling=sampling,
-            most_logged_tokens=logprobs.most_tokens,
-            most_characters=logprobs.MOST_CHARACTERS,
+            most_logged_tokens=requests.most_answer_tokens,
+            most_characters=requests.MOST_ANSWER_CHARACTERS,
             on_result=figures.count,
         )
         self.chat_refusal = completions.chat_refusal

@@ -1,7 +1,7 @@
-"""What a session does, for an event loop: nothing here keeps the loop waiting.
+"""The asynchronous face of a session: nothing here blocks the event loop.
 
-Every generation runs in a thread of its own, because a session gives turns to threads. What a call
-means, `Session` and `Completions` say.
+Every generation runs in a thread of its own, because a session gives turns to threads.
+`Session` and `Completions` document each call.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
 from edgespec.grammar.specification import bytes_needed
-from edgespec.memory import logprobs, process, requests, trees
+from edgespec.memory import process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import plan_models
+from edgespec.memory.needs import TREE_SIZES, plan_models
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu, vocabulary_fingerprint
@@ -56,11 +56,11 @@ def plan(
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
 ) -> MemoryPlan:
-    """Who would get which bytes, without reading weights. Raises BudgetError and ModelError.
+    """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
     A path stands for the settings of a model that decodes alone.
     """
-    with _Opening(*_meant(settings, engine_settings, progress)) as opening:
+    with _Opening(*_check_arguments(settings, engine_settings, progress)) as opening:
         return opening.plan()
 
 
@@ -70,13 +70,13 @@ def open_models(
     progress: Progress | None = None,
     trace: Trace = OFF,
 ) -> LoadedModels:
-    """What `load` loads, without an engine: for whoever runs engines of his own over the models.
+    """The models that `load` loads, without an engine: for programs with engines of their own.
 
     A pass of theirs verifies at most the nodes that `engine_settings` say. Raises what `load` does.
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*_meant(settings, engine_settings, progress), trace) as opening,
+        _Opening(*_check_arguments(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
 
@@ -91,7 +91,7 @@ class LoadedModels(Closeable):
     load_report: dict[str, float]
     """Seconds by phase of loading, and `total`."""
     corpus: CorpusIndex | None = None
-    """What guesses may be looked up in."""
+    """Corpus in which guesses are looked up."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -100,7 +100,7 @@ class LoadedModels(Closeable):
 
 
 def corpus_drafters(models: LoadedModels) -> list[Drafter]:
-    """What guesses from the corpus, if one was named: for an engine over these models."""
+    """Drafters of an engine over these models that guess from the corpus; none without a corpus."""
     if models.corpus is None:
         return []
     return [CorpusDrafter(models.corpus, models.target.vocabulary.eog_tokens)]
@@ -240,14 +240,14 @@ class _Opening(Closeable):
         )
 
     def _divide(self) -> MemoryPlan:
-        """Who of the prepared models gets which bytes of the process's. Raises BudgetError."""
+        """The plan that divides memory among the prepared models. Raises BudgetError."""
         target = self._prepared[0]
         needs = [prepared.needs() for prepared in self._prepared]
         others = []
         if self._settings.grammars:
             others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
         if self._settings.logprobs:
-            others.append(MemoryRow("process", LOGPROBS, logprobs.ROOM_BYTES))
+            others.append(MemoryRow("process", LOGPROBS, requests.ANSWER_BYTES))
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._corpus:
@@ -276,7 +276,7 @@ class _Opening(Closeable):
         return requests.bytes_needed(body_bytes, most_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
-        """Of both models; what is true of both is said once."""
+        """Notes of both models, each once."""
         return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes(plan)))
 
     def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
@@ -306,12 +306,12 @@ class _Opening(Closeable):
         return budget_bytes, tuple(rows)
 
 
-def _meant(
+def _check_arguments(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None,
     progress: Progress | None,
 ) -> tuple[LoadSettings, EngineSettings, Progress | None]:
-    """What a caller's arguments mean. Raises UsageError."""
+    """The validated arguments. Raises UsageError."""
     if isinstance(settings, str | Path):
         settings = LoadSettings(model=Path(settings))
     if engine_settings is None:
@@ -325,7 +325,7 @@ def _meant(
 
 def _tree_sizes(rules: EngineSettings) -> tuple[int, ...]:
     """Most nodes of a pass, larger first; with several the plan chooses."""
-    return (1 + rules.draft_max,) if rules.pins_draft_max else trees.NODES
+    return (1 + rules.draft_max,) if rules.pins_draft_max else TREE_SIZES
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

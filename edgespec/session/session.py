@@ -122,7 +122,7 @@ class Session(Closeable):
 
     @property
     def paging(self) -> PagingStats:
-        """What the target pages, and what that has cost since it was loaded."""
+        """Paging of the target and its cost since it was loaded."""
         return self._models.target.paging()
 
     @property
@@ -251,8 +251,10 @@ class Session(Closeable):
 
     @property
     def chat_sampling(self) -> dict[str, Any]:
-        """How `edgespec chat` and `serve` sample where nobody says it, by the names of
-        `SamplingParams`: as the model's makers recommend, otherwise by llama.cpp's defaults."""
+        """Default sampling of `edgespec chat` and `serve`, by the names of `SamplingParams`.
+
+        The values that the model's makers recommend, otherwise llama.cpp's defaults.
+        """
         return chat_sampling(self._chat_format.sampling)
 
     @overload
@@ -309,7 +311,7 @@ class Session(Closeable):
 
     @property
     def has_state(self) -> bool:
-        """Whether the models hold a text, of which `save_state` could keep what it cost."""
+        """True if the models hold a text whose state `save_state` could save."""
         return bool(self._keeper.held)
 
     def save_state(self, path: str | Path) -> int:
@@ -388,7 +390,7 @@ def _path(value: Any) -> Path:
 
 
 def _n_logprobs(value: Any) -> int:
-    """Of a caller; 0 tells the chosen token's alone."""
+    """The validated number of alternatives; 0 means the chosen token's log probability alone."""
     number = arguments.whole("logprobs", value)
     if not 0 <= number <= MOST_LOGPROBS:
         raise UsageError(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {number}")

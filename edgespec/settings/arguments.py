@@ -1,6 +1,6 @@
-"""What a caller's argument means: the obvious thing, or a UsageError that names the argument.
+"""Validation of a caller's arguments: the value, or a UsageError that names the argument.
 
-Knows types and no ranges: which values make sense is told where they are used.
+Knows types and no ranges: ranges are checked where values are used.
 """
 
 from __future__ import annotations

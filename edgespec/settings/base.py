@@ -36,7 +36,7 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What settings are called at the door that they came in by."""
+    """Names of settings as the user wrote them: flags, keys of a file, or Python arguments."""
 
     file: Path | None = None
     in_file: frozenset[str] = field(default_factory=frozenset)
@@ -82,7 +82,7 @@ class Settings(BaseModel):
 
     @classmethod
     def known(cls) -> set[str]:
-        """What may be set."""
+        """Names of the settings."""
         return set(cls.model_fields)
 
     @model_validator(mode="wrap")

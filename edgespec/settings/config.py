@@ -1,6 +1,6 @@
-"""What a user may set, checked: settings of loading and of generating, sizes, and TOML files.
+"""Validated settings of loading and of generating, and TOML files of them.
 
-It knows the names and the ranges; it knows neither models nor memory, and opens no model.
+Knows names and ranges; opens no model and measures no memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgespec.settings.units import parse_size
 
 
 class PacerName(StrEnum):
-    """What decides which branch of the token tree grows next; `engine.pacer` has the rules."""
+    """Rules that decide which branch of the token tree grows next; `engine.pacer` has them."""
 
     BEST_FIRST = "best-first"
     LLMCAD = "llmcad"
@@ -40,7 +40,7 @@ class PacerName(StrEnum):
 
 
 class FallbackName(StrEnum):
-    """What decides when the target verifies: the round planner (marginal) or a stop rule."""
+    """Rules that decide when the target verifies: the round planner (marginal) or a stop rule."""
 
     MARGINAL = "marginal"
     LLMCAD = "llmcad"
@@ -49,7 +49,7 @@ class FallbackName(StrEnum):
 
 
 class AcceptanceName(StrEnum):
-    """What decides which guesses stand; `engine.acceptance` has the rules."""
+    """Rules that decide which guesses are accepted; `engine.acceptance` has them."""
 
     EXACT_REPLAY = "exact-replay"
 
@@ -60,17 +60,17 @@ LOSSLESS = frozenset({AcceptanceName.EXACT_REPLAY})
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
-MOST = (1 << 31) - 1
-"""Of whatever is counted: the libraries count in 32 bits."""
+INT32_MAX = (1 << 31) - 1
+"""Largest count: the libraries count in 32 bits."""
 USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
 MOST_DRAFTED = 1024
 """Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
 MOST_BIAS = 10_000.0
-"""Of whatever is added to a logit: far more than logits are apart, and sums of them stay finite."""
+"""Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
 MOST_CONFIG_BYTES = 1 << 20
 LEAST_BUDGET_BYTES = 1 << 20
-"""Who writes a smaller number without a unit means another one; programs may ask with any."""
+"""Smallest budget that text may give without a unit; less is taken for a missing unit."""
 
 
 def _budget(value: object, info: ValidationInfo) -> object:
@@ -124,8 +124,8 @@ def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
 
 _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-AtLeastOne = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
 
 class LoadSettings(Settings):
@@ -146,12 +146,12 @@ class LoadSettings(Settings):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """None is every physical core that the process may use."""
     threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Of the draft; None is as many as the target has."""
+    """Threads of the draft; None is the target's number."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
-    """What only models of one runtime know, by its name. Each can be given by its own name, too, as
+    """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
-    """Of the GPU that computes ONNX models: bytes, a percentage of its memory, or `auto`, which is
+    """Memory of the GPU that computes ONNX models: bytes, a percentage of it, or `auto`, which is
     what is free there now, less a margin. None is `auto` where there is such a GPU."""
     grammars: bool = False
     """Keep memory for structured answers; a target that is paged gives none without."""
@@ -219,7 +219,7 @@ class LoadSettings(Settings):
         return {*super().known(), *option_names()} - {"options"}
 
     def as_given(self) -> dict[str, Any]:
-        """What was set, as a file or a call would set it again."""
+        """The settings that were given, as a file or a call would give them again."""
         values = self.model_dump(exclude_unset=True, exclude={"options"})
         for options in self.options.values():
             values |= options.model_dump(exclude_unset=True)
@@ -227,7 +227,7 @@ class LoadSettings(Settings):
 
 
 class Sampling(Settings):
-    """How a token is picked. The defaults are greedy, with every filter off."""
+    """Settings of sampling. The defaults are greedy, with every filter off."""
 
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy: the highest logit, the lowest token id among equals."""
@@ -240,7 +240,7 @@ class Sampling(Settings):
     repeat_penalty: float = Field(default=1.0, ge=0.01, le=100)
     frequency_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
     presence_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
-    repeat_last_n: int = Field(default=64, ge=-1, le=MOST)
+    repeat_last_n: int = Field(default=64, ge=-1, le=INT32_MAX)
     """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
@@ -251,7 +251,7 @@ class Sampling(Settings):
 
 
 class SamplingParams(Sampling):
-    """How the tokens of one text are picked: the rules, and the seed of their draws."""
+    """Sampling parameters of one text, with the seed of its random draws."""
 
     names: ClassVar[Names] = PythonNames()
 
@@ -270,9 +270,9 @@ class SamplingParams(Sampling):
 
 
 class GenerateSettings(Sampling):
-    """How text is generated."""
+    """Settings of generating a text."""
 
-    max_tokens: int = Field(default=256, ge=-1, le=MOST)
+    max_tokens: int = Field(default=256, ge=-1, le=INT32_MAX)
     """-1 goes on until the model ends the text or the context is full."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     """None draws one, which is reported."""
@@ -297,9 +297,9 @@ class GenerateSettings(Sampling):
         return None if self.max_tokens == -1 else self.max_tokens
 
     def sampling(self, seed: int, otherwise: Mapping[str, Any] | None = None) -> SamplingParams:
-        """How tokens are picked with this seed, where `self.seed` leaves it open.
+        """The sampling parameters; `seed` is used if `self.seed` is None.
 
-        `otherwise` takes the place of our defaults for what was not set.
+        `otherwise` replaces the defaults of settings that were not given.
         """
         rules = {name: getattr(self, name) for name in Sampling.model_fields}
         rules |= {

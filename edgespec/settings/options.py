@@ -1,6 +1,6 @@
-"""What may be set for the models of one runtime, as that runtime declares it.
+"""Options of one runtime's models, as that runtime declares them.
 
-Knows how options are found, spelled and refused; none by itself, and no model library.
+Finds, spells and refuses options; defines none, and imports no model library.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Role = Literal["target", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How the command line spells and explains an option; stands in the annotation of its field."""
+    """Spelling and help text of an option on the command line, in the annotation of its field."""
 
     help: str
     metavar: str
     short: str | None = None
     role: Role | None = None
-    """Whose option it is; None: whichever model is of the runtime."""
+    """Role of the models that the option is for; None is any model of the runtime."""
 
 
 class RuntimeOptions(Settings):
     """The options of one runtime: fields with defaults, each annotated with a `Flag`."""
 
     kind: ClassVar[str]
-    """What its models are: `a GGUF model`."""
+    """Noun phrase for its models: `a GGUF model`."""
 
     @classmethod
     def of(cls, options: RuntimeOptions | None) -> Self:
-        """Those that were given, else the defaults."""
+        """`options` if they are of this class, else the defaults."""
         return options if isinstance(options, cls) else cls()
 
     @classmethod

@@ -3,7 +3,7 @@
 import pytest
 
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.settings.config import MOST, MOST_BIAS
+from edgespec.settings.config import INT32_MAX, MOST_BIAS
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],
@@ -39,13 +39,13 @@ def text(**fields: object) -> CompletionRequest:
 
 def test_what_its_page_sends_is_taken():
     request = ChatRequest.parse(WEB_UI)
-    assert request.limit == MOST
+    assert request.limit == INT32_MAX
     assert request.sampling_fields()["repeat_last_n"] == 64
 
 
 def test_n_predict_is_a_limit():
     assert text(n_predict=7).limit == 7
-    assert text(n_predict=-1).limit == MOST
+    assert text(n_predict=-1).limit == INT32_MAX
     assert text(max_tokens=3, n_predict=7).limit == 3
 
 

@@ -15,7 +15,7 @@ from edgespec.completions.completion import Completion
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.service import Completions
 from edgespec.errors import UsageError
-from edgespec.memory import logprobs
+from edgespec.memory import requests
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
 
 
@@ -191,8 +191,8 @@ def test_log_probabilities_of_all_choices_are_counted():
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():
     tracemalloc.start()
-    choices = [{"text": "".join(["😀"] * (logprobs.MOST_CHARACTERS // 8))} for _ in range(8)]
+    choices = [{"text": "".join(["😀"] * (requests.MOST_ANSWER_CHARACTERS // 8))} for _ in range(8)]
     JSONResponse({"choices": choices})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.9 * logprobs.ROOM_BYTES < peak <= logprobs.ROOM_BYTES
+    assert 0.9 * requests.ANSWER_BYTES < peak <= requests.ANSWER_BYTES

@@ -18,8 +18,7 @@ import pytest
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError, WeightReadError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, plan_memory
-from edgespec.memory.needs import ModelNeeds
-from edgespec.memory.trees import NODES
+from edgespec.memory.needs import TREE_SIZES, ModelNeeds
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
@@ -146,7 +145,7 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
     assert np.array_equal(np.stack(rows), reference_logits(PAIR.target, tokens))
 
 
-@pytest.mark.parametrize("n_nodes", [1 + EngineSettings().draft_max, NODES[0]])
+@pytest.mark.parametrize("n_nodes", [1 + EngineSettings().draft_max, TREE_SIZES[0]])
 def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: int) -> None:
     prepared = runtime.prepare(dataclasses.replace(request(PAIR.target), max_nodes=n_nodes))
     model = prepared.load(None)

@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory import trees
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
-from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
+from edgespec.memory.needs import (
+    TOKENS_BY_DRAFT_MAX,
+    TREE_SIZES,
+    BatchNeeds,
+    ModelNeeds,
+    plan_models,
+)
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49
 
 
-def target(n_vocab: int, nodes: tuple[int, ...] = trees.NODES, mib: int = 1000) -> ModelNeeds:
+def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -> ModelNeeds:
     """A model whose rows of logits are those of a vocabulary."""
     return ModelNeeds(
         fixed=(MemoryRow("target", "KV cache", 5 * MIB),),
@@ -45,12 +50,12 @@ def smallest(needs: ModelNeeds) -> int:
 
 
 def test_a_small_vocabulary_affords_the_largest_trees() -> None:
-    assert planned(500, target(4096)).max_nodes == trees.NODES[0]
+    assert planned(500, target(4096)).max_nodes == TREE_SIZES[0]
 
 
 def test_a_large_vocabulary_affords_them_where_weights_are_many() -> None:
     few, many = planned(500, target(150_000)), planned(4000, target(150_000, mib=8000))
-    assert few.max_nodes < many.max_nodes == trees.NODES[0]
+    assert few.max_nodes < many.max_nodes == TREE_SIZES[0]
 
 
 def test_a_resident_target_has_the_usual_buffers() -> None:
@@ -65,7 +70,7 @@ def test_no_target_is_paged_for_larger_trees() -> None:
 
 
 def test_the_smallest_budget_is_that_of_the_smallest_trees() -> None:
-    least = trees.NODES[-1]
+    least = TREE_SIZES[-1]
     assert smallest(target(150_000)) == smallest(target(150_000, (least,)))
     assert smallest(target(150_000)) < smallest(target(150_000, (USUAL,)))
     assert planned(smallest(target(150_000)) / MIB, target(150_000)).max_nodes == least
@@ -78,7 +83,7 @@ def test_a_pass_reads_little_more_than_with_the_usual_trees(budget_mib: int, n_v
     except BudgetError:
         return
     chosen = planned(budget_mib, target(n_vocab))
-    most = max(trees.TOKENS_PER_PASS.values())
+    most = max(TOKENS_BY_DRAFT_MAX.values())
     assert chosen.bytes_per_pass <= most * usual.bytes_per_pass
     assert chosen.planned_bytes <= budget_mib * MIB
 
