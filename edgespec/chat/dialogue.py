@@ -89,5 +89,5 @@ def _check_replaceable(path: Path) -> None:
         with open_regular(path) as file:
             if file.read(len(_OPENING)) in (b"", _OPENING):
                 return
-        kind = "no conversation that was saved here"
-    raise UsageError(f"{path} is {kind}, and stays as it is: name another file")
+        kind = "no conversation of edgespec"
+    raise UsageError(f"{path} is {kind} and was not changed: name another file")

@@ -1,6 +1,6 @@
 """Closes what holds memory, a file, a thread or a native handle, once and while nobody uses it.
 
-Knows threads and forks; not what is closed.
+Knows threads and forks; not what the closed objects do.
 """
 
 from __future__ import annotations

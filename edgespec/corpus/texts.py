@@ -46,7 +46,7 @@ def text_files(paths: Sequence[Path]) -> list[TextFile]:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}") from error
     if not found:
-        raise UsageError("there is no text file in what was named")
+        raise UsageError("there is no text file in these files and folders: name UTF-8 text files")
     return found
 
 

@@ -30,7 +30,7 @@ class _Refused(HubFailure):
     """The server answered with an error status."""
 
     def __init__(self, url: str, status: int) -> None:
-        advice = "try again later; what was fetched so far is kept"
+        advice = "try again later; the part that was fetched is kept"
         super().__init__(f"{url} answers {status}", advice)
         self.passes = status >= httpx2.codes.INTERNAL_SERVER_ERROR or status in _PASSING
 

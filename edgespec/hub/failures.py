@@ -45,26 +45,26 @@ def explained(reference: HubReference, endpoint: str, cache: Path) -> Iterator[N
     except RepositoryNotFoundError as error:
         raise HubFailure(
             f"{endpoint} has no model {reference.repo}, or it is private",
-            "check the name, and HF_TOKEN if it is yours",
+            "check the name, and set HF_TOKEN for a private model",
         ) from error
     except HFValidationError as error:
-        raise UsageError(f"{reference.repo!r} is no name of a repository: {error}") from error
+        raise UsageError(f"{reference.repo!r} is not the name of a repository: {error}") from error
     except OfflineModeIsEnabled as error:
         raise HubFailure("HF_HUB_OFFLINE is set", f"{reference} was not fetched") from error
     except HfHubHTTPError as error:
         raise HubFailure(
             f"{endpoint} answered {error.response.status_code} for {reference.repo}",
-            "try again later; what was fetched so far is kept",
+            "try again later; the part that was fetched is kept",
         ) from error
     except httpx2.ConnectError as error:
         raise HubFailure(
             f"{endpoint} cannot be reached ({error})",
-            f"{reference} is not in {cache}, fetch it while there is a connection",
+            f"{reference} is not in {cache}, fetch it when you are online",
         ) from error
     except httpx2.HTTPError as error:
         raise HubFailure(
             f"the connection to {endpoint} broke ({str(error) or type(error).__name__})",
-            "run the command again, it goes on where it stopped",
+            "run the command again, it resumes where it stopped",
         ) from error
     except OSError as error:
         raise _disk_failure(reference, cache, error) from error
@@ -74,7 +74,7 @@ def _disk_failure(reference: HubReference, cache: Path, error: OSError) -> HubFa
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return HubFailure(
             f"the disk of {cache} is full while {reference} is fetched",
-            "free some and run the command again, it goes on where it stopped",
+            "free some space and run the command again, it resumes where it stopped",
         )
     return HubFailure(
         f"{reference} cannot be stored in {cache} ({error})", "let HF_HOME name another folder"

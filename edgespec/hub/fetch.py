@@ -131,7 +131,7 @@ class Hub:
             raise HubFailure(
                 f"{reference} needs {format_size(n_bytes)} in {self.cache}, where "
                 f"{format_size(free_bytes)} are free",
-                "free some, or set HF_HOME to a folder on a larger disk",
+                "free some space, or set HF_HOME to a folder on a larger disk",
             )
 
     def _from_cache(self, reference: HubReference, reason: str) -> Fetched:
@@ -140,8 +140,7 @@ class Hub:
         paths = RepositoryCache(self.cache, reference.repo).newest()
         if not paths:
             raise FetchError(
-                f"{reference} is not in {self.cache}, and {reason}: fetch it while there is a "
-                "connection"
+                f"{reference} is not in {self.cache}, and {reason}: fetch it when you are online"
             )
         model = choose(reference, [HubFile(name, p.stat().st_size) for name, p in paths.items()])
         note = f"{reference}: {reason}; the model in the cache is used"

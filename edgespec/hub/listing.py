@@ -76,8 +76,8 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise HubFailure(
-            f"{endpoint} answered for {repo} with something that is no listing of a model",
-            "look at it in a browser: the network may want a login first",
+            f"{endpoint} answered for {repo} with something that is not a listing of a model",
+            "open it in a browser: the network may require a login",
         ) from error
     commit = _sha(info.sha, _SHA1_DIGITS, endpoint, f"commit of {repo}")
     files = {file.rfilename: file for file in info.siblings or () if _is_inside(file.rfilename)}

@@ -115,12 +115,12 @@ def check_place(path: Path) -> bool:
     except FileNotFoundError as error:
         if path.parent.is_dir():
             return False
-        raise StateError(f"{path.parent} is no folder: name a place for the state") from error
+        raise StateError(f"{path.parent} is no folder: name a file in an existing one") from error
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
     if magic != MAGIC:
         raise StateError(
-            f"{path} is not state that this edgespec kept, and stays as it is: name another file"
+            f"{path} is not a state file of this edgespec and was not changed: name another file"
         )
     return True
 
@@ -192,7 +192,7 @@ class StateReader:
 
     def damaged(self) -> StateError:
         return StateError(
-            f"{self._path} is damaged, or was cut short: delete it, and it will be made anew"
+            f"{self._path} is damaged or was cut short: delete it, and it will be written again"
         )
 
     def _get(self, length: int) -> bytes:
@@ -210,7 +210,7 @@ class StateReader:
 def opened(path: Path) -> Iterator[StateReader]:
     """A reader of the file at `path`. Raises StateError for a missing, damaged or other file."""
     if not check_place(path):
-        raise StateError(f"there is no state at {path}: keep some there first")
+        raise StateError(f"there is no state file at {path}: save state there first")
     try:
         with open_regular(path) as file:
             yield StateReader(path, file)

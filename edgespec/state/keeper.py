@@ -81,8 +81,8 @@ class StateKeeper:
         """Raise UsageError if the target's state cannot be saved, or not within the budget."""
         if not isinstance(self._target, KeepsState):
             raise UsageError(
-                f"the state of {self._target.info.name} cannot be kept: its runtime does not offer "
-                "it; leave --prompt-cache out"
+                f"the state of {self._target.info.name} cannot be saved: its runtime does not "
+                "support it; leave --prompt-cache out"
             )
         needed = self._target.state_bytes
         if needed > self._room_bytes:
@@ -93,7 +93,7 @@ class StateKeeper:
         self.check_possible()
         tokens = self._engine.committed
         if not tokens:
-            raise UsageError("there is no state to keep yet: no prompt was read")
+            raise UsageError("there is no state to save yet: read a prompt first")
         target, draft = self._states
         n_draft = self._n_draft(len(tokens))
         if draft is not None:
@@ -161,14 +161,14 @@ class StateKeeper:
         header, (target, draft) = reader.header, self._states
         if header.edgespec != (now := _version()):
             raise StateError(
-                f"{path} is state that edgespec {header.edgespec} kept, and this is {now}: "
-                "delete it, and it will be made anew"
+                f"{path} is state of edgespec {header.edgespec}, and this is {now}: delete it, and "
+                "it will be written again"
             )
         if header.processor != (now := instruction_sets()):
             raise StateError(
                 f"{path} is state of a processor with the instruction sets {header.processor}, and "
-                f"this one, which has {now}, may round otherwise: delete it, and it will be made "
-                "anew"
+                f"this one, which has {now}, may round otherwise: delete it, and it will be "
+                "written again"
             )
         if reason := differences(header.target, target):
             raise StateError(

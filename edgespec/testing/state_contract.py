@@ -1,7 +1,7 @@
-"""Contract of a runtime whose models keep state, as tests.
+"""Contract tests of runtimes whose models save and load state.
 
-A suite inherits from `StateContract` and says how it opens a model, as it does for `PortContract`.
-The model's context holds at least 48 tokens.
+A suite inherits from `StateContract` and defines the fixture `model_factory`, as for
+`PortContract`. The model's context must hold at least 48 tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ N_KEPT, N_MORE = 23, 6
 
 
 class Pieces:
-    """Implements `edgespec.ports.state.Read` over what was written."""
+    """Reads saved pieces from a list; implements `edgespec.ports.state.Read`."""
 
     def __init__(self, content: Sequence[bytes]) -> None:
         self._content = list(content)
@@ -52,7 +52,7 @@ class StateContract:
 
     @pytest.fixture
     def texts(self) -> tuple[list[int], list[int]]:
-        """The text that is kept, and the one that follows it."""
+        """The text whose state is saved, and the text that follows it."""
         tokens = [(7 * n * n + 3 * n + 1) % 40 for n in range(N_KEPT + N_MORE)]
         return tokens[:N_KEPT], tokens[N_KEPT:]
 
@@ -90,7 +90,7 @@ class StateContract:
         other: LanguageModel,
         texts: tuple[list[int], list[int]],
     ) -> None:
-        """A window of attention reaches back from there, too."""
+        """The saved state includes the window of attention before an earlier position."""
         if not other.info.tree_capable:
             pytest.skip("recurrent state has no earlier part")
         assert isinstance(other, KeepsState)

@@ -85,7 +85,8 @@ def sample_text(
     budget_s: float,
     temperatures: tuple[float, ...] = (0.0, 0.8),
 ) -> None:
-    """Save what the target writes in `budget_s` seconds as one uint16 stream of equal rows."""
+    """Save texts of the target, generated in `budget_s` seconds, as one uint16 stream of equal
+    rows."""
     if file.exists():
         return
     torch.manual_seed(0)

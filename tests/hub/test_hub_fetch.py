@@ -75,7 +75,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub, tmp_path):
 
 def test_a_connection_that_stays_broken_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
     hub.breaks_after = [1_000_000] + [0] * (download.MOST_FAILURES + 1)
-    with pytest.raises(FetchError, match=r"broke .*run the command again, it goes on where"):
+    with pytest.raises(FetchError, match=r"broke .*run the command again, it resumes where"):
         fetch(hub, tmp_path)
     hub.ranges.clear()
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
@@ -172,7 +172,7 @@ def test_another_model_in_the_cache_is_not_used_for_the_one_that_is_meant(hub, t
 @pytest.mark.parametrize("page", [b"<html>Welcome to the hotel</html>", b"[]", b'"x"', b"{}", b""])
 def test_what_is_no_hub_says_so(hub, tmp_path, page):
     hub.page = page
-    with pytest.raises(FetchError, match=r"may want a login|hexadecimal digits"):
+    with pytest.raises(FetchError, match=r"may require a login|hexadecimal digits"):
         fetch(hub, tmp_path)
 
 
@@ -184,7 +184,9 @@ def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
 
 def test_an_answer_that_stays_is_told(hub, tmp_path):
     hub.refusals = [503] * (download.MOST_FAILURES + 1)
-    with pytest.raises(FetchError, match="answers 503: try again later; what was fetched"):
+    with pytest.raises(
+        FetchError, match="answers 503: try again later; the part that was fetched is kept"
+    ):
         fetch(hub, tmp_path)
 
 

@@ -139,7 +139,7 @@ def test_what_is_no_cache_is_refused_before_a_model_is_loaded(tmp_path: Path) ->
     path = tmp_path / "diary.txt"
     path.write_text("dear diary")
     said = run("generate", "-m", "/nowhere.gguf", "-p", "x", "--prompt-cache", path, code=3).stderr
-    assert "diary.txt is not state that this edgespec kept" in said
+    assert "diary.txt is not a state file of this edgespec" in said
     assert path.read_text() == "dear diary"
 
 

@@ -93,7 +93,7 @@ def test_state_of_a_pair_serves_a_target_alone_and_the_other_way_round(
 
 
 def test_nothing_to_keep_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no state to keep"):
+    with pytest.raises(UsageError, match="no state to save"):
         StatefulPair().keeper.save(tmp_path / "a.state")
     assert not list(tmp_path.iterdir())
 
@@ -194,13 +194,13 @@ def test_what_is_no_state_is_refused_and_left_alone(tmp_path: Path, content: byt
     pair = StatefulPair()
     pair.write(TEXT)
     for call in (pair.keeper.load, pair.keeper.save, PromptCache):
-        with pytest.raises(StateError, match="not state that this edgespec kept"):
+        with pytest.raises(StateError, match="not a state file of this edgespec"):
             call(path)
     assert path.read_bytes() == content
 
 
 def test_where_there_is_none_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="there is no state at"):
+    with pytest.raises(StateError, match="there is no state file at"):
         StatefulPair().keeper.load(tmp_path / "a.state")
 
 
