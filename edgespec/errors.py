@@ -1,7 +1,7 @@
 """Every exception edgespec raises on purpose, each with the exit code of the command line.
 
 EdgespecError                 1  anything that went wrong while running
-├── UsageError                2  an option or a call that cannot be meant
+├── UsageError                2  an option or a call that is invalid
 │   ├── SessionClosed         2  a session, or a generation of it, used after `close()`
 │   └── GrammarError          2  a grammar that is wrong, too large or cannot be met
 ├── ModelError                3  a model that cannot be used
@@ -23,7 +23,7 @@ class EdgespecError(Exception):
 
 
 class UsageError(EdgespecError):
-    """An option, a setting or a call that cannot be meant."""
+    """An option, a setting or a call that is invalid."""
 
     exit_code = 2
 

@@ -24,7 +24,8 @@ def install_command(extra: str) -> str:
 
 @contextmanager
 def needed(extra: str, why: str) -> Iterator[None]:
-    """Around imports of what an extra installs. Raises UsageError with the command that does."""
+    """Context manager for imports of an extra's packages. Raises UsageError with the command that
+    installs them."""
     try:
         yield
     except ImportError as error:
@@ -35,10 +36,10 @@ def find(package: str, extra: str, why: str) -> None:
     """The same refusal before a package is imported: importing takes memory."""
     with needed(extra, why):
         try:
-            is_there = find_spec(package) is not None
+            is_installed = find_spec(package) is not None
         except ValueError:  # a module without a spec, or None in its place
-            is_there = False
-        if not is_there:
+            is_installed = False
+        if not is_installed:
             raise ModuleNotFoundError(f"No module named {package!r}")
 
 
@@ -49,15 +50,15 @@ def _source(extra: str) -> list[str]:
     if (clone / "pyproject.toml").is_file():
         return ["-e", f"{_shortest(clone)}[{extra}]"]
     try:
-        told = json.loads(distribution("edgespec").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution("edgespec").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
-        told = {}
-    vcs = told.get("vcs_info", {}).get("vcs")
-    address = f" @ {f'{vcs}+' if vcs else ''}{told['url']}" if "url" in told else ""
+        origin = {}
+    vcs = origin.get("vcs_info", {}).get("vcs")
+    address = f" @ {f'{vcs}+' if vcs else ''}{origin['url']}" if "url" in origin else ""
     return [f"edgespec[{extra}]{address}"]
 
 
 def _shortest(path: Path) -> str:
-    """From the working directory where it lies below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """The path relative to the working directory if it lies below it."""
+    folder = Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -48,7 +48,7 @@ class ModelRequest:
     fewer_nodes: tuple[int, ...] = ()
     """The plan may choose one of these instead of `max_nodes`; larger first."""
     options: RuntimeOptions | None = None
-    """The runtime's own; None is its defaults."""
+    """Options of the runtime's own; None is its defaults."""
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
     budget_bytes: int | None = None
@@ -62,11 +62,11 @@ class GpuMemory:
     """Memory of the GPU that computes a model; sizes in bytes."""
 
     name: str
-    """The GPU's, for people."""
+    """Name of the GPU, for people."""
     total_bytes: int
     free_bytes: int
     reserved_bytes: int
-    """Bytes that its libraries take besides what models are given."""
+    """Bytes that its libraries take besides the models."""
 
 
 class PreparedModel(Protocol):
@@ -109,7 +109,7 @@ class UsesGpu(Protocol):
         """None if no GPU computes this model."""
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        """Put what fits into `gpu_bytes` on the GPU, and say what takes them.
+        """Put as much as fits into `gpu_bytes` on the GPU, and return the rows that take them.
 
         Comes before `needs`, which are about the process's memory then. Without this, the
         CPU computes the model.
@@ -198,8 +198,8 @@ def even_parts(n_tokens: int, most: int) -> list[int]:
 
 
 def installed() -> Iterator[Runtime | str]:
-    """The runtimes, imported one by one: one that is not wanted costs no memory. In the place of
-    one that cannot be imported, a sentence that says how to install it."""
+    """The runtimes, each imported when it is taken; in the place of one that cannot be imported,
+    a sentence that says how to install it."""
     yield from _imported(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name))
 
 
@@ -216,14 +216,14 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
 
 
 def find(path: Path) -> Runtime:
-    """The runtime for a model. Raises ModelError with what was looked for."""
+    """The runtime for a model. Raises ModelError with the names of those that were tried."""
     if not path.exists():
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():
         raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")
     names, missing = [], []
-    # who has files that end with its name is asked first, so that no other's library is imported
+    # first the runtimes named like the files' suffix, so that no other library is imported
     entries = sorted(
         entry_points(group=ENTRY_POINTS),
         key=lambda entry: (not _ends_with(path, entry.name), entry.name),

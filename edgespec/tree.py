@@ -14,7 +14,7 @@ from edgespec.errors import UsageError
 
 ROOT = 0
 TARGET = "target"
-"""The source of tokens that nobody guessed: a root, and what the target picked itself."""
+"""The source of tokens that were not drafted: the root, and tokens picked by the target."""
 
 
 class TokenTree:
@@ -28,10 +28,10 @@ class TokenTree:
     token       int32    token id
     parent      int32    index of the parent, -1 for the root
     depth       int32    edges from the root
-    confidence  float64  the chance that this token stands if its parent does, calibrated
+    confidence  float64  calibrated chance that this token is accepted if its parent is
     cumulative  float64  product of the confidences down from the root, whose own is 1
     probability float64  what the drafter itself gave the token
-    source      str      who guessed it; a list, for sources are few and named
+    source      str      name of its drafter (a list: strings are no array)
     key         int64    names a node for a whole generation; survives re-rooting
     """
 
@@ -123,7 +123,7 @@ class TokenTree:
         return self._children.get((node, token))
 
     def revise(self, node: int, confidence: float) -> None:
-        """Another drafter has been asked: `node` stands with this chance, if its parent does."""
+        """Set the confidence of `node` and update the nodes below it."""
         self._check(node)
         if node == ROOT or not 0.0 <= confidence <= 1.0:
             raise UsageError(f"node {node} cannot have the confidence {confidence}")

@@ -55,7 +55,7 @@ class ExpertDetails:
     """Facts about a mixture's experts, for people."""
 
     experts: int
-    """In a layer."""
+    """Experts in a layer."""
     used: int
     """Experts that a token chooses in a layer."""
     nbytes: int
@@ -99,7 +99,7 @@ class PassReport:
     choice_stall_s: float = 0.0
     """Part of the stall for experts that the tokens had chosen: it grows with the tokens."""
     bytes_read: int = 0
-    """Since the call before: what was read ahead between them counts."""
+    """Bytes read since the call before, read-ahead between them included."""
     read_s: float = 0.0
     """Seconds of reading that no choice asked for, since the call before; 0 where unknown."""
     passes: int = 1
@@ -112,16 +112,16 @@ class ExpertStats:
 
     layers: int = 0
     experts: int = 0
-    """In each of these layers."""
+    """Experts in each of these layers."""
     used: int = 0
     """Experts that one token chooses."""
     cache_bytes: int = 0
-    """Room for experts; what they take in whole blocks counts."""
+    """Bytes of the cache of experts, in whole blocks."""
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
     stall_s: float = 0.0
-    """In which a layer waited for its experts."""
+    """Seconds in which a layer waited for its experts."""
 
     @property
     def hit_rate(self) -> float:
@@ -230,11 +230,11 @@ class SpeculationStats:
     verified: int = 0
     """Drafted nodes that the target evaluated."""
     accepted: int = 0
-    """Drafted tokens that stood."""
+    """Drafted tokens that were accepted."""
     provisional_drafted: int = 0
     """Nodes drafted while the target verified."""
     provisional_kept: int = 0
-    """Nodes among them that survived the next re-rooting."""
+    """Nodes drafted beside a pass that survived the next re-rooting."""
     accepted_lengths: tuple[int, ...] = ()
     """Accepted drafted tokens, one entry a round."""
     draft_s: float = 0.0
@@ -269,17 +269,17 @@ class TokenLogprobs:
 
     logprob: float
     packed: bytes = b""
-    """The others, in 12 bytes each, since texts with many of them are kept whole: see `top`."""
+    """The alternatives, 12 bytes each to save memory; unpacked by `top`."""
 
     @classmethod
     def of(cls, logprob: float, top: Iterable[tuple[int, float]]) -> Self:
-        """`top` as the property of that name."""
+        """Log probabilities with the alternatives `top`: token and log probability, best first."""
         return cls(logprob, b"".join(_TOP.pack(token, value) for token, value in top))
 
     @property
     def top(self) -> tuple[tuple[int, float], ...]:
-        """The most probable tokens and their log probabilities, best first; as many as asked for.
-        Made anew at each look."""
+        """The most probable tokens and their log probabilities, best first; as many as requested.
+        Unpacked at each call."""
         return tuple(_TOP.iter_unpack(self.packed))
 
 
@@ -292,7 +292,7 @@ class TokenEvent:
     origin: Origin
     round: int
     logprobs: TokenLogprobs | None = None
-    """Log probabilities, where they were asked for."""
+    """Log probabilities, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +307,9 @@ class GenerationResult:
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     paging: PagingStats = field(default_factory=PagingStats)
     notes: tuple[str, ...] = ()
-    """Why the engine worked otherwise than asked, in sentences: a draft that could not be used."""
+    """Sentences on why the engine did not work as requested: a draft that could not be used."""
     reused_tokens: int = 0
-    """Tokens of the prompt that were in the models already and cost no pass."""
+    """Tokens of the prompt whose KV the models held already, so that they cost no pass."""
     saved_passes: int = 0
     """Passes of the target that reading those tokens would have taken."""
 

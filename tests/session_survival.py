@@ -48,7 +48,7 @@ STEPS_AN_EXAMPLE = 50
 PAGED = replace(PLAN, paged=True)
 
 
-class Pair:
+class LoadedPair:
     """Files of a target and a draft; the target is paged with room for half its weights."""
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -101,7 +101,7 @@ def refused(call: Callable[[], object]) -> None:
 # Stories: what once ended the process
 
 
-def a_stream_outlives_its_session(pair: Pair) -> Generation:
+def a_stream_outlives_its_session(pair: LoadedPair) -> Generation:
     with pair.load() as session:
         events = session.stream(PROMPT)
         next(events)
@@ -109,7 +109,7 @@ def a_stream_outlives_its_session(pair: Pair) -> Generation:
     return events  # dropped later, by whoever called
 
 
-def everything_is_used_after_closing(pair: Pair) -> None:
+def everything_is_used_after_closing(pair: LoadedPair) -> None:
     session = pair.load()
     session.generate(PROMPT, max_tokens=3)
     session.close()
@@ -121,7 +121,7 @@ def everything_is_used_after_closing(pair: Pair) -> None:
     session.close()
 
 
-def a_session_is_closed_while_another_thread_generates(pair: Pair) -> None:
+def a_session_is_closed_while_another_thread_generates(pair: LoadedPair) -> None:
     for n_before in range(8):
         session = pair.load()
         generation = session.stream(PROMPT, max_tokens=90)
@@ -142,7 +142,7 @@ def a_session_is_closed_while_another_thread_generates(pair: Pair) -> None:
         thread.join()
 
 
-def a_session_is_forgotten(pair: Pair) -> None:
+def a_session_is_forgotten(pair: LoadedPair) -> None:
     for n_events in (0, 1):
         session = pair.load()
         generation = session.stream(PROMPT)
@@ -160,14 +160,14 @@ def a_session_is_forgotten(pair: Pair) -> None:
                 thread.join()
 
 
-def the_process_ends_with_everything_open(pair: Pair) -> tuple[Session, Generation]:
+def the_process_ends_with_everything_open(pair: LoadedPair) -> tuple[Session, Generation]:
     session = pair.load()
     generation = session.stream(PROMPT)
     next(generation)
     return session, generation
 
 
-STORIES: tuple[Callable[[Pair], object], ...] = (
+STORIES: tuple[Callable[[LoadedPair], object], ...] = (
     a_stream_outlives_its_session,
     everything_is_used_after_closing,
     a_session_is_closed_while_another_thread_generates,
@@ -219,7 +219,7 @@ HANDS = st.integers(0, 2)
 ANY = st.integers(0, 7)
 PATIENCE_S = st.sampled_from([0.0, 0.01, 0.2])
 SELDOM = st.integers(0, 7).map(lambda n: n == 7)
-PAIR: list[Pair] = []
+PAIR: list[LoadedPair] = []
 
 
 class Sessions(RuleBasedStateMachine):
@@ -383,7 +383,7 @@ class Sessions(RuleBasedStateMachine):
 def main(kind: str, folder: str, what: str) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(HANG_S, exit=True)
-    pair = Pair(kind, Path(folder))
+    pair = LoadedPair(kind, Path(folder))
     if what == "stories":
         kept = []
         for story in STORIES:

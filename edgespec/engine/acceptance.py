@@ -1,4 +1,4 @@
-"""Acceptance: which guesses stand after the target has seen them, and where the text ends."""
+"""Acceptance: guesses that become part of the text after their pass, and the end of the text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class AcceptanceRule(Protocol):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    """Whether the text is, for every seed, the one that the target writes without a draft. A rule
-    that only keeps the distribution of texts is not."""
+    """True if the text is, for every seed, the one that the target writes without a draft. A rule
+    that only keeps the distribution of texts is not lossless."""
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
-        """The token that follows `node`; a guess below the node that carries it stands.
+        """The token that follows `node`; a guess below the node that carries it is accepted.
 
         `after` holds the target's logits [n_vocab] after each verified node. The sampler has taken
         every token down to `node`, and takes the one that is returned afterwards.
@@ -34,7 +34,7 @@ class AcceptanceRule(Protocol):
 
 
 class ExactReplay:
-    """The target's own sampler picks at each node; a guess stands if it is the token picked.
+    """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
 
     What the tree holds cannot change the text, only how many tokens a pass yields: the sampler
     meets the same logits, the same recent tokens and the same random draws as without a draft.
@@ -54,14 +54,14 @@ ACCEPTANCE_RULES: dict[str, Callable[[], AcceptanceRule]] = {ExactReplay.name: E
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a round adds to the text: guesses that stand, and the target's own token after them."""
+    """Tokens that a round adds to the text: accepted guesses, and the target's own after them."""
 
     path: tuple[int, ...]
     """Nodes after which a token was picked: the root first, each the parent of the next."""
     events: tuple[TokenEvent, ...]
     """The token picked after each node of the path."""
     failure: Exception | None = None
-    """Why no token could be picked after the last one, if that was tried."""
+    """Failure of the rule or the sampler after the last token, if there was one."""
 
     @property
     def tokens(self) -> list[int]:
@@ -75,7 +75,7 @@ def accept(
     logits: np.ndarray,
     request: ActiveRequest,
 ) -> Accepted:
-    """Walk down from the root, a token a node, until the text ends or no verified guess stands.
+    """Walk down from the root, a token a node, until the text ends or no verified guess is right.
 
     `logits` is float32 [len(nodes), n_vocab]: the target's, after each node. The request's sampler
     and transcript take every token. A failure is raised where nothing was picked before it.

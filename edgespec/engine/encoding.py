@@ -14,12 +14,12 @@ from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
 
 PIECE_CHARACTERS = 8
-"""Of text for each token that the context holds: more than most tokens have."""
+"""Characters of text for each token of the context: more than most tokens have."""
 MOST_PIECE_BYTES = 32
-"""That tokens have on average, of any text that is longer than a few. Single ones, of blanks, have
-up to some hundreds."""
+"""Most bytes that tokens have on average, in any text longer than a few of them. Single tokens of
+blanks have up to some hundreds."""
 LEAST_TOKENS = 64
-"""What a context is taken for that is even smaller: texts are cut in the middle of a word."""
+"""Smaller contexts are taken for this one: texts are cut in the middle of a word."""
 
 
 class Encoder:
@@ -28,7 +28,7 @@ class Encoder:
     def __init__(
         self, vocabulary: Vocabulary, n_ctx: int, use: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """`use` is around whatever touches the model."""
+        """`use` returns a context manager for each use of the model."""
         self._vocabulary = vocabulary
         self._n_ctx = n_ctx
         self._use = use
@@ -36,7 +36,7 @@ class Encoder:
 
     @property
     def most_characters(self) -> int:
-        """Of a text that is encoded at all."""
+        """Length of the longest text that is encoded at all."""
         return most_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
@@ -52,7 +52,7 @@ class Encoder:
 
 
 def most_characters(longest_piece_bytes: int, n_ctx: int) -> int:
-    """Of a text that a context may hold, whatever it says."""
+    """Length of the longest text that a context may hold, whatever the text is."""
     return min(longest_piece_bytes, MOST_PIECE_BYTES) * max(n_ctx, LEAST_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""What a round cost and brought, and the sums of a generation's rounds."""
+"""Cost and yield of a round, and the sums of a generation's rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Reached(NamedTuple):
     """A node that the text went through, after which something was guessed."""
 
     is_sure: bool
-    """Whether the node's own confidence was high."""
+    """True if the node's own confidence was high."""
     claimed: float
     """Sum of the confidences of the guesses after it."""
     was_right: bool
@@ -27,7 +27,7 @@ class RoundOutcome:
     n_tokens: int
     """Tokens that the text gained."""
     accepted: int
-    """Of those, drafted ones."""
+    """Drafted tokens among those."""
     drafted: int
     """Nodes added to the tree, beside the pass too."""
     verified: int
@@ -47,7 +47,7 @@ class RoundOutcome:
     wall_s: float
     """The whole round."""
     guessed: bool = False
-    """Whether anybody was asked for guesses."""
+    """True if drafters were asked for guesses."""
     growing_s: float = 0.0
     """Seconds of the draft steps before the pass."""
     reading_s: float = 0.0
@@ -55,19 +55,19 @@ class RoundOutcome:
     steps_beside: int = 0
     """Draft steps beside the pass."""
     claimed: float = 0.0
-    """Guesses expected to stand in the best round that the tree would have allowed."""
+    """Guesses expected to be accepted in the best round that the tree would have allowed."""
     expected_s: float = 0.0
     """Seconds that this round would have taken."""
     reached: Sequence[Reached] = ()
-    """Nodes that the text went through, where somebody had guessed what follows."""
+    """Nodes that the text went through and that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     """Nodes by source."""
     choice_stall_s: float = 0.0
-    """Of the stall, for experts that the pass's nodes chose."""
+    """Part of the stall for experts that the pass's nodes chose."""
     bytes_read: int = 0
     read_s: float = 0.0
-    """That reading what every pass needs took; 0 where none is known."""
+    """Seconds spent reading streamed segments, overlapped with computing or not; 0 if unknown."""
 
     @property
     def idle_s(self) -> float:
@@ -76,12 +76,12 @@ class RoundOutcome:
 
     @property
     def missed(self) -> bool:
-        """Whether all guesses after the last node that stood were wrong."""
+        """True if all guesses after the last accepted node were wrong."""
         return bool(self.reached) and not self.reached[-1].was_right
 
     @property
     def cost(self) -> RoundCost:
-        """What of it is told to the outside."""
+        """The part of it that results carry."""
         return RoundCost(
             n_tokens=self.n_tokens,
             accepted=self.accepted,
@@ -107,7 +107,7 @@ class Tally:
     noted: set[str] = field(default_factory=set)
     """Subjects of the notes."""
     first_came_with_prompt: bool = False
-    """Whether the pass that read the prompt's end gave the first token."""
+    """True if the pass that read the prompt's end gave the first token."""
 
     def read_first_token(self, seconds: float) -> None:
         """The prompt's end was read, and the first token came with it."""
@@ -115,7 +115,7 @@ class Tally:
         self.first_came_with_prompt = True
 
     def note(self, text: str, subject: str = "") -> None:
-        """Say something to the user, once: nothing more of a subject that was noted."""
+        """Add a note for the user, unless its subject was noted before."""
         if (subject or text) not in self.noted:
             self.noted.add(subject or text)
             self.notes.append(text)

@@ -1,7 +1,7 @@
-"""Pacers: where the tree grows next, and which of its nodes the target verifies.
+"""Pacers choose the node where the tree grows next, and the nodes that the target verifies.
 
-Pure functions of a tree and its limits. They call no model and decide no time: when to stop
-growing is the round planner's question, unless no growth within the limits is worth anything.
+Pure functions of a tree and its limits. They call no model. The round planner decides when to stop
+growing, unless no growth within the limits is worth anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Limits:
     n_hidden: int = 0
     """Nodes that a pass computes while it reads."""
     least_confidence: float = 0.0
-    """Nodes beyond those that are less probable than this do not grow, though it cost nothing."""
+    """Beyond `n_hidden` nodes, less probable ones do not grow, even if drafting is free."""
 
 
 class Pacer(ABC):
@@ -39,7 +39,7 @@ class Pacer(ABC):
 
     @abstractmethod
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        """Which of the guesses, best first, become children of `node`."""
+        """The guesses, best first, that become children of `node`."""
 
     @abstractmethod
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
@@ -153,7 +153,7 @@ PACERS: dict[str, type[Pacer]] = {
 
 
 def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[np.int64]:
-    """Those of `nodes` that may have children, and are worth any."""
+    """The subset of `nodes` that may have children and are probable enough for them."""
     found = np.asarray(nodes, np.int64)
     found = found[tree.depth[found] < limits.max_depth]
     if limits.least_confidence and len(tree) > limits.n_hidden:

@@ -1,7 +1,7 @@
-"""The target, whatever guesses for it, and the text that all of them have committed.
+"""The target, its drafters, and the text that all of them have committed.
 
-Keeps their KV caches a transaction, and a pass out of the thread that hears Ctrl-C. It knows models
-through the port, and no rule.
+Keeps their KV caches a transaction, and a pass out of the thread that receives Ctrl-C. It knows
+models through the port, and no rule.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Pair(Closeable):
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; that of each drafter is a prefix of it."""
         self.n_tiled = 0
-        """Of them, those that were computed in tiles: what a prompt begins with, if it is long."""
+        """Committed tokens that were computed in tiles: the beginning of a long prompt."""
         self.running: ActiveRequest | None = None
-        """What the models work for."""
+        """The request that the models work for."""
         self.clock = clock
         self.trace = trace
         self._usual_pass_s = 0.0
         self._worker = Worker()
 
     def check_cancelled(self) -> None:
-        """Raise Cancelled if the request that runs is."""
+        """Raise Cancelled if the running request was cancelled."""
         if self.running is not None:
             self.running.check_cancelled()
 
@@ -90,7 +90,7 @@ class Pair(Closeable):
         self.committed += (int(tree.token[node]) for node in path)
 
     def catch_up(self, grower: TreeGrower) -> None:
-        """Let drafters read what was committed without them: a prompt, rounds that they sat out."""
+        """Let the drafters read tokens committed without them: a prompt, rounds without guesses."""
         if grower.is_behind(self.committed):
             with self.trace.span(Track.ENGINE, "catch up"):
                 catch_up = partial(grower.catch_up, self.committed)
@@ -105,7 +105,7 @@ class Pair(Closeable):
             self.grower.rewind(len(self.committed))
 
     def cancel(self) -> None:
-        """From any thread: end soon whatever a model computes."""
+        """From any thread: make a running call of a model raise Cancelled soon."""
         self.target.cancel()
         if self.grower is not None:
             self.grower.cancel()
@@ -115,5 +115,5 @@ class Pair(Closeable):
         self._worker.close()
 
     def _expect_pass(self, pass_s: float) -> None:
-        """One pass that was held up says little of the next one."""
+        """Update the usual duration; one slow pass at most doubles it."""
         self._usual_pass_s = min(pass_s, 2 * self._usual_pass_s) if self._usual_pass_s else pass_s

@@ -41,7 +41,7 @@ class Constraint(Protocol):
 
 
 class Sampler:
-    """What may come next in one generation, by what was taken before.
+    """Sampling of one generation: the next token, given those before it.
 
     Looking (`distribution`, `draw`, `uniform`) leaves the text alone; `accept` takes a token.
     Noise for the whole vocabulary is spent per draw, whatever the filters, so that the n-th token
@@ -63,7 +63,8 @@ class Sampler:
             and constraint is None
         )
         self.latest_logprobs: TokenLogprobs | None = None
-        """Of the latest token taken, with `n_logprobs` others; None when that is None."""
+        """Log probabilities of the latest token taken and of `n_logprobs` others; None without
+        `n_logprobs`."""
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._random = np.random.Generator(np.random.PCG64(params.seed))
@@ -93,7 +94,7 @@ class Sampler:
     def uniform(self) -> float:
         """The seed's next uniform draw from [0, 1), which takes nothing from the noise of `draw`.
 
-        For rules that let chance decide whether a guess stands.
+        Acceptance rules use it that accept a guess at random.
         """
         return float(self._coin.random())
 

@@ -27,25 +27,25 @@ class EngineSettings:
     fallback: str = FallbackName.MARGINAL
     acceptance: str = AcceptanceName.EXACT_REPLAY
     draft_max: int = USUAL_DRAFT_MAX
-    """Most drafted nodes that one pass verifies. The usual number is no more than a beginning: as
-    many as the target was loaded for, which a plan chooses by what it affords."""
+    """Most drafted nodes that one pass verifies. With the default the plan chooses the number that
+    the target is loaded for, unless `pins_draft_max`."""
     pins_draft_max: bool = False
-    """Keep to `draft_max` also where it is the usual number; any other one is kept to anyway."""
+    """Keep to `draft_max` also if it is the default; any other value is kept to anyway."""
     max_depth: int | None = None
     """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
     n_candidates: int = 8
     """Successors of a node that the pacer chooses from."""
     draft_temperature: float = 0.6
-    """Confidences are softmax(draft logits / T) with a T that is learnt from what stood. This is
-    the guess that it begins with, unless the target samples at a higher one."""
+    """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
+    one; T is learnt from accepted guesses."""
     lookup: bool | None = None
     """Guess from the text so far and from the target's own words, too. None: beside a draft model,
     not without one."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
     keep_growth: bool = True
-    """Go on with what already hangs below the new root. Without, every tree begins anew: a
-    comparison needs that, nobody else."""
+    """Keep the growth below the new root. Without it every tree begins with its root alone, which
+    is of use in comparisons."""
     remember: bool = True
     """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
     file in the cache folder. It decides how guesses are made, never the text."""
@@ -70,8 +70,7 @@ class EngineSettings:
 
     @property
     def unusual(self) -> str:
-        """The settings that are not the usual ones, by name; "" if all are. Rounds cost what they
-        cost under these."""
+        """Settings that differ from their defaults, as text; part of the cache key of costs."""
         changed = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -84,7 +83,7 @@ class EngineSettings:
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
     def new_stop_rule(self) -> StopRule | None:
-        """None: the round planner decides."""
+        """The stop rule by name; None if the round planner decides."""
         rule = STOP_RULES.get(self.fallback)
         return None if rule is None else rule()
 

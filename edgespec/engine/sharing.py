@@ -1,6 +1,6 @@
-"""One engine for several generations: whose turn it is, and who is at work when it is closed.
+"""One engine for several generations: turns in line, and closing while one runs.
 
-Knows requests and threads; tokens are the engine's business.
+Knows requests and threads, and no tokens.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Turn:
     request: ActiveRequest | None = None
     """None for work between two texts."""
     events: Generator[TokenEvent, None, None] | None = None
-    """What is left to come; None before the first."""
+    """Tokens to come; None before the turn has begun."""
     thread: int | None = None
-    """That advanced it last: between two tokens the turn is in its hands."""
+    """Identifier of the thread that advanced it last, and that has the turn between two tokens."""
     is_over: bool = False
     is_dropped: bool = False
-    """Nobody has it any more: the next one in line closes what it left."""
+    """True if nobody refers to its generation any more: the next in line closes it."""
 
 
 class SharedEngine(Closeable):
     """Lets one request after the other have the engine, in the order of their first tokens.
 
-    A request has it until it ends, between its tokens, too: the models hold its text. Who comes
-    meanwhile waits; the thread that would wait for itself is told.
+    A request has it until it ends, between its tokens, too: the models hold its text. Later ones
+    wait; a thread that would wait for itself gets a UsageError.
     """
 
     def __init__(self, engine: Engine, release: Callable[[], None]) -> None:
@@ -58,11 +58,11 @@ class SharedEngine(Closeable):
         return max(0, len(self._line) - 1)
 
     def use(self) -> AbstractContextManager[None]:
-        """Around whatever touches the models beside a turn. Raises SessionClosed."""
+        """Context manager for a use of the models outside a turn. Raises SessionClosed."""
         return self._users.use()
 
     def within(self) -> AbstractContextManager[bool]:
-        """Around a callback, which may not close what has called it."""
+        """Context manager for a callback, in which the session cannot be closed."""
         return self._users.within()
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
@@ -72,7 +72,7 @@ class SharedEngine(Closeable):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Around what needs the models between two texts: waits in line as a generation does.
+        """Context manager for work with the models between two texts; waits in line.
 
         Raises SessionClosed, and UsageError where this thread has a generation under way.
         """
@@ -101,7 +101,7 @@ class SharedEngine(Closeable):
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[Generator[TokenEvent, None, None]]:
-        """What is left of the turn to come, when it is first in line; the block may take from it.
+        """Tokens to come, once the turn is first in line; the block may take some of them.
 
         Raises Cancelled for one that was cancelled in line, SessionClosed, and UsageError where
         this thread has the engine already.
@@ -172,7 +172,7 @@ class SharedEngine(Closeable):
                 raise
 
     def _drop(self, turn: Turn) -> None:
-        """Take what nobody has any more out of the line."""
+        """Remove a turn whose generation nobody refers to any more."""
         if turn.events is not None:
             turn.events.close()
         self._line.remove(turn)

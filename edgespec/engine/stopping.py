@@ -22,7 +22,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stopped = False
-        """Whether a stop string has ended the text."""
+        """True once a stop string has ended the text."""
 
     def push(self, piece: bytes) -> str:
         """Take more bytes and return the text that is decided by now."""
@@ -48,7 +48,7 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins: the same however pieces fall."""
+        """Index of the stop string that is complete first, which does not depend on the pieces."""
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 

@@ -1,6 +1,6 @@
-"""Optional port: the ways in which a runtime's own library decodes.
+"""Optional port: decoding by a runtime's own library.
 
-An optional capability, for comparison only. The engine never uses it.
+For comparison only; the engine never uses it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edgespec.values import RoundCost
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One way in which the library itself decodes."""
+    """A strategy with which the library itself decodes."""
 
     name: str
     text: str
     """Description in a line."""
     drafts: bool = False
-    """Needs a draft model."""
+    """True if it needs a draft model."""
     resident: bool = False
-    """Keeps all weights in memory: of no use where they do not fit."""
+    """True if it keeps all weights in memory: of no use where they do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BaselineRequest:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """Tokens and costs of a run. Waiting for storage is part of its passes and not told apart."""
+    """Tokens and costs of a run. Waiting for storage is part of its passes."""
 
     tokens: tuple[int, ...]
     text: bytes
@@ -56,12 +56,12 @@ class BaselineRun:
     prompt_s: float
     rounds: tuple[RoundCost, ...]
     bytes_read: int
-    """While decoding."""
+    """Bytes read while decoding."""
 
 
 @runtime_checkable
 class OffersBaselines(Protocol):
-    """A runtime with baselines. `library` names what decodes, with its version."""
+    """Optional protocol of a runtime: it has baselines. `library` is a name and a version."""
 
     library: str
     baselines: Sequence[Baseline]

@@ -19,4 +19,4 @@ class Finding:
     says: str
     level: Level = "fine"
     advice: str = ""
-    """The next step, where there is one."""
+    """The next step for the user, or ""."""

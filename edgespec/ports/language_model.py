@@ -15,7 +15,7 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Progress = Callable[[str, float], None]
-"""Called with what is going on and the share of it that is done, 0 to 1."""
+"""Called with the name of the current work and the share of it that is done, 0 to 1."""
 
 
 class Vocabulary(Protocol):
@@ -33,7 +33,7 @@ class Vocabulary(Protocol):
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to the text; control tokens add none.
 
-        Raises UsageError for a number that is no token: libraries take whatever they are given.
+        Raises UsageError for a number that is no token: libraries do not check it.
         """
 
 

@@ -1,6 +1,6 @@
 """Optional port of a model: its committed prefix leaves the process and comes back.
 
-Knows pieces of bytes; not the file that holds them, and not what they mean.
+Knows pieces of bytes, not the file that holds them nor their meaning.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 Write = Callable[[memoryview], None]
-"""Takes the next piece, which the caller may use again afterwards."""
+"""Takes the next piece; the caller may reuse its memory afterwards."""
 
 
 class Read(Protocol):
-    """Gives the pieces back in their order."""
+    """Protocol of a reader that returns the pieces in their order."""
 
     def size(self) -> int:
         """Bytes of the next piece.
@@ -29,8 +29,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateOrigin:
-    """Everything that keys and values depend on besides the tokens: a state fits where all of it is
-    equal."""
+    """Everything that KV depends on besides the tokens; a state fits a model with an equal one."""
 
     files: Sequence[Path]
     """Files of the model's weights."""
@@ -41,7 +40,7 @@ class StateOrigin:
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """A model whose committed prefix can be kept in a file."""
+    """Optional protocol of a model: its committed prefix can be kept in a file."""
 
     @property
     def state_origin(self) -> StateOrigin: ...
@@ -54,8 +53,8 @@ class KeepsState(Protocol):
         """Hand over the keys and values of the committed prefix, piece by piece."""
 
     def read_state(self, n_tokens: int, read: Read) -> None:
-        """Take what was written of `n_tokens` as the committed prefix, in the place of any other.
+        """Replace the committed prefix by the `n_tokens` that were written.
 
-        Raises StateError for what cannot have been written by `write_state` of this model; nothing
+        Raises StateError for pieces that `write_state` of this model cannot have written; nothing
         is committed then.
         """

@@ -37,7 +37,7 @@ class Cancellable(Protocol[T_co]):
 
 
 class AsyncSession:
-    """The methods of a `Session`, which stays its owner's, for an event loop.
+    """The methods of a `Session` for an event loop; closing the session stays with its owner.
 
         async with AsyncSession(session).stream("Once upon a time") as events:
             async for event in events: ...
@@ -60,7 +60,7 @@ class AsyncSession:
         return InThread(self._session.stream(prompt, sampling, max_tokens, stop))
 
     async def start(self, prompt: str | Sequence[int], **options: Any) -> InThread[TokenEvent]:
-        """`Session.stream` with whatever it takes."""
+        """`Session.stream` with all its options."""
         return InThread(await asyncio.to_thread(self._session.stream, prompt, **options))
 
     async def chat(self, messages: Sequence[Message], **options: Any) -> InThread[TokenEvent]:
@@ -106,7 +106,7 @@ class AsyncSession:
     async def create_completion(
         self, prompt: Prompts, stream: bool = False, **fields: Any
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
-        """`Session.create_completion`, likewise."""
+        """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_completion
         begun = await asyncio.to_thread(lambda: create(prompt, True, **fields))
         return await self._complete(begun, stream)
@@ -135,7 +135,7 @@ class InThread(Generic[T]):
         self._is_over = False
 
     def cancel(self) -> None:
-        """At any moment: end the text soon; what there was still comes."""
+        """At any moment: end the text soon; items before the end still come."""
         self._iterator.cancel()
 
     def __aiter__(self) -> Self:
@@ -170,7 +170,7 @@ class InThread(Generic[T]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End it where it is, and wait for its thread. Idempotent."""
+        """End the iteration and wait for its thread. Idempotent."""
         self._is_over = True
         self._iterator.cancel()
         if self._thread is not None:

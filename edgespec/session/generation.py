@@ -1,6 +1,6 @@
-"""A generation: the handle of one request, which is iterated, cancelled, closed and asked.
+"""A generation: the handle of one request, which is iterated, cancelled and closed.
 
-Knows the request and its turn; how tokens come about is the engine's business.
+Knows the request and its turn, and nothing of drafting.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edgespec.values import GenerationResult, PagingStats, TokenEvent
 class Generation(Closeable):
     """The tokens of one request, as they are accepted, and afterwards its `result`.
 
-    Nothing happens before the first token is asked for; then the generation waits until those of
-    the session that came before it have ended. It is over when its text is, when it is cancelled or
-    closed, after an error of the models, and when nobody holds it any more. Any thread may go on
-    with it, one at a time.
+    Nothing happens before the first token is taken; then the generation waits until those of the
+    session that came before it have ended. It is over when its text is, when it is cancelled or
+    closed, after an error of the models, and when nobody refers to it any more. Any thread may
+    advance it, one at a time.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Generation(Closeable):
 
     @property
     def result(self) -> GenerationResult:
-        """The whole of it, or what there was when it was cancelled or closed.
+        """The whole text, or the text so far if it was cancelled or closed.
 
-        Tokens that were accepted and not yet asked for belong to it. Raises UsageError before the
+        Tokens that were accepted and not yet taken belong to it. Raises UsageError before the
         end, and the error that ended the generation.
         """
         if self._failure is not None:
@@ -85,11 +85,11 @@ class Generation(Closeable):
         return self._result
 
     def cancel(self) -> None:
-        """At any moment, from any thread: end the text soon; its finish reason is "cancelled"."""
+        """From any thread, at any moment: end the text soon; its finish reason is "cancelled"."""
         self._engine.cancel(self._request)
 
     def close(self) -> None:
-        """End it where it is, and wait for that. Idempotent; from any thread.
+        """End the text here and wait until the engine is free. Idempotent, from any thread.
 
         Raises UsageError within a callback of the generation itself.
         """
@@ -123,7 +123,7 @@ class Generation(Closeable):
         return event
 
     def _end(self) -> None:
-        """Leave the engine to the next one and add up; what has ended already stays as it is."""
+        """Leave the engine to the next generation and set the result, if that is not done yet."""
         if self._result is None:
             self._engine.leave(self._turn)
             self._request.transcript.cancel()

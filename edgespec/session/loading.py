@@ -1,6 +1,7 @@
 """Opens a target and its draft under one memory budget: headers, plan, weights.
 
-Knows the order of loading and who owns what; runtimes, planning and the loop are elsewhere.
+Knows the order of loading and the owners of what is loaded; runtimes, planning and the loop are
+elsewhere.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ STATE_FILES = "state files"
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
-"""Most that a draft computes at once: steps are small, and there is a buffer a branch anyway."""
+"""Most nodes that a draft computes at once: steps are small, and each branch has a buffer."""
 
 
 def plan(

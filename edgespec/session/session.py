@@ -1,7 +1,7 @@
 """Generates text with a target and its draft, opened under one memory budget.
 
-The door for applications: `load` gives a `Session`, `plan` only says what it would take. How models
-are opened, and the loop, are elsewhere.
+The door for applications: `load` gives a `Session`, `plan` the memory plan alone. Opening models
+and the loop are elsewhere.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ class Session(Closeable):
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
-        `grammar` says what the text has to look like. With `logprobs` each token comes with its
-        log probability and those of so many others, the target's own. `prompt_cache` keeps what the
-        prompt costs in a file. `shown` is text of control tokens, which add none otherwise. Raises
-        UsageError at once for what cannot be meant.
+        `grammar` constrains the text. With `logprobs` each token comes with its log probability and
+        those of so many others, the target's own. `prompt_cache` keeps the KV of the prompt in a
+        file. `shown` is text of control tokens, which otherwise add none. Raises UsageError at once
+        for invalid arguments.
         """
         if isinstance(prompt, str):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
@@ -214,7 +214,7 @@ class Session(Closeable):
         """The `stream` of an answer to a conversation, by the model's own chat template.
 
         `messages` are `{"role": "user", "content": "..."}` and so on, `tools` in OpenAI's shape,
-        `variables` what else the template knows. The text is as the model writes it, reasoning
+        `variables` further ones of the template. The text is as the model writes it, reasoning
         included. Raises UsageError, and ModelError for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
@@ -235,11 +235,11 @@ class Session(Closeable):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> ChatPrompt:
-        """A conversation as the target reads it. Raises what `chat` does."""
+        """The prompt of a conversation. Raises the errors of `chat`."""
         return self._prompts.prompt(messages, tools, **variables)
 
     def use_chat_template(self, source: str | None) -> None:
-        """Take this template in the place of the model's own; None takes that again.
+        """Replace the model's chat template; None restores it.
 
         It is Jinja, or a name that llama.cpp knows, such as `chatml`. Raises UsageError for another
         name, and ModelError for a template that fails or shows no message.
@@ -274,7 +274,7 @@ class Session(Closeable):
 
         A dictionary in OpenAI's shape; with `stream` an iterator of chunks, which can be cancelled
         and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
-        Raises UsageError for fields that cannot be meant.
+        Raises UsageError for invalid fields.
         """
         from edgespec.completions.requests import ChatRequest
         from edgespec.completions.service import Completions
@@ -315,18 +315,18 @@ class Session(Closeable):
         return bool(self._keeper.held)
 
     def save_state(self, path: str | Path) -> int:
-        """Keep what target and draft have computed of the latest text in a file, whole or not at
-        all, for `load_state` in another process; the number of its tokens.
+        """Write the KV of target and draft for the latest text to a file, whole or not at all, for
+        `load_state` in another process. Returns the number of tokens.
 
-        Waits for generations before it. Raises UsageError where there is nothing to keep,
-        StateError where another kind of file is there, EdgespecError for a disk that is full.
+        Waits for generations before it. Raises UsageError if there is no text, StateError if the
+        path holds another kind of file, EdgespecError for a disk that is full.
         """
         with self._engine.alone():
             return len(self._keeper.save(_path(path)).tokens)
 
     def load_state(self, path: str | Path) -> int:
-        """Go on from what `save_state` kept: a prompt that begins with that text need not be read.
-        The number of its tokens.
+        """Load a file of `save_state`: a prompt that begins with its text need not be read.
+        Returns the number of tokens.
 
         Raises StateError for state of another model, version or setting, and for a damaged file;
         what the session held stays then.
@@ -335,7 +335,7 @@ class Session(Closeable):
             return len(self._keeper.load(_path(path)).tokens)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that `token` adds to a text. Raises UsageError for what is no token."""
+        """The bytes that `token` adds to a text. Raises UsageError for an unknown token."""
         token = arguments.whole("the token", token)
         with self._engine.use():
             return self._models.target.vocabulary.piece(token)
@@ -351,10 +351,16 @@ class Session(Closeable):
         def encode(text: str) -> list[int]:  # knows no session, which may be forgotten
             return encoder.encode(text, add_special=False)
 
-        told = self._chat_format
+        chat_format = self._chat_format
         bos = encoder.encode("")[:1]
         return ChatPrompts(
-            self.target.name, told, encode, source, vocabulary.piece, encoder.most_characters, bos
+            self.target.name,
+            chat_format,
+            encode,
+            source,
+            vocabulary.piece,
+            encoder.most_characters,
+            bos,
         )
 
     def _constraint(self, grammar: Grammar) -> Constraint:
