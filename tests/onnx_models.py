@@ -44,13 +44,13 @@ def open_paged(path: Path, share: float = 0.5, **options: object) -> OnnxModel:
 def made_in(folder: Path, layers: int) -> Callable[..., Path]:
     """Writes a small decoder of a kind, of so many layers if it does not say, once each."""
 
-    def made(**kind: object) -> Path:
+    def path_of(**kind: object) -> Path:
         path = folder / ("_".join(f"{key}{value}" for key, value in kind.items()) or "plain")
         if not path.exists():
             write_llama(path, **{"layers": layers, **kind})  # type: ignore[arg-type]
         return path
 
-    return made
+    return path_of
 
 
 class ContractOfKind(PortContract):

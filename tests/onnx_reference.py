@@ -24,8 +24,8 @@ class WholeModel:
         self._session: Any = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        self._inputs = {given.name: given for given in self._session.get_inputs()}
-        self._outputs = [made.name for made in self._session.get_outputs()]
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        self._outputs = [output.name for output in self._session.get_outputs()]
         self._config = path.with_name("genai_config.json")
         self.start()
 
@@ -33,14 +33,14 @@ class WholeModel:
         """Forget everything decoded."""
         self._n_tokens = 0
         self._past: dict[str, np.ndarray] = {}
-        for name, given in self._inputs.items():
+        for name, value in self._inputs.items():
             if name.startswith("past"):
-                kind = np.float16 if given.type == "tensor(float16)" else np.float32
-                head_size = given.shape[3]
+                kind = np.float16 if value.type == "tensor(float16)" else np.float32
+                head_size = value.shape[3]
                 if isinstance(head_size, str):  # left open by onnxruntime-genai's builder
                     model = json.loads(self._config.read_text())["model"]
                     head_size = model["decoder"]["head_size"]
-                self._past[name] = np.zeros((1, given.shape[1], 0, head_size), kind)
+                self._past[name] = np.zeros((1, value.shape[1], 0, head_size), kind)
 
     def decode(self, token: int) -> np.ndarray:
         """Logits after one more token, float32 [n_vocab]."""
@@ -57,10 +57,12 @@ class WholeModel:
         }
         feeds = {name: array for name, array in feeds.items() if name in self._inputs}
         values = self._session.run(self._outputs, feeds | self._past)
-        made = dict(zip(self._outputs, values, strict=True))
-        self._past = {name: made[name.replace("past_key_values", "present")] for name in self._past}
+        results = dict(zip(self._outputs, values, strict=True))
+        self._past = {
+            name: results[name.replace("past_key_values", "present")] for name in self._past
+        }
         self._n_tokens += n
-        logits: np.ndarray = made["logits"][0].astype(np.float32)
+        logits: np.ndarray = results["logits"][0].astype(np.float32)
         return logits
 
     def greedy(

@@ -29,7 +29,7 @@ a kernel may take the end of a row of floats in other portions."""
 
 
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
-    """What llama.cpp computes after each token, float32 [tokens, vocabulary]."""
+    """Logits of llama.cpp after each token, float32 [tokens, vocabulary]."""
     pytest.importorskip("llama_cpp")
     from reference import LlamaCpp
 

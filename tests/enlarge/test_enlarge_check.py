@@ -1,4 +1,4 @@
-"""Whether an enlarged model is compared with the right one, and what is called a difference."""
+"""The model that an enlarged one is compared with, and the differences that are reported."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Bigrams:
     def __init__(self, change: float = 0.0) -> None:
         self.table = np.random.default_rng(0).uniform(-5, 5, (N_VOCAB, N_VOCAB)).astype("f4")
         self.table[:, 3] += change
-        self.asked: list[tuple[list[int], int]] = []
+        self.calls: list[tuple[list[int], int]] = []
 
     def __call__(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        self.asked.append((list(tokens), start))
+        self.calls.append((list(tokens), start))
         return self.table[tokens[start:]]
 
 
@@ -66,7 +66,7 @@ def test_tokens_that_differ_are_counted():
 def test_the_other_model_reads_the_greedy_text_at_once():
     source, other = Bigrams(), Bigrams()
     compare(source, other, [[4, 5, 6]], silently)
-    ((text, start),) = other.asked
+    ((text, start),) = other.calls
     assert start == 2
     assert text[:3] == [4, 5, 6]
     assert len(text) - start == N_TOKENS
@@ -165,8 +165,8 @@ def run(*arguments: str | Path) -> int:
 
 def test_the_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
-    wanted = ("--size", "5MiB", "--type", "Q4_0", "--check", "--memory-budget", "1GiB")
-    assert run(source, out, *wanted, "--json") == 0
+    options = ("--size", "5MiB", "--type", "Q4_0", "--check", "--memory-budget", "1GiB")
+    assert run(source, out, *options, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["size_bytes"] == out.stat().st_size
     assert printed["check"]["is_same"]

@@ -35,7 +35,7 @@ FP32, FP16 = 1e-5, 2e-3
 
 
 def logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    """What onnxruntime computes after each token, one a run, float32 [tokens, vocabulary]."""
+    """Logits of onnxruntime after each token, one a run, float32 [tokens, vocabulary]."""
     model = WholeModel(folder / "model.onnx")
     return np.stack([model.decode(token) for token in tokens])
 
@@ -89,16 +89,16 @@ def test_tokens_that_the_mask_hides_are_hidden(tmp_path: Path) -> None:
         "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]]),
         "position_ids": np.array([[0, 0, 0, 1], [0, 1, 2, 3]]),
     }
-    made = []
+    last_logits = []
     for folder in (source, out):
         session = onnxruntime.InferenceSession(folder / "model.onnx")
         past = {
-            given.name: np.zeros((2, given.shape[1], 0, given.shape[3]), np.float32)
-            for given in session.get_inputs()
-            if given.name.startswith("past")
+            value.name: np.zeros((2, value.shape[1], 0, value.shape[3]), np.float32)
+            for value in session.get_inputs()
+            if value.name.startswith("past")
         }
-        made.append(session.run(["logits"], feeds | past)[0][:, -1])
-    assert np.abs(made[1] - made[0]).max() <= FP32 * np.ptp(made[0])
+        last_logits.append(session.run(["logits"], feeds | past)[0][:, -1])
+    assert np.abs(last_logits[1] - last_logits[0]).max() <= FP32 * np.ptp(last_logits[0])
 
 
 @pytest.mark.parametrize("mib", [5, 8, 13, 20, 40])
@@ -120,11 +120,11 @@ def test_inputs_and_outputs_are_named_like_an_export(tmp_path: Path) -> None:
     layers = enlarge(source, out, 13 * MIB).layers
     graph = onnx.load(out / "model.onnx", load_external_data=False).graph
     pairs = [f"{layer}.{what}" for layer in range(layers) for what in ("key", "value")]
-    assert [given.name for given in graph.input] == [
+    assert [value.name for value in graph.input] == [
         *("input_ids", "attention_mask", "position_ids"),
         *(f"past_key_values.{pair}" for pair in pairs),
     ]
-    assert [made.name for made in graph.output] == [
+    assert [value.name for value in graph.output] == [
         "logits",
         *(f"present.{pair}" for pair in pairs),
     ]

@@ -22,7 +22,7 @@ ROTATION = ["x", "positions", "cos", "sin"]
 
 
 def rows_left(nodes: list[NodeProto], n_rows: int) -> dict[str, int]:
-    """Of two tables that nodes read, cut for `n_rows`: the rows of each, in graph and source."""
+    """Rows of each table that nodes read, after trimming to `n_rows`, in graph and source."""
     extents = {"cos": Extent(0, 64, 4 * ROWS * ANGLES), "sin": Extent(0, 64, 4 * ROWS * ANGLES)}
     weights = {
         name: StoredWeight(name, TensorProto.FLOAT, (ROWS, ANGLES), extent)
@@ -32,10 +32,12 @@ def rows_left(nodes: list[NodeProto], n_rows: int) -> dict[str, int]:
     for name in weights:
         graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=[ROWS, ANGLES])
     path = Path("model.onnx")
-    made = trimmed(graph, Source(path, onnx.ModelProto(graph=graph), (path,), weights), n_rows)
+    trimmed_source = trimmed(
+        graph, Source(path, onnx.ModelProto(graph=graph), (path,), weights), n_rows
+    )
     found = {}
     for tensor in graph.initializer:
-        weight = made.weights[tensor.name]
+        weight = trimmed_source.weights[tensor.name]
         assert weight.shape == tuple(tensor.dims)
         assert weight.extent == Extent(0, 64, 4 * weight.shape[0] * ANGLES)
         found[tensor.name] = weight.shape[0]
@@ -56,7 +58,7 @@ def test_a_table_that_is_shorter_than_the_context_stays_whole() -> None:
 
 
 def test_a_table_that_is_read_for_something_else_stays_whole() -> None:
-    """Who knows how many rows that takes."""
+    """Another reader may take any number of rows."""
     nodes = [
         helper.make_node("RotaryEmbedding", ROTATION, ["y"], domain=DOMAIN),
         helper.make_node("Shape", ["sin"], ["shape"]),

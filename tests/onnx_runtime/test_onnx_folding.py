@@ -22,14 +22,14 @@ TARGET = Path(__file__).parents[2] / "models" / "edgespec-target-onnx-fp16" / "m
 
 
 def graph_of(nodes: list[onnx.NodeProto], **constants: list[int]) -> onnx.ModelProto:
-    """Of "x" [tokens, 8] and constants: whatever the nodes make of it, "y"."""
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 8])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    """A graph from "x" [tokens, 8] and constants to "y"."""
+    graph_input = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 8])
+    graph_output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     tensors = [
         numpy_helper.from_array(np.array(value, np.int64), name)
         for name, value in constants.items()
     ]
-    graph = helper.make_graph(nodes, "g", [given], [made], tensors)
+    graph = helper.make_graph(nodes, "g", [graph_input], [graph_output], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -55,8 +55,8 @@ def test_a_shape_that_varies_in_one_dimension_is_left_to_the_operator() -> None:
     concat = helper.make_node("Concat", ["n", "rest"], ["wanted"], axis=0)
     model = folded(reshaped([concat], rest=[2, 4]), SIZES)
     assert operators(model) == ["Reshape"]
-    told = model.graph.node[0].input[1]
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == told)
+    argument = model.graph.node[0].input[1]
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == argument)
     assert numpy_helper.to_array(tensor).tolist() == [-1, 2, 4]
 
 
@@ -90,8 +90,8 @@ def test_an_expansion_keeps_what_varies() -> None:
     ]
     model = folded(graph_of(nodes, two=[2], zero=[0]), SIZES)
     assert operators(model) == ["Unsqueeze", "Expand"]
-    told = numpy_helper.to_array(model.graph.initializer[-1])
-    assert told.tolist() == [2, 1, 1]
+    argument = numpy_helper.to_array(model.graph.initializer[-1])
+    assert argument.tolist() == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_the_shipped_target_computes_the_same_with_two_fifths_fewer_nodes() -> N
             LOGIT_ROWS: np.array(chosen, np.int64),
             form.name: seen[None, None].astype(helper.tensor_dtype_to_np_dtype(form.kind)),
         }
-        for given in sessions[0].get_inputs():
-            if given.name not in feeds:
-                feeds[given.name] = rng.normal(size=(n_past, *given.shape[1:])).astype(np.float16)
+        for value in sessions[0].get_inputs():
+            if value.name not in feeds:
+                feeds[value.name] = rng.normal(size=(n_past, *value.shape[1:])).astype(np.float16)
         results = []
         for session in sessions:
-            names = {given.name for given in session.get_inputs()}
+            names = {value.name for value in session.get_inputs()}
             fed = {name: array for name, array in feeds.items() if name in names}
             results.append(session.run([LOGITS], fed)[0])
         assert results[0].shape == (1, len(chosen), roles.n_vocab)

@@ -31,8 +31,8 @@ from onnx_reference import WholeModel
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROUNDING = {LLAMA: 1e-4, GEMMA: 1e-4, QWEN: 0.2}
-"""How far a batch's logits may be from those of single tokens: in MatMulNBits of accuracy level 4
-activations are rounded to eight bits, and a last bit decides which way."""
+"""Largest difference of a batch's logits from those of single tokens: in MatMulNBits of accuracy
+level 4 activations are rounded to eight bits, and a last bit decides which way."""
 
 
 class TestLlamaKeepsTheContract(PortContract):
@@ -68,7 +68,7 @@ class TestPagedGenaiFourBitsKeepTheContract(PortContract):
 
 
 class TestPagedWindowsKeepTheContract(PortContract):
-    """Where a layer sees fewer tokens than the context holds, every branch is a row."""
+    """Every branch is a row in a model whose layers see fewer tokens than the context holds."""
 
     atol = ROUNDING[GEMMA]
 
@@ -154,7 +154,7 @@ def test_branches_beside_a_text_do_not_make_it_longer(tmp_path: Path) -> None:
 
 
 def difference_at_the_end(folder: Path, whole_path: Path, n_ctx: int) -> float:
-    """Of the logits of a bushy tree at the end of a context from those of the whole model."""
+    """Largest difference of the logits of a tree at a context's end from the whole model's."""
     model = open_resident(folder, ctx_size=n_ctx)
     tokens = (8 * model.vocabulary.encode(2 * TEXT))[: n_ctx - 1]
     whole = WholeModel(whole_path)

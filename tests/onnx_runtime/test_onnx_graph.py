@@ -118,7 +118,7 @@ def test_a_mask_that_is_made_without_a_past_only_is_found(tmp_path: Path) -> Non
     """And repeated for every head: so onnxruntime-genai builds fp16 for CPUs."""
     model = graph(tmp_path)
     where = next(i for i, node in enumerate(model.graph.node) if node.op_type == "Where")
-    made = model.graph.node[where].output[0]
+    mask_name = model.graph.node[where].output[0]
     model.graph.node[where].output[0] = "one"
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.array(value), name)
@@ -130,13 +130,13 @@ def test_a_mask_that_is_made_without_a_past_only_is_found(tmp_path: Path) -> Non
         onnx.helper.make_node("Concat", ["ids.n", "ids.n"], ["square"], axis=0),
         onnx.helper.make_node("ConstantOfShape", ["square"], ["zeros"]),
         onnx.helper.make_node("Add", ["one", "zeros"], ["sum"]),  # of past + new columns and new
-        onnx.helper.make_node("Tile", ["sum", "four"], [made]),
+        onnx.helper.make_node("Tile", ["sum", "four"], [mask_name]),
     ]
     rest = [*model.graph.node][where + 1 :]
     del model.graph.node[where + 1 :]
     model.graph.node.extend([*nodes, *rest])
     (mask,) = find_masks(model, find_roles(model.graph, "it"), 100, "it")
-    assert mask.name == made
+    assert mask.name == mask_name
 
 
 def test_fused_attention_takes_a_bias(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_fused_attention_takes_a_bias(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_hides_old_tokens_is_not_replaced(tmp_path: Path) -> None:
-    """As a sliding window does: trees are then checked by rows."""
+    """A sliding window hides old tokens: trees are then checked by rows."""
     model = graph(tmp_path)
     above = next(node for node in model.graph.node if node.op_type == "LessOrEqual")
     above.op_type = "Equal"
@@ -154,10 +154,10 @@ def test_a_mask_that_hides_old_tokens_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_half_precision_weights_are_converted_when_it_is_their_turn(tmp_path: Path) -> None:
-    made = cut_of(tmp_path, dtype="float16", tied=True)
-    for piece in made.pieces:
+    cut = cut_of(tmp_path, dtype="float16", tied=True)
+    for piece in cut.pieces:
         if piece.weights:
-            nodes = onnx.load_from_string(made.graphs[piece.graph]).graph.node
+            nodes = onnx.load_from_string(cut.graphs[piece.graph]).graph.node
             assert "If" in {node.op_type for node in nodes}
             assert ALWAYS in {name for _, name in piece.inputs}
 

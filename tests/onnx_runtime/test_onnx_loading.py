@@ -24,7 +24,7 @@ class Loading:
     `step` bytes whenever it is asked for."""
 
     def __init__(self, n_times: int, step: int = 0) -> None:
-        self.told: list[float] = []
+        self.shares: list[float] = []
         self.cancelled = False
         self._n_times, self._step = n_times, step
         self._ended = threading.Event()
@@ -39,8 +39,8 @@ class Loading:
         self._ended.set()
 
     def progress(self, what: str, share: float) -> None:
-        self.told.append(share)
-        if len(self.told) >= self._n_times:
+        self.shares.append(share)
+        if len(self.shares) >= self._n_times:
             self._ended.set()
 
     def resident(self) -> int:
@@ -58,23 +58,23 @@ def names_of_threads() -> set[str]:
 def test_progress_moves_although_memory_stands_still() -> None:
     loading = Loading(n_times=6)
     assert loading.watch() == "made"
-    assert loading.told[0] == 0.0
-    assert loading.told[-1] == 1.0
-    assert all(one < other for one, other in pairwise(loading.told))
+    assert loading.shares[0] == 0.0
+    assert loading.shares[-1] == 1.0
+    assert all(one < other for one, other in pairwise(loading.shares))
 
 
 def test_progress_follows_the_memory_that_is_taken_and_does_not_claim_the_end() -> None:
     loading = Loading(n_times=12, step=10)
     loading.watch()
-    assert loading.told[1] >= 0.08
-    assert loading.told[5] >= 0.4
-    assert loading.told[-2] < 1.0
+    assert loading.shares[1] >= 0.08
+    assert loading.shares[5] >= 0.4
+    assert loading.shares[-2] < 1.0
 
 
 def test_more_memory_than_expected_is_not_more_than_all() -> None:
     loading = Loading(n_times=6, step=1000)
     loading.watch()
-    assert max(loading.told[:-1]) < 1.0
+    assert max(loading.shares[:-1]) < 1.0
 
 
 def test_nothing_is_watched_where_nobody_listens() -> None:

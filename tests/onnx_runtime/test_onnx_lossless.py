@@ -24,20 +24,20 @@ PROMPTS = [
 N_TOKENS = 24
 SHAPE = {"layers": 3, "vocab": 320, "context": 128}
 ROUNDING = {"float32": 1e-4, "float16": 0.02}
-"""How far logits of a batch were seen from those of single tokens, doubled."""
+"""Twice the largest difference seen between logits of a batch and of single tokens."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     folder = tmp_path_factory.mktemp("models")
 
-    def made(dtype: str, **kind: object) -> Path:
+    def path_of(dtype: str, **kind: object) -> Path:
         path = folder / "_".join([dtype, *kind])
         if not path.exists():
             write_llama(path, dtype=dtype, **SHAPE, **kind)  # type: ignore[arg-type]
         return path
 
-    return made
+    return path_of
 
 
 def differences(running: Session, reference: WholeModel, rounding: float) -> tuple[int, int, int]:

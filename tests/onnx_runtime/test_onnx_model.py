@@ -62,7 +62,7 @@ class TestFusedAttentionKeepsTheContract(ContractOfKind):
 
 @pytest.mark.usefixtures("fed_by_row")
 class TestBranchesAsRowsKeepTheContract(ContractOfKind):
-    """Where the graph takes no mask of ours, every branch is a row."""
+    """Every branch is a row in a model whose graph takes no mask of ours."""
 
     atol = 1e-4
     opened = staticmethod(open_resident)

@@ -241,7 +241,7 @@ def test_without_being_given_memory_the_cpu_computes(models: Callable[..., Path]
 def test_everything_on_the_device_part_by_part_needs_no_pager(
     models: Callable[..., Path],
 ) -> None:
-    """Where the buffers of one session that has everything do not fit, and those of parts do."""
+    """Buffers of one session that has everything do not fit here; those of parts do."""
     prepared = prepare(models())
     sizes, needs = prepared._gpu_needs()
     all_parts = needs.fixed_bytes + sum(piece.nbytes for piece in needs.pieces)

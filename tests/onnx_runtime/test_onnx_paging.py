@@ -47,7 +47,7 @@ def paged(folder: Path) -> Iterator[OnnxModel]:
 
 
 class TestPagedModelKeepsThePagingContract(PagingContract):
-    """With fp32 layers as Optimum exports them."""
+    """The paging contract on fp32 layers as Optimum exports them."""
 
 
 def text(model: OnnxModel, n: int) -> list[int]:

@@ -109,7 +109,7 @@ def test_without_a_driver_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Driver:
-    """What `find_cuda` calls of the driver; `failing` calls answer with CUDA's error 100."""
+    """The driver's functions that `find_cuda` calls; the one named `failing` returns error 100."""
 
     def __init__(self, failing: str = "") -> None:
         self._failing = failing

@@ -59,7 +59,7 @@ class TestPagedExportKeepsTheContract(PortContract):
 
 @dataclass
 class Text:
-    """What onnxruntime writes after one prompt."""
+    """A text that onnxruntime writes after one prompt."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -132,7 +132,7 @@ def differing(
 def not_by_rounding(
     found: list[tuple[int, int, int]], texts: list[Text], whole: WholeModel
 ) -> list[tuple[int, int, int]]:
-    """Those of `differing` that no rounding explains."""
+    """Differences found by `differing` that no rounding explains."""
     wrong = []
     for number, at, token in found:
         text = texts[number]

@@ -1,4 +1,4 @@
-"""What is kept in the cache folder is whole, or is made again."""
+"""Files in the cache folder are whole, or are written again."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def test_weights_inside_a_graph_are_copied_once_to_aligned_places(
     tmp_path: Path, folder: Path
 ) -> None:
     source = read_source(write_llama(tmp_path / "model", external=False))
-    made = artifacts.aligned(source, lambda: False)
-    for name, weight in made.weights.items():
+    copied = artifacts.aligned(source, lambda: False)
+    for name, weight in copied.weights.items():
         assert weight.extent.offset % 64 == 0
         before = source.weights[name].extent
         original = source.path.read_bytes()[before.offset : before.offset + before.nbytes]
         begin = weight.extent.offset
-        assert made.files[0].read_bytes()[begin : begin + weight.nbytes] == original
-    written = made.files[0].stat().st_mtime_ns
+        assert copied.files[0].read_bytes()[begin : begin + weight.nbytes] == original
+    written = copied.files[0].stat().st_mtime_ns
     assert artifacts.aligned(source, lambda: False).files[0].stat().st_mtime_ns == written
 
 
@@ -151,9 +151,9 @@ def test_a_table_that_lies_by_column_is_looked_up_by_row(
     monkeypatch.setattr(artifacts, "_COPY_BYTES", copy_bytes)
     source, values = table
     shares: list[float] = []
-    made = artifacts.by_row(source, "table", lambda: False, lambda _, share: shares.append(share))
+    by_row = artifacts.by_row(source, "table", lambda: False, lambda _, share: shares.append(share))
     ids = np.array([[0, 999, 7], [7, 500, 0]])
-    with EmbeddingTable(made, made.weights["table"]) as embeddings:
+    with EmbeddingTable(by_row, by_row.weights["table"]) as embeddings:
         assert np.array_equal(embeddings.rows(ids), values.T[ids])
     assert shares == sorted(shares)
     assert shares[-1] == 1.0

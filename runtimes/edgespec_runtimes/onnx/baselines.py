@@ -52,7 +52,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
     Raises ModelError and UsageError.
     """
     if name not in {baseline.name for baseline in BASELINES}:
-        raise UsageError(f"onnxruntime has no mode {name}")
+        raise UsageError(f"onnxruntime has no mode {name}: take {MMAP} or {RESIDENT}")
     with ExitStack() as owned:
         began = time.perf_counter()
         source = read_source(request.model)

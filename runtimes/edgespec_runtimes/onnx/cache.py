@@ -113,7 +113,9 @@ class KeyValueCache(Closeable):
     def truncate(self, n_tokens: int) -> None:
         """Shorten the prefix; nothing provisional stays."""
         if n_tokens > self.n_committed:
-            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+            raise UsageError(
+                f"the prefix of {self.n_committed} tokens cannot be cut to {n_tokens}: name fewer"
+            )
         self._chains.clear()
         self.n_committed = n_tokens
 

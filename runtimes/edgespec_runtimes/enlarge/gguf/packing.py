@@ -51,5 +51,5 @@ def read_bytes(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
     file.seek(offset)
     raw = file.read(n_bytes)
     if len(raw) < n_bytes:
-        raise ModelError(f"{file.name} became shorter while it was read")
+        raise ModelError(f"{file.name} became shorter while it was read: copy it again")
     return raw

@@ -41,7 +41,8 @@ def subset(
     validate(header)
     if not layers or list(layers) != sorted(set(layers) & set(range(header.n_layers))):
         raise ModelError(
-            f"{source} has {header.n_layers} layers: {list(layers)} are not among them"
+            f"{source} has {header.n_layers} layers: name some of 0 to {header.n_layers - 1} "
+            f"in ascending order, not {list(layers)}"
         )
     tensors = list(_kept(header, layers))
     kept = [entry for key, entry in header.entries.items() if not key.startswith("split.")]

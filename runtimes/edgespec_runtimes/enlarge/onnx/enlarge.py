@@ -94,7 +94,7 @@ def enlarge(
     """
     path = find_model(source)
     if path is None:
-        raise ModelError(f"{source} holds no ONNX model")
+        raise ModelError(f"{source} holds no ONNX model: name a file .onnx or its folder")
     read = read_source(path)
     _check_place(read, out)
     planner = _Planner(read)

@@ -94,7 +94,10 @@ def recognise(source: Source) -> Llama:
     roles = find_roles(model.graph, where)
     context = source.config.get("max_position_embeddings", MOST_CONTEXT)
     if not find_masks(model, roles, min(context, MOST_CONTEXT), where):
-        raise ModelError(f"{where} hides tokens by another mask than a causal one")
+        raise ModelError(
+            f"{where} hides tokens by another mask than a causal one: only causal decoders can be "
+            "enlarged"
+        )
     return found.llama(roles)
 
 

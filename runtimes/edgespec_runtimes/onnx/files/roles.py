@@ -71,7 +71,7 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
         )
     if unknown := sorted(inputs.keys() - known):
         raise ModelError(
-            f"{where} wants inputs that a decoder has no use for: {_listed(unknown)}; "
+            f"{where} has inputs that a decoder does not need: {_listed(unknown)}; "
             "export the decoder alone, as text-generation-with-past"
         )
     n_layers = len(past) // 2

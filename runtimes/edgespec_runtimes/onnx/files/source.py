@@ -198,7 +198,7 @@ def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> StoredWe
     if offset < 0 or claimed not in {-1, nbytes}:
         raise ModelError(
             f"{path} is damaged: {tensor.name} takes {nbytes:,} bytes, "
-            f"{claimed:,} are given at offset {offset:,}"
+            f"its graph says {claimed:,} at offset {offset:,}; download or copy it again"
         )
     location = where.get("location", "")
     if not isinstance(location, str):  # protobuf gives a string that is not UTF-8 as bytes
@@ -224,7 +224,8 @@ def _nbytes(path: Path, tensor: TensorProto) -> int:
         item_bytes: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError):
         raise ModelError(
-            f"{path}: {tensor.name} has element type {tensor.data_type}, which is not known"
+            f"{path}: {tensor.name} has the unknown element type {tensor.data_type}: export it as "
+            "fp32 or fp16"
         ) from None
     return n_elements * item_bytes
 
@@ -278,5 +279,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no JSON: {error}") from error
+        raise ModelError(f"{path} is no JSON: {error}; download it again") from error
     return content if isinstance(content, dict) else {}

@@ -99,7 +99,10 @@ def read_vocabulary(
             "generation_config.json or config.json beside it"
         )
     if bad := [token for token in eog if token not in range(n_vocab)]:
-        raise ModelError(f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens")
+        raise ModelError(
+            f"{folder}: eos_token_id {bad[0]} is none of its {n_vocab:,} tokens: correct it in "
+            "generation_config.json or config.json"
+        )
     control = frozenset(
         names[token]
         for token, about in added.items()

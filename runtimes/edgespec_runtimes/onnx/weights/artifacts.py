@@ -155,7 +155,9 @@ def _copy_weights(
                     raise Cancelled("loading was cancelled")
                 data = file.read(min(left, _COPY_BYTES))
                 if not data:
-                    raise ModelError(f"{source.path} became shorter while it was read")
+                    raise ModelError(
+                        f"{source.path} became shorter while it was read: copy it again"
+                    )
                 out.write(data)
                 left -= len(data)
 
@@ -180,7 +182,9 @@ def _copy_by_row(
                     raise Cancelled("loading was cancelled")
                 file.seek(weight.extent.offset + row * row_bytes + begin * item.itemsize)
                 if file.readinto(memoryview(some[row])) != some[row].nbytes:
-                    raise ModelError(f"{source.path} became shorter while it was read")
+                    raise ModelError(
+                        f"{source.path} became shorter while it was read: copy it again"
+                    )
             out.write(some.T.tobytes())
             if progress:
                 progress("copying embeddings, once", min(1.0, (begin + step) / n_columns))

@@ -93,7 +93,9 @@ class EmbeddingTable(Closeable):
             except OSError as error:
                 raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
             if n != self._row_bytes:
-                raise WeightReadError(f"{self._path} was cut short: embeddings end early")
+                raise WeightReadError(
+                    f"{self._path} was cut short: embeddings end early; copy it again"
+                )
         rows: np.ndarray = table[places.reshape(tokens.shape)]
         return rows
 
@@ -241,7 +243,7 @@ def _read(source: Source, weight: StoredWeight) -> np.ndarray:
     except OSError as error:
         raise WeightReadError(f"reading {path} failed: {error.strerror}") from error
     if array.nbytes != weight.nbytes:
-        raise WeightReadError(f"{path} was cut short: {weight.name} ends early")
+        raise WeightReadError(f"{path} was cut short: {weight.name} ends early; copy it again")
     return array
 
 
