@@ -1,4 +1,4 @@
-"""Where chat templates come from: GGUF metadata and the files beside ONNX models."""
+"""Sources of chat templates: GGUF metadata and the files beside ONNX models."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How conversations are sampled where nobody says it."""
+"""Default sampling settings of conversations."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What closes several things, and what is left of an owner in a fork of its process."""
+"""Closing several things at once, and closing in a fork of the process."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def opened(path: Path, fingerprint: str = FINGERPRINT, n_vocab: int = N_VOCAB) -
 
 
 def places(texts: Sequence[Sequence[int]], words: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """By plain search: what follows each place, and how many tokens it has in common."""
+    """Token after each place and number of tokens in common, found by plain search."""
     for text in texts:
         for at in range(len(text) - 1):
             alike = 0

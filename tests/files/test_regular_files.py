@@ -1,4 +1,4 @@
-"""What is no regular file is refused before anybody waits for it."""
+"""Anything but a regular file is refused before opening it can block."""
 
 from __future__ import annotations
 

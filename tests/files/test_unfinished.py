@@ -1,4 +1,4 @@
-"""What is written appears whole or not at all, and what killed processes left is cleaned up."""
+"""Files appear whole or not at all, and those that killed processes left are deleted."""
 
 from __future__ import annotations
 

@@ -60,12 +60,12 @@ def room_of(layers: Sequence[ExpertLayer]) -> int:
 
 
 def choice(experts: Sequence[int]) -> np.ndarray:
-    """Of one token."""
+    """Choices of one token."""
     return np.array([experts])
 
 
 def slices(cache: ExpertCache, layer: int, expert: int) -> list[bytes]:
-    """What stands in an expert's places."""
+    """Contents of an expert's slices in memory."""
     matrices = range(len(cache.layers[layer].matrices))
     return [slice_in(cache, layer, matrix, expert) for matrix in matrices]
 
@@ -173,8 +173,8 @@ def test_what_is_there_is_not_read_again(opened: Callable[..., tuple]) -> None:
 
 
 def resident_bytes(cache: ExpertCache) -> int:
-    """Of the matrices' address ranges, page by page: the kernel's maps may join a range with
-    whatever lies beside it, such as a thread's stack."""
+    """Resident bytes of the matrices' address ranges, page by page: the kernel's maps may join a
+    range with its neighbour, such as a thread's stack."""
     total = 0
     for memory in (memory for ranges in cache._memory._ranges for memory in ranges):
         pages = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()

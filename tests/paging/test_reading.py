@@ -77,7 +77,7 @@ def test_a_run_that_is_longer_than_one_read_arrives_whole(
 def fail_with_einval(
     monkeypatch: pytest.MonkeyPatch, call: str, is_refused: Callable[..., bool]
 ) -> None:
-    """As file systems without direct reads do, some when a file is opened, some when it is read."""
+    """Refuse direct reads, as some file systems do on opening a file and others on reading it."""
     real = getattr(os, call)
 
     def refusing(*arguments: Any) -> Any:

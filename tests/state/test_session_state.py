@@ -1,4 +1,4 @@
-"""What a session computed is kept in a file, and another session's text goes on as if it had."""
+"""State saved by one session is loaded by another, whose text continues as if computed there."""
 
 from __future__ import annotations
 

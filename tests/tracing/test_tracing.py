@@ -1,4 +1,4 @@
-"""What a trace says of a generation: the engine's spans, the pager's, and the command line's."""
+"""Traces of a generation: spans of the engine and the pager, and the command line's flag."""
 
 from __future__ import annotations
 
