@@ -34,15 +34,15 @@ class Envelope:
     model: str
 
     def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
-        """The answer at once."""
+        """The whole answer."""
         return self._around(choices, self.kind) | {"usage": usage.as_dict()}
 
     def chunk(self, choice: Answer) -> Answer:
-        """Part of a streamed answer."""
+        """A chunk of a streamed answer."""
         return self._around([choice], self._chunk_kind)
 
     def usage_chunk(self, usage: Usage) -> Answer:
-        """The last chunk of a stream for which usage was asked."""
+        """The last chunk of a stream whose request asks for usage."""
         return self._around([], self._chunk_kind) | {"usage": usage.as_dict()}
 
     @property
@@ -122,7 +122,7 @@ def text_choice(
 
 
 def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | None:
-    """None where none were asked for."""
+    """Log probabilities of a chat choice; None for a request without them."""
     content = [
         _named(event.token, event.logprobs.logprob, piece_of)
         | {"top_logprobs": [_named(token, value, piece_of) for token, value in event.logprobs.top]}
@@ -133,7 +133,7 @@ def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | N
 
 
 def text_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf, offset: int) -> Answer | None:
-    """In the older shape: lists side by side, alternatives by their text."""
+    """Log probabilities of a text choice: parallel lists, alternatives by their text."""
     logged = [(event, event.logprobs) for event in events if event.logprobs is not None]
     if not logged:
         return None

@@ -1,7 +1,7 @@
 """One request in OpenAI's shape under way: its answer whole, or chunk by chunk.
 
-Generations make the texts, one after the other; here they get their shape. Nothing waits for a
-network.
+Generations write the texts, one after the other; this module gives them their shape. Nothing waits
+for a network.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Completion(Closeable):
         return self._tokens.result
 
     def cancel(self) -> None:
-        """At any moment: end the text soon, and begin no other."""
+        """End the text soon, and begin no other. Any thread may call it, at any moment."""
         self._is_ending = True
         self._tokens.cancel()
 
     def close(self) -> None:
-        """End it where it is. Idempotent."""
+        """End the generation where it is. Idempotent."""
         self._is_ending = True
         self._tokens.close()
         with suppress(Exception):  # a generation that failed has no result
@@ -110,7 +110,7 @@ class Completion(Closeable):
         return next(self._chunks)
 
     def whole(self) -> Answer:
-        """The answer at once. Raises RequestError for several choices that are too large."""
+        """The whole answer. Raises RequestError for several choices that are too large."""
         with self:
             choices: list[Answer] = []
             n_characters = 0
@@ -130,7 +130,7 @@ class Completion(Closeable):
                 yield self._envelope.usage_chunk(self._usage)
 
     def _generations(self) -> Iterator[ChoiceSource]:
-        """One after the other, each started when the one before it has ended."""
+        """Generations one after the other, each started when the one before it has ended."""
         yield self._source
         for source in self._sources[1:]:
             if self._is_ending or self.is_cut:

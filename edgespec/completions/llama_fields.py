@@ -1,6 +1,6 @@
-"""Fields that clients of llama.cpp's server send, in the words of requests here.
+"""Fields that clients of llama.cpp's server send, translated to those of OpenAI's requests.
 
-What changes no text at the value that was sent is taken and left alone, what would change it is
+A field whose value changes no text is accepted and dropped; a value that would change the text is
 refused. Knows no session.
 """
 
@@ -40,12 +40,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning_format": ("auto", "deepseek"),
     "parse_tool_calls": (True,),
 }
-"""Values at which they change nothing. All of them may be null, too."""
+"""Values that change no text, by field; null is accepted for all of them."""
 KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, "n_predict", "json_schema")
 
 
 class FieldError(ValueError):
-    """A field has a value that would change the text and cannot be had."""
+    """A field has a value that would change the text and is not supported."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settle_numbers(fields: dict[str, Any]) -> None:
-    """-1 is llama.cpp's word for no limit, all tokens and a seed of its own."""
+    """Translate lists of biases, and -1: llama.cpp's no limit, all tokens, random seed."""
     if fields.get("max_tokens") == -1:
         fields["max_tokens"] = INT32_MAX
     if fields.get("seed") == -1:

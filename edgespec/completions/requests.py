@@ -46,7 +46,7 @@ Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
 class RequestError(UsageError):
-    """A field of a request that cannot be meant."""
+    """A field of a request is invalid."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class ResponseFormat(_Part):
     schema_: dict[str, Any] | None = Field(alias="schema", default=None)
     """llama.cpp's place for the schema of a `json_object`."""
     grammar: str | None = None
-    """Lark, of the type `grammar`."""
+    """Lark grammar, of the type `grammar`."""
     pattern: str | None = None
     """Regular expression of the type `regex`."""
 
@@ -93,7 +93,7 @@ class NamedFunction(_Part):
 
 
 class NamedTool(_Part):
-    """A `tool_choice`: this function is to be called."""
+    """`tool_choice` that names the function to call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
@@ -116,7 +116,7 @@ class CommonRequest(_Part):
     repeat_last_n: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool = False
-    """llama.cpp's: no token that ends a text is picked."""
+    """llama.cpp's field: no token that ends a text is picked."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
         Field(default=None, max_length=MOST_STOPS)
@@ -140,7 +140,7 @@ class CommonRequest(_Part):
         except llama_fields.FieldError as error:
             raise RequestError(str(error), error.name) from error
         except ValidationError as error:
-            raise _complaint(error, cls) from error
+            raise _request_error(error, cls) from error
 
     @property
     def wants_usage(self) -> bool:
@@ -168,7 +168,7 @@ class ChatRequest(CommonRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    """A variable of the chat template, where it has it."""
+    """Variable of chat templates that know it."""
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -180,7 +180,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of alternatives for each token; None for no log probabilities."""
+        """Alternatives for each token; None for no log probabilities. Raises RequestError."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -193,7 +193,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def required_tools(self) -> list[dict[str, Any]] | None:
-        """Tools of which one must be called; None if the model may answer in text."""
+        """Tools of which one must be called; None for a free answer. Raises RequestError."""
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None
@@ -202,20 +202,21 @@ class ChatRequest(CommonRequest):
             raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
         if not isinstance(choice, NamedTool):
             return self.tools
-        wanted = choice.function.name
-        if wanted not in names:
+        name = choice.function.name
+        if name not in names:
             raise RequestError(
-                f"tool_choice names {wanted!r}; the tools are {', '.join(names)}", "tool_choice"
+                f"tool_choice names {name!r}; the tools are {', '.join(names)}", "tool_choice"
             )
         assert self.tools is not None
-        return [self.tools[names.index(wanted)]]
+        return [self.tools[names.index(name)]]
 
     @property
     def template_variables(self) -> dict[str, Any]:
+        """Variables for the chat template. Raises RequestError for reserved names."""
         variables = dict(self.chat_template_kwargs or {})
-        if taken := variables.keys() & _TEMPLATE_ARGUMENTS:
+        if reserved := variables.keys() & _TEMPLATE_ARGUMENTS:
             raise RequestError(
-                f"chat_template_kwargs.{min(taken)} is not the template's to choose: leave it out",
+                f"chat_template_kwargs.{min(reserved)} is set by the server: leave it out",
                 "chat_template_kwargs",
             )
         if self.reasoning_effort is not None:
@@ -273,8 +274,8 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
     return name
 
 
-def _complaint(error: ValidationError, request: type[BaseModel]) -> RequestError:
-    """The first of pydantic's objections, in a sentence that names the field."""
+def _request_error(error: ValidationError, request: type[BaseModel]) -> RequestError:
+    """The first of pydantic's errors, in a sentence that names the field."""
     details = error.errors()[0]
     where = [str(part) for part in details["loc"] if not str(part).startswith("list[")]
     param = ".".join(where) or None

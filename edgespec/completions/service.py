@@ -1,6 +1,6 @@
 """Starts requests in OpenAI's shape on a session.
 
-Knows what a request's fields mean to us; the text is the session's business.
+Translates the fields of requests to arguments of a session, which writes the text.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Completions:
             raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
-        if tools or not request.stream:  # what may be a call is held back
+        if tools or not request.stream:  # text that may be a call is held back
             self._check_logprobs(request, request.n_logprobs, request.limit, [tokens])
         return ChatCompletion(
             self._sources(request, [tokens], request.limit, request.n_logprobs, progress, grammar),
@@ -302,19 +302,23 @@ def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None
     return call_grammar(required)
 
 
-def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
-    """Grammar required by the response format. Raises RequestError and GrammarError."""
-    if wanted is None or wanted.type == "text":
+def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
+    """Grammar of a response format; None for free text. Raises RequestError and GrammarError."""
+    if response_format is None or response_format.type == "text":
         return None
-    if wanted.type == "json_object":
-        return json_schema({"type": "object"} if wanted.schema_ is None else wanted.schema_)
-    if wanted.type == "json_schema":
-        if wanted.json_schema is None:
+    if response_format.type == "json_object":
+        return json_schema(
+            {"type": "object"} if response_format.schema_ is None else response_format.schema_
+        )
+    if response_format.type == "json_schema":
+        if response_format.json_schema is None:
             raise RequestError("response_format.json_schema is missing", "response_format")
-        return json_schema(wanted.json_schema.schema_)
+        return json_schema(response_format.json_schema.schema_)
     name, text = (
-        ("grammar", wanted.grammar) if wanted.type == "grammar" else ("pattern", wanted.pattern)
+        ("grammar", response_format.grammar)
+        if response_format.type == "grammar"
+        else ("pattern", response_format.pattern)
     )
     if not text:
         raise RequestError(f"response_format.{name} is missing", "response_format")
-    return lark_grammar(text) if wanted.type == "grammar" else regular_expression(text)
+    return lark_grammar(text) if response_format.type == "grammar" else regular_expression(text)

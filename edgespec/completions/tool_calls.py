@@ -1,6 +1,6 @@
-"""Calls of tools in a model's answer, as templates of Hermes' and Qwen's kind have them written.
+"""Tool calls in a model's answer, in the format of Hermes' and Qwen's chat templates.
 
-Each is JSON between two marks. Text in, text and calls out, while it is still coming.
+Each is JSON between two marks. Takes text piece by piece, and returns text and calls.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants called, and its arguments as JSON."""
+    """Function that the model calls, and its arguments as JSON."""
 
     name: str
     arguments: str
 
     def as_dict(self, identity: str) -> dict[str, Any]:
-        """In OpenAI's shape."""
+        """The call in OpenAI's shape."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": identity, "type": "function", "function": function}
 
@@ -35,9 +35,9 @@ def knows_calls(template: str) -> bool:
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
-    """Nothing but a call of one of these tools, in OpenAI's shape, by the schema of its parameters.
+    """Grammar of one call of one of these tools, by the schemas of their parameters.
 
-    Raises GrammarError for what cannot be written as JSON.
+    `tools` are in OpenAI's shape. Raises GrammarError for schemas that are not supported.
     """
     calls = [
         {
@@ -57,7 +57,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
 
 
 class CallSplitter:
-    """Takes an answer piece by piece; what stands between the marks and is no call stays text."""
+    """Splits an answer into text and calls; an invalid call between the marks stays text."""
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
@@ -65,7 +65,7 @@ class CallSplitter:
         self._drops_blanks = False
 
     def push(self, text: str) -> str:
-        """Take more text and return what is decided to be no part of a call."""
+        """Take more text, and return the text that is certainly no part of a call."""
         self._held += text
         decided = ""
         while True:
@@ -84,7 +84,7 @@ class CallSplitter:
                 self._held, self._drops_blanks = after, True
 
     def finish(self) -> str:
-        """No more text will come: return what was held back. A call may lack its last mark."""
+        """End the answer and return the text held back. A last call may lack its end mark."""
         _before, begin, inside = self._held.partition(BEGIN)
         call = _read(inside) if begin else None
         if call is None:
@@ -94,7 +94,7 @@ class CallSplitter:
         return ""
 
     def _take(self, length: int) -> str:
-        """The first `length` characters of what is held; blanks around calls belong to nothing."""
+        """The first `length` characters of the text held back, without blanks around calls."""
         text, self._held = self._held[:length], self._held[length:]
         if self._drops_blanks:
             text = text.lstrip()
@@ -116,7 +116,7 @@ def _read(content: str) -> ToolCall | None:
 
 
 def _undecided(text: str) -> int:
-    """Length of the longest end of `text` with which a call may begin, blanks before it too."""
+    """Length of the longest end of `text` that may begin a call, with blanks before it."""
     longest = max((n for n in range(len(BEGIN)) if text.endswith(BEGIN[:n])), default=0)
     rest = text[: len(text) - longest]
     return longest + len(rest) - len(rest.rstrip())

@@ -1,6 +1,6 @@
-"""Turns the text of a chat answer into the parts of a message, while it is still coming.
+"""Splits the text of a chat answer into the parts of a message: reasoning, content, tool calls.
 
-Reasoning, answer and calls of tools; text in, OpenAI's deltas out.
+Takes text piece by piece, and returns OpenAI's deltas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def new_call_id() -> str:
 
 
 class MessageWriter:
-    """One assistant's message; `message` is what it is so far."""
+    """One assistant's message, as far as its text has come."""
 
     def __init__(
         self, prompt: ChatPrompt, has_tools: bool, new_id: Callable[[], str] = new_call_id
@@ -30,15 +30,15 @@ class MessageWriter:
         self._calls = CallSplitter() if has_tools and knows_calls(prompt.template) else None
         self._new_id = new_id
         self._content = ""
-        self._thoughts = ""
-        self._told: list[dict[str, Any]] = []
+        self._reasoning_content = ""
+        self._sent_calls: list[dict[str, Any]] = []
 
     def push(self, text: str) -> list[Delta]:
-        """Take more text and return what the message gains."""
+        """Take more text, and return the deltas that it adds."""
         return self._deltas(self._reasoning.push(text))
 
     def finish(self) -> list[Delta]:
-        """No more text will come: return what was held back."""
+        """End the text, and return the deltas that were held back."""
         deltas = self._deltas(self._reasoning.finish())
         if self._calls is not None:
             if rest := self._calls.finish():
@@ -48,16 +48,16 @@ class MessageWriter:
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._told)
+        return bool(self._sent_calls)
 
     @property
     def message(self) -> dict[str, Any]:
-        """In OpenAI's shape; `reasoning_content` where there was reasoning."""
+        """The message in OpenAI's shape, with `reasoning_content` if there is reasoning."""
         message: dict[str, Any] = {"content": self._content}
-        if self._thoughts:
-            message["reasoning_content"] = self._thoughts
-        if self._told:
-            message["tool_calls"] = self._told
+        if self._reasoning_content:
+            message["reasoning_content"] = self._reasoning_content
+        if self._sent_calls:
+            message["tool_calls"] = self._sent_calls
             message["content"] = self._content or None
         return message
 
@@ -65,7 +65,7 @@ class MessageWriter:
         deltas: list[Delta] = []
         for part in parts:
             if part.kind == "reasoning":
-                self._thoughts += part.text
+                self._reasoning_content += part.text
                 deltas.append({"reasoning_content": part.text})
             elif self._calls is None:
                 deltas.append(self._answer(part.text))
@@ -81,8 +81,8 @@ class MessageWriter:
 
     def _new_calls(self, calls: list[ToolCall]) -> list[Delta]:
         deltas: list[Delta] = []
-        for index in range(len(self._told), len(calls)):
+        for index in range(len(self._sent_calls), len(calls)):
             call = calls[index].as_dict(self._new_id())
-            self._told.append(call)
+            self._sent_calls.append(call)
             deltas.append({"tool_calls": [{"index": index} | call]})
         return deltas

@@ -1,6 +1,6 @@
 """The server's routes: requests in, answers out, a session behind them.
 
-Knows HTTP; what a request means `completions` knows, who may ask `guarding`.
+Knows HTTP; `completions` knows the meaning of a request, `guarding` the clients it accepts.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ class Service:
     def application(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            Route("/", self._open(page)),
-            Route("/page/{name}", self._open(page)),
-            Route("/health", self._open(self._health)),
-            Route("/metrics", self._closed(self._metrics)),
-            Route("/v1/models", self._closed(self._models)),
-            Route("/v1/models/{name:path}", self._closed(self._model)),
-            Route("/v1/chat/completions", self._closed(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._closed(self._text), methods=["POST"]),
+            Route("/", self._public(page)),
+            Route("/page/{name}", self._public(page)),
+            Route("/health", self._public(self._health)),
+            Route("/metrics", self._protected(self._metrics)),
+            Route("/v1/models", self._protected(self._models)),
+            Route("/v1/models/{name:path}", self._protected(self._model)),
+            Route("/v1/chat/completions", self._protected(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._protected(self._text), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
-    def _open(self, handler: Handler) -> Handler:
-        """Without a key: who may reach the server may see that it is there."""
+    def _public(self, handler: Handler) -> Handler:
+        """Route that needs no key: whoever reaches the server may see that it is up."""
         return self._guarded(handler, needs_key=False)
 
-    def _closed(self, handler: Handler) -> Handler:
+    def _protected(self, handler: Handler) -> Handler:
         return self._guarded(handler, needs_key=True)
 
     def _guarded(self, handler: Handler, needs_key: bool) -> Handler:
@@ -114,11 +114,11 @@ class Service:
         return response
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "requests_in_progress": self._queue.n_inside})
+        return JSONResponse({"status": "ok", "requests_in_progress": self._queue.n_in_progress})
 
     async def _metrics(self, request: Request) -> Response:
         lines = self._figures.lines(
-            self._queue.n_inside, self._session.paging, process.peak_rss_bytes()
+            self._queue.n_in_progress, self._session.paging, process.peak_rss_bytes()
         )
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
@@ -156,26 +156,28 @@ class Service:
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place())
-            async with _while_client_is_there(request):
-                # what cannot be meant is refused now, not after the texts of others
-                wanted, completion = await self._prepared(body, kind, start)
+            async with _while_connected(request):
+                # an invalid request is refused now, not after the texts of others
+                parsed, completion = await self._prepared(body, kind, start)
                 if self._queue.turn.locked():
-                    completion.close()  # what waits keeps no more than its body
+                    completion.close()  # a request in line keeps its body alone
                     await stack.enter_async_context(self._queue.turn)
-                    wanted, completion = await self._prepared(body, kind, start)
+                    parsed, completion = await self._prepared(body, kind, start)
                 else:
                     await stack.enter_async_context(self._queue.turn)
                 stack.callback(_close, completion)
-                if not wanted.stream:
+                if not parsed.stream:
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
                     return JSONResponse(answer)
                 running = await stack.enter_async_context(InThread(completion))
-                chunks = _uncut(running, completion)
-                # what can go wrong up to the first token is answered by its status
-                begun = [chunk async for chunk in _first(chunks, 2)]
+                chunks = _complete_chunks(running, completion)
+                # errors up to the first token have a status of their own
+                first_chunks = [chunk async for chunk in _first(chunks, 2)]
             rest = stack.pop_all()
-        return StreamingResponse(self._events(begun, chunks, rest), media_type="text/event-stream")
+        return StreamingResponse(
+            self._events(first_chunks, chunks, rest), media_type="text/event-stream"
+        )
 
     async def _prepared(
         self, body: bytearray, kind: type[R], start: Callable[[R], Completion]
@@ -184,10 +186,10 @@ class Service:
 
         def prepare() -> tuple[R, Completion] | Refusal:
             try:
-                wanted = kind.parse(decoded(body))
-                return wanted, start(wanted)
+                parsed = kind.parse(decoded(body))
+                return parsed, start(parsed)
             except Exception as error:  # noqa: BLE001 - without what its traceback holds
-                return _alone(refusal_of(error))
+                return _detached(refusal_of(error))
 
         def prepare_and_tidy() -> tuple[R, Completion] | Refusal:
             prepared = prepare()
@@ -204,11 +206,11 @@ class Service:
         return prepared
 
     async def _events(
-        self, begun: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
+        self, first_chunks: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
     ) -> AsyncIterator[str]:
-        """Server-sent events; however it ends, the generation and its place are given up."""
+        """Server-sent events. At its end the generation and its place in the queue are released."""
         try:
-            for chunk in begun:
+            for chunk in first_chunks:
                 yield _event(chunk)
             async for chunk in chunks:
                 yield _event(chunk)
@@ -231,7 +233,7 @@ def _close(completion: Completion) -> None:
 
 
 @asynccontextmanager
-async def _while_client_is_there(request: Request) -> AsyncIterator[None]:
+async def _while_connected(request: Request) -> AsyncIterator[None]:
     """Cancels the block when the client goes away, and raises ClientDisconnect."""
 
     async def watch(block: asyncio.Timeout) -> None:
@@ -255,21 +257,23 @@ async def _while_client_is_there(request: Request) -> AsyncIterator[None]:
         raise ClientDisconnect from None
 
 
-def _alone(refusal: Refusal) -> Refusal:
-    """Without the errors that led to it, whose frames hold what the request was."""
+def _detached(refusal: Refusal) -> Refusal:
+    """The refusal without the errors that led to it, whose frames hold the request."""
     refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
     return refusal
 
 
 def _check_end(completion: Completion) -> None:
-    """Raises Cancelled for a text that the server cut short: its clients must not take it for
-    whole, and their protocol has no word for that."""
+    """Raise Cancelled for a text that the server cut short: OpenAI's protocol has no finish reason
+    for it, and clients must not take it for whole."""
     if completion.is_cut:
         raise Cancelled("the server is shutting down")
 
 
-async def _uncut(chunks: AsyncIterator[Answer], completion: Completion) -> AsyncIterator[Answer]:
-    """The chunks of a stream. Raises what `_check_end` does in the place of the last one."""
+async def _complete_chunks(
+    chunks: AsyncIterator[Answer], completion: Completion
+) -> AsyncIterator[Answer]:
+    """The chunks of a stream. Raises Cancelled in place of the last one of a text cut short."""
     async for chunk in chunks:
         if any(choice["finish_reason"] for choice in chunk["choices"]):
             _check_end(completion)
@@ -277,7 +281,7 @@ async def _uncut(chunks: AsyncIterator[Answer], completion: Completion) -> Async
 
 
 async def _first(chunks: AsyncIterator[Answer], most: int) -> AsyncIterator[Answer]:
-    """The first chunks, if there are so many."""
+    """The first `most` chunks, or all of a shorter stream."""
     for _ in range(most):
         try:
             yield await anext(chunks)

@@ -1,6 +1,6 @@
-"""The bodies of requests as they arrive: how large, how many bytes of all of them, and how slow.
+"""Request bodies as they arrive, within limits on size, on the bytes of all together, and on time.
 
-Knows HTTP's bytes, and nothing of what they say.
+Knows the bytes, and nothing of their meaning.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from edgespec.server.refusals import Refusal, come_again
+from edgespec.server.refusals import Refusal, too_many_requests
 
 
 @dataclass(eq=False, slots=True)
 class _Body:
     content: bytearray
     time: asyncio.Timeout | None
-    """None once it is whole."""
-    is_pushed_out: bool = False
+    """Time limit; None once the body is whole."""
+    is_evicted: bool = False
 
 
 class Bodies:
-    """Bodies that are under way or wait for their turn, `most_bytes` together.
+    """Bodies that arrive or wait for their turn, `most_bytes` together.
 
-    Where there is no room for what a client sends, the body that has taken longest so far makes
-    way; those that are whole stay.
+    Where there is no room, the body that has been arriving longest is evicted; whole ones stay.
     """
 
     def __init__(self, most_body_bytes: int, most_bytes: int, patience_s: float) -> None:
@@ -35,7 +34,7 @@ class Bodies:
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._bodies: list[_Body] = []
-        """In the order in which they began."""
+        """Oldest first."""
 
     @asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
@@ -63,7 +62,7 @@ class Bodies:
             async with asyncio.timeout(self._patience_s) as body.time:
                 yield
         except TimeoutError:
-            if body.is_pushed_out:
+            if body.is_evicted:
                 raise self._no_room from None
             message = f"the body did not come within {self._patience_s:g} s"
             raise Refusal(408, message, code="body_too_slow") from None
@@ -78,7 +77,7 @@ class Bodies:
             if other is not body and other.time is not None and not other.time.expired():
                 held -= len(other.content)
                 other.content.clear()
-                other.is_pushed_out = True
+                other.is_evicted = True
                 other.time.reschedule(0)
                 other.time = None
         if held + n_bytes > self._most_bytes:
@@ -86,7 +85,7 @@ class Bodies:
 
     @property
     def _no_room(self) -> Refusal:
-        return come_again(
+        return too_many_requests(
             f"requests under way have {self._most_bytes:,} bytes, which is as much as this server "
             "takes",
             "no_room",

@@ -1,6 +1,6 @@
-"""Which connections a server keeps, and how long it waits for what a client has to send or to take.
+"""Limits on connections: how many a server keeps, and how long it waits for their clients.
 
-Knows uvicorn's protocol of one connection; what is asked and answered there it leaves to others.
+Knows uvicorn's protocol of one connection, and nothing of requests and answers.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ READ_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ClientLimits:
     """Limits for clients: number of connections and timeouts."""
 
     headers_s: float = 15
-    """From the connection, or the last answer, to the end of the next request's headers."""
+    """Seconds from the connection, or the last answer, to the end of the next request's headers."""
     body_s: float = 60
-    """From there to the end of the body."""
+    """Seconds from the headers to the end of the body."""
     answer_s: float = 60
-    """In which a client takes none of what it was sent."""
+    """Seconds in which a client may read nothing of its answer."""
     connections: int = 32
-    """Beside one for each request that is answered or waits."""
+    """Connections beside one for each request that is answered or waits."""
 
 
 class Connections:
-    """The connections of one server. Beyond as many as it keeps, one that waits for its client is
-    closed for each that comes: the one that has waited longest, those that send a body last."""
+    """The connections of one server.
 
-    def __init__(self, patience: Patience, most_requests: int) -> None:
-        self.patience = patience
-        self._most = most_requests + patience.connections
+    Above their limit each new one closes one that waits for its client: the one that has waited
+    longest, connections that send a body last.
+    """
+
+    def __init__(self, limits: ClientLimits, most_requests: int) -> None:
+        self.limits = limits
+        self._most = most_requests + limits.connections
         self._open: set[Connection] = set()
 
     def protocol(self) -> type[asyncio.Protocol]:
@@ -55,7 +58,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with an end to every wait for the client."""
+    """uvicorn's connection, with a time limit on every wait for the client."""
 
     others: Connections
 
@@ -68,7 +71,7 @@ class Connection(H11Protocol):
         self._writing: asyncio.TimerHandle | None = None
 
     def rank(self, newest: Connection) -> tuple[bool, bool, float]:
-        """The lower, the sooner it has to go."""
+        """Sort key; the connection with the lowest is closed first."""
         return self is newest, self.waits_for == "body", self._since_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -95,7 +98,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing = self.loop.call_later(self.others.patience.answer_s, self.transport.abort)
+        self._writing = self.loop.call_later(self.others.limits.answer_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -103,21 +106,19 @@ class Connection(H11Protocol):
             self._writing.cancel()
 
     def _follow(self) -> None:
-        """Begin to wait, or to work, where the last bytes have changed whose turn it is."""
+        """Restart the timers if the last bytes have changed `waits_for`."""
         if self._state != self.waits_for:
             self._wait_anew()
 
     def _wait_anew(self) -> None:
-        """The body's time is the application's to keep, which can still answer."""
+        """Restart the timer for headers. The application times bodies, for it can still answer."""
         self.waits_for = self._state
         self._since_s = self.loop.time()
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         if self.waits_for == "headers":
-            self._reading = self.loop.call_later(
-                self.others.patience.headers_s, self.transport.abort
-            )
+            self._reading = self.loop.call_later(self.others.limits.headers_s, self.transport.abort)
 
     @property
     def _state(self) -> Literal["headers", "body"] | None:

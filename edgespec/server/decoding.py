@@ -12,7 +12,7 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decoded(body: bytes | bytearray) -> Any:
-    """The JSON of a body. Raises Refusal for what is none."""
+    """The JSON of a body. Raises Refusal for an invalid one."""
     try:
         content = json.loads(body.decode("utf-8"), parse_constant=_no_number)
         if _ESCAPED_SURROGATE.search(body):
@@ -33,7 +33,7 @@ def decoded(body: bytes | bytearray) -> Any:
 
 
 def _check_text(content: Any) -> None:
-    """Raise UnicodeEncodeError for half a character in any text of a request."""
+    """Raise UnicodeEncodeError for a lone surrogate in any text of a request."""
     match content:
         case str():
             content.encode()

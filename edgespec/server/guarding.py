@@ -16,15 +16,15 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of one server."""
+    """Access rules of one server."""
 
     host: str
-    """The address it binds."""
+    """Address that the server binds."""
     api_key: str | None = None
     allowed_hosts: frozenset[str] = frozenset()
-    """Names by which it may be called besides its address."""
+    """Host names that requests may give besides the address."""
     most_body_bytes: int | None = None
-    """None: by the model's context."""
+    """Most bytes of a body; None derives it from the model's context."""
     _key: bytes = field(init=False, repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -43,16 +43,16 @@ class Guard:
             object.__setattr__(self, "_key", key)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """A page elsewhere may have its name resolve to this machine: names are checked.
+        """Raise Refusal for an unknown host name, against DNS rebinding.
 
-        A server for other machines is known by names that it cannot know; it has a key.
+        A server for other machines cannot know its names, and has a key instead.
         """
         name = _host_name(headers.get("host", ""))
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
             raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """A browser says which page asks; only our own may."""
+        """Raise Refusal for a browser's page that another server sent."""
         origin = headers.get("origin")
         if origin is None:
             return
@@ -60,13 +60,13 @@ class Guard:
             raise Refusal(403, f"pages of {origin} may not ask here", code="origin_not_allowed")
 
     def check_key(self, headers: Mapping[str, str]) -> None:
-        """Compared in constant time, so that nobody learns a key letter by letter."""
+        """Raise Refusal for a wrong key, compared in constant time against timing attacks."""
         if self.api_key is None:
             return
-        kind, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         # headers are bytes that were read as Latin-1; the key is UTF-8
-        right = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._key)
-        if kind.lower() != "bearer" or not right:
+        right = hmac.compare_digest(key.strip().encode("latin-1", "replace"), self._key)
+        if scheme.lower() != "bearer" or not right:
             raise Refusal(
                 401,
                 "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",
@@ -91,7 +91,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _host_name(header: str) -> str:
-    """Without the port, and without an IPv6 address's brackets."""
+    """Name without the port, and without an IPv6 address's brackets."""
     try:
         return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:

@@ -1,7 +1,7 @@
-"""The page to chat in a browser, and the files that it is made of.
+"""The page to chat in a browser, and its files.
 
-All of them come along: nothing is fetched from elsewhere, and the page may do nothing but ask the
-server that it came from.
+All of them are part of the package: the page fetches nothing from elsewhere and talks to its own
+server alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Only the sanitiser may turn text into elements."""
+"""Content security policy; only the sanitiser may turn text into elements."""
 
 
 async def page(request: Request) -> Response:

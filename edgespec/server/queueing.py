@@ -1,4 +1,4 @@
-"""The count of running requests, and the figures for monitoring."""
+"""The queue of requests, and the figures that monitoring reads."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edgespec.server.refusals import come_again
+from edgespec.server.refusals import too_many_requests
 from edgespec.values import GenerationResult, PagingStats
 
 
 class Queue:
-    """One request is answered, `most_waiting` wait; who comes then is told to come again."""
+    """One request is answered and `most_waiting` wait; a further one is refused."""
 
     def __init__(self, most_waiting: int) -> None:
         self._most = 1 + most_waiting
-        self.n_inside = 0
+        self.n_in_progress = 0
         self.is_ending = False
-        """Nothing more begins; who waits is told."""
+        """True once the server shuts down: no waiting request begins."""
         self.preparing = asyncio.Lock()
-        """Held while a request is understood, which takes far more memory than its bytes."""
+        """Held while a request is prepared, which takes far more memory than its bytes."""
         self.turn = asyncio.Lock()
-        """Held by the request that is answered; others get it in the order in which they came."""
+        """Held by the request that is answered; others get it in order of arrival."""
 
     @contextmanager
     def place(self) -> Iterator[None]:
         """A place for one request. Raises Refusal when there is none."""
-        if self.n_inside >= self._most:
-            raise come_again(
-                f"{self.n_inside} requests are under way, which is as many as this server takes",
+        if self.n_in_progress >= self._most:
+            raise too_many_requests(
+                f"{self.n_in_progress} requests are under way, which is as many as this server "
+                "takes",
                 "queue_full",
             )
-        self.n_inside += 1
+        self.n_in_progress += 1
         try:
             yield
         finally:
-            self.n_inside -= 1
+            self.n_in_progress -= 1
 
 
 @dataclass
 class ServerFigures:
-    """Totals since the server began."""
+    """Totals since the server was started."""
 
     clock: Callable[[], float] = time.monotonic
     answers: Counter[int] = field(default_factory=Counter)
@@ -56,13 +57,13 @@ class ServerFigures:
     prompt_s: float = 0.0
     decode_s: float = 0.0
     cancelled: int = 0
-    """Requests whose client went away."""
+    """Number of requests whose client disconnected."""
 
     def __post_init__(self) -> None:
         self._began_s = self.clock()
 
     def count(self, result: GenerationResult) -> None:
-        """Add what one generation did."""
+        """Add the figures of one generation."""
         self.prompt_tokens += len(result.prompt_tokens)
         self.reused_tokens += result.reused_tokens
         self.saved_passes += result.saved_passes
@@ -71,11 +72,11 @@ class ServerFigures:
         self.prompt_s += result.timings.prompt_s
         self.decode_s += result.timings.decode_s
 
-    def lines(self, n_inside: int, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
-        """Prometheus's text format."""
+    def lines(self, n_in_progress: int, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
+        """Lines in Prometheus's text format."""
         for name, kind, text, value in (
             ("uptime_seconds", "gauge", "Since the server began", self.clock() - self._began_s),
-            ("requests_in_progress", "gauge", "Answered or waiting", n_inside),
+            ("requests_in_progress", "gauge", "Answered or waiting", n_in_progress),
             ("prompt_tokens_total", "counter", "Tokens of prompts", self.prompt_tokens),
             (
                 "reused_tokens_total",

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape. Which exception means which answer is decided here, for all doors."""
+"""Errors in OpenAI's shape: the status and the body that each exception is answered with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Refusal(Exception):
-    """An answer that is an error, with its status."""
+    """Error that is answered with a status and a body."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Refusal(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The body, as OpenAI has it."""
+        """The body in OpenAI's shape."""
         kind = KINDS.get(self.status, "server_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
-def come_again(reason: str, code: str) -> Refusal:
-    """For what a client may try again when others are done."""
+def too_many_requests(reason: str, code: str) -> Refusal:
+    """Refusal of a request that a client may send again later."""
     return Refusal(
         429,
         f"{reason}: try again in {RETRY_AFTER_S} s",

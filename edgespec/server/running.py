@@ -13,14 +13,14 @@ from edgespec.completions.service import Completions
 from edgespec.memory import requests
 from edgespec.server.application import Service
 from edgespec.server.bodies import Bodies
-from edgespec.server.connections import Connections, Patience
+from edgespec.server.connections import ClientLimits, Connections
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.session.session import Session
 
-PATIENCE = Patience()
+CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
-"""For clients that read their last words, when the server ends."""
+"""Seconds at shutdown in which clients may read the end of their answers."""
 
 
 class Server:
@@ -34,9 +34,9 @@ class Server:
         most_waiting: int,
         most_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
-        patience: Patience = PATIENCE,
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
-        """`sampling` is what requests leave open; None is `session.chat_sampling`."""
+        """`sampling` holds defaults for requests; None takes `session.chat_sampling`."""
         self.model = model
         self._session = session
         most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
@@ -53,11 +53,11 @@ class Server:
             on_result=figures.count,
         )
         self.chat_refusal = completions.chat_refusal
-        """The reason why only text is continued; None for a model that converses."""
+        """Reason why only text is continued; None for a model that converses."""
         body_bytes = guard.most_body_bytes
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)
-        bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), patience.body_s)
+        bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
         self._queue = Queue(most_waiting)
         service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
@@ -66,25 +66,25 @@ class Server:
             access_log=False,
             server_header=False,
             lifespan="off",
-            http=Connections(patience, 1 + most_waiting).protocol(),
+            http=Connections(limits, 1 + most_waiting).protocol(),
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
         self._server = _Uvicorn(config)
 
     def run(self, listener: socket.socket) -> None:
-        """Answer until `stop`. The socket is the caller's."""
+        """Answer until `stop`. The caller closes the socket."""
         self._server.run(sockets=[listener])
 
     def stop(self) -> None:
-        """From any thread: end what runs and what waits, then the server."""
+        """End running and waiting requests, then the server. Any thread may call it."""
         self._queue.is_ending = True
         self._server.should_exit = True
         self._session.cancel()
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are the command line's."""
+    """uvicorn without signal handlers, which are the command line's."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

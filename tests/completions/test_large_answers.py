@@ -20,7 +20,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "log
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
-class Session:
+class RoomySession:
     """With room for a million tokens."""
 
     target = SimpleNamespace(name="fake", n_ctx=1_000_000)
@@ -39,7 +39,7 @@ class Session:
 
 
 MOST = requests.most_answer_tokens(20)
-SERVICE = Completions(Session(), most_logged_tokens=requests.most_answer_tokens)
+SERVICE = Completions(RoomySession(), most_logged_tokens=requests.most_answer_tokens)
 
 
 @pytest.mark.parametrize("n_others", [0, 5, 20])

@@ -19,10 +19,10 @@ from edgespec.memory import requests
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
 
 
-class Tokens:
+class SeedTokens:
     """A generation that writes its prompt and its seed."""
 
-    def __init__(self, session: Session, prompt: list[int], seed: int, has_logs: bool) -> None:
+    def __init__(self, session: SeedSession, prompt: list[int], seed: int, has_logs: bool) -> None:
         self._session = session
         self._prompt = tuple(prompt)
         self._logs = TokenLogprobs.of(-1.0, [(1, -1.0)]) if has_logs else None
@@ -46,13 +46,13 @@ class Tokens:
         pass
 
 
-class Session:
+class SeedSession:
     target = SimpleNamespace(name="fake", n_ctx=100, n_vocab=50)
     eog_tokens = frozenset({0})
 
     def __init__(self) -> None:
         self.n_begun = 0
-        self.alive: list[Tokens] = []
+        self.alive: list[SeedTokens] = []
 
     def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
         return ChatPrompt("", (7,), None, "")
@@ -63,21 +63,21 @@ class Session:
     def piece(self, token: int) -> bytes:
         return bytes([ord("a") + token])
 
-    def stream(self, prompt: Any, sampling: Any = None, *others: Any, **options: Any) -> Tokens:
+    def stream(self, prompt: Any, sampling: Any = None, *others: Any, **options: Any) -> SeedTokens:
         if len(prompt) > 10:
             raise UsageError("the prompt is too long")
-        self.alive.append(Tokens(self, prompt, sampling.seed, others[-1] is not None))
+        self.alive.append(SeedTokens(self, prompt, sampling.seed, others[-1] is not None))
         return self.alive[-1]
 
 
 WARM = {"temperature": 1.0, "seed": 40}
 
 
-def text(session: Session, limits: Any = None, **fields: Any) -> Completion:
+def text(session: SeedSession, limits: Any = None, **fields: Any) -> Completion:
     return Completions(session, **(limits or {})).text(CompletionRequest.parse(fields))
 
 
-def chat(session: Session, **fields: Any) -> Completion:
+def chat(session: SeedSession, **fields: Any) -> Completion:
     fields["messages"] = [{"role": "user", "content": "a"}]
     return Completions(session).chat(ChatRequest.parse(fields))
 
@@ -88,7 +88,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 def streamed(completion: Completion) -> dict[int, str]:
-    """Texts by their index, and no chunk of one text after the first of another."""
+    """Texts of a stream by their index."""
     said: dict[int, str] = {}
     for chunk in completion:
         for choice in chunk["choices"]:
@@ -98,33 +98,33 @@ def streamed(completion: Completion) -> dict[int, str]:
 
 
 def test_copies_of_prompts_have_their_places_and_seeds():
-    answer = text(Session(), prompt=["b", "c"], n=2, **WARM).whole()
+    answer = text(SeedSession(), prompt=["b", "c"], n=2, **WARM).whole()
     assert texts(answer) == ["1:40", "1:41", "2:40", "2:41"]
 
 
 def test_lists_of_tokens_are_prompts():
-    assert texts(text(Session(), prompt=[[5], [6, 7]], **WARM).whole()) == ["5:40", "6:40"]
+    assert texts(text(SeedSession(), prompt=[[5], [6, 7]], **WARM).whole()) == ["5:40", "6:40"]
 
 
 def test_a_stream_has_the_same_texts():
-    assert streamed(text(Session(), prompt=["b", "c"], n=2, stream=True, **WARM)) == {
+    assert streamed(text(SeedSession(), prompt=["b", "c"], n=2, stream=True, **WARM)) == {
         0: "1:40",
         1: "1:41",
         2: "2:40",
         3: "2:41",
     }
-    assert streamed(chat(Session(), n=2, stream=True, **WARM)) == {0: "7:40", 1: "7:41"}
+    assert streamed(chat(SeedSession(), n=2, stream=True, **WARM)) == {0: "7:40", 1: "7:41"}
 
 
 def test_seeds_begin_again_after_the_last():
-    answer = chat(Session(), n=2, temperature=1.0, seed=(1 << 64) - 1).whole()
+    answer = chat(SeedSession(), n=2, temperature=1.0, seed=(1 << 64) - 1).whole()
     contents = [choice["message"]["content"] for choice in answer["choices"]]
     assert contents == [f"7:{(1 << 64) - 1}", "7:0"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_greedy_copies_are_written_once(stream):
-    session = Session()
+    session = SeedSession()
     completion = text(session, prompt=["b", "c"], n=3, seed=40, stream=stream)
     said = streamed(completion) if stream else dict(enumerate(texts(completion.whole())))
     assert said == dict(enumerate(["1:40"] * 3 + ["2:40"] * 3))
@@ -133,18 +133,20 @@ def test_greedy_copies_are_written_once(stream):
 
 def test_usage_counts_prompts_once_and_answers_all():
     for temperature in (0.0, 1.0):
-        usage = text(Session(), prompt=["bbb", "c"], n=2, temperature=temperature).whole()["usage"]
+        usage = text(SeedSession(), prompt=["bbb", "c"], n=2, temperature=temperature).whole()[
+            "usage"
+        ]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 8)
 
 
 def test_every_generation_is_told_once():
     told: list[GenerationResult] = []
-    text(Session(), {"on_result": told.append}, prompt=["b", "c"], n=2, **WARM).whole()
+    text(SeedSession(), {"on_result": told.append}, prompt=["b", "c"], n=2, **WARM).whole()
     assert [result.text for result in told] == ["1:40", "1:41", "2:40", "2:41"]
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
-    session = Session()
+    session = SeedSession()
     with pytest.raises(UsageError, match="too long"):
         text(session, prompt=["b", "c" * 11])
     with pytest.raises(RequestError, match=r"prompt\.1\.0: token 50 is unknown"):
@@ -155,7 +157,7 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
 
 
 def test_after_a_text_that_is_cancelled_no_other_begins():
-    session = Session()
+    session = SeedSession()
     completion = text(session, prompt=["b", "c"], n=2, **WARM)
     session.alive[-1].cancel()  # as Session.cancel does
     assert len(completion.whole()["choices"]) == 1
@@ -163,7 +165,7 @@ def test_after_a_text_that_is_cancelled_no_other_begins():
 
 
 def test_cancelling_ends_the_text_and_those_to_come():
-    session = Session()
+    session = SeedSession()
     completion = text(session, prompt=["b", "c"], stream=True)
     next(completion)
     completion.cancel()
@@ -173,20 +175,20 @@ def test_cancelling_ends_the_text_and_those_to_come():
 
 def test_choices_that_are_kept_have_a_limit_together():
     limits = {"most_characters": 10}
-    assert texts(text(Session(), limits, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
+    assert texts(text(SeedSession(), limits, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
     for fields in ({"n": 3} | WARM, {"n": 3}, {"prompt": ["bbb", "c"], "echo": True}):
         with pytest.raises(RequestError, match="more than 10 characters together"):
-            text(Session(), limits, **{"prompt": "b"} | fields).whole()
-    assert len(streamed(text(Session(), limits, prompt="b", n=3, stream=True, **WARM))) == 3
+            text(SeedSession(), limits, **{"prompt": "b"} | fields).whole()
+    assert len(streamed(text(SeedSession(), limits, prompt="b", n=3, stream=True, **WARM))) == 3
 
 
 def test_log_probabilities_of_all_choices_are_counted():
     limits = {"most_logged_tokens": lambda n_others: 30}
     fields = {"prompt": ["b", "c"], "logprobs": 1, "max_tokens": 5}
-    answer = text(Session(), limits, n=3, **fields).whole()
+    answer = text(SeedSession(), limits, n=3, **fields).whole()
     assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [2] * 6
     with pytest.raises(RequestError, match="an answer of 40 tokens"):
-        text(Session(), limits, n=4, **fields)
+        text(SeedSession(), limits, n=4, **fields)
 
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():

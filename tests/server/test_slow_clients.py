@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from edgespec.server.connections import Patience
+from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
 from server_running import pair, serving
 
 TEXT = "/v1/completions"
 ASK = {"prompt": "def f(", "max_tokens": 2}
-SHORT = Patience(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=2)
-LONG = Patience(connections=2)
+SHORT = ClientLimits(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=2)
+LONG = ClientLimits(connections=2)
 
 
 @pytest.fixture(scope="module")
@@ -71,28 +71,28 @@ def assert_answers(address: str) -> None:
 
 
 def test_idle_connections_make_way(session):
-    with serving(session, patience=LONG) as address, clients(address, 60):
+    with serving(session, limits=LONG) as address, clients(address, 60):
         assert_answers(address)
 
 
 def test_bodies_that_never_end_make_way(session):
     """They have no place in the queue, either: that is for requests that have come."""
     with (
-        serving(session, patience=LONG, most_waiting=0) as address,
+        serving(session, limits=LONG, most_waiting=0) as address,
         clients(address, 60, begun_body(address, 1000)),
     ):
         assert_answers(address)
 
 
 def test_a_connection_on_which_nothing_comes_is_closed(session):
-    with serving(session, patience=SHORT) as address, clients(address, 1) as (one,):
+    with serving(session, limits=SHORT) as address, clients(address, 1) as (one,):
         assert last_words(one) == b""
 
 
 def test_headers_have_a_time(session):
     """However steadily they come."""
     with (
-        serving(session, patience=SHORT) as address,
+        serving(session, limits=SHORT) as address,
         clients(address, 1, b"GET / HTTP/1.1\r\n") as (one,),
     ):
         began = time.monotonic()
@@ -102,7 +102,7 @@ def test_headers_have_a_time(session):
 
 def test_a_body_has_a_time(session):
     with (
-        serving(session, patience=SHORT) as address,
+        serving(session, limits=SHORT) as address,
         clients(address, 1, begun_body(address, 1000)) as (one,),
     ):
         said = last_words(one)
@@ -113,7 +113,7 @@ def test_a_body_has_a_time(session):
 def test_what_comes_after_a_refusal_keeps_no_connection(session):
     guard = Guard("127.0.0.1", most_body_bytes=100)
     with (
-        serving(session, guard, patience=SHORT) as address,
+        serving(session, guard, limits=SHORT) as address,
         clients(address, 1, begun_body(address, 1000)) as (one,),
     ):
         assert one.recv(4096).startswith(b"HTTP/1.1 413")
@@ -123,7 +123,7 @@ def test_what_comes_after_a_refusal_keeps_no_connection(session):
 def test_who_takes_no_answer_does_not_keep_the_session(session):
     body = json.dumps({"prompt": "a", "max_tokens": 250, "stream": True, "logprobs": 20})
     host = "127.0.0.1"
-    with serving(session, patience=SHORT) as address:
+    with serving(session, limits=SHORT) as address:
         request = (
             f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
@@ -138,7 +138,7 @@ def test_who_takes_no_answer_does_not_keep_the_session(session):
 def test_bodies_have_room_for_some(session):
     """Where there is none, the one that takes longest makes way for a new one."""
     guard = Guard("127.0.0.1", most_body_bytes=1000)
-    with serving(session, guard, patience=Patience()) as address:
+    with serving(session, guard, limits=ClientLimits()) as address:
         begun = begun_body(address, 1000) + b"a" * 900
         with clients(address, 12, begun) as slow:
             assert_answers(address)
@@ -147,7 +147,7 @@ def test_bodies_have_room_for_some(session):
 
 
 def test_a_connection_that_is_used_is_kept(session):
-    with serving(session, patience=SHORT) as address, httpx.Client(base_url=address) as http:
+    with serving(session, limits=SHORT) as address, httpx.Client(base_url=address) as http:
         for _ in range(3):
             assert http.post(TEXT, json=ASK, timeout=120).status_code == 200
             time.sleep(0.3)
