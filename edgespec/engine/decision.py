@@ -7,14 +7,16 @@ its successor. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.outcome import Reached, RoundOutcome
+from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import LONGEST_S, PassCurve, within
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.values import PassReport
@@ -26,6 +28,8 @@ PROMISED_TOKENS = 32
 the start."""
 TRIAL_SHARE = 0.3
 """Of the credit, what one round may cost: one says little."""
+LONGEST_REHEARSAL = 16
+"""Tokens of the text on which a draft is tried at once."""
 FADE = 0.95
 """Kept of what was learnt, a round."""
 MOST_RECALLED = 6.0
@@ -103,6 +107,8 @@ class RoundPlan:
     """Tokens a second of the best rounds of late: what a second is worth."""
     plain_s: float = 0.0
     """Seconds of a token without guesses."""
+    rehearses: int = 0
+    """Tokens of the text that the draft is tried on before the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +194,23 @@ class RoundPlanner:
             return none
         read_s = self._reading_s
         unpaid_s = max(0.0, read_s - CREDIT_SHARE * self.prompt_s)
-        if self.rounds and self.rounds + self.chances.proven_honesty * self.claimed > (
-            plain_rate * self.seconds
-        ):
+        proven = self.rounds + self.chances.proven_honesty * self.claimed
+        if proven > plain_rate * self.seconds > 0:
             n_tokens = min(self.room, max(PROMISED_TOKENS, self.n_tokens))
-            gained_s = n_tokens * (1 / plain_rate - 1 / guessing_rate)
-            return free if gained_s > read_s else none
+            gained_s = n_tokens * (1 / plain_rate - self.seconds / proven)
+            return free if gained_s > 2 * read_s else none
         credit_s = self.credit_s - unpaid_s
         if credit_s < self._step_s + self._overhead_s:
-            return none
+            return replace(none, rehearses=self._rehearsal)
         return replace(free, credit_s=max(TRIAL_SHARE * credit_s, self._step_s + self._overhead_s))
+
+    @property
+    def _rehearsal(self) -> int:
+        """On how many tokens the credit lets the draft be tried, where reading all is too dear."""
+        n_tokens = min(LONGEST_REHEARSAL, self.n_tokens)
+        cost_s = max(self._step_s, n_tokens * self._token_read_s) + self._step_s
+        is_paid = n_tokens >= PassCurve.shortest_prompt and cost_s <= self.credit_s
+        return n_tokens if is_paid and self.unread > n_tokens else 0
 
     def _guessing_rate(self, honesty: float) -> float:
         """Tokens a second of rounds with guesses: those of late, and one on a line that is only
@@ -230,8 +243,11 @@ class RoundPlanner:
     @property
     def _reading_s(self) -> float:
         """Seconds in which the draft would read what it has not read."""
-        token_s = self.token_read_s or self.draft_share * self.prompt_token_s
-        return max(self.unread * token_s, self._step_s) if self.unread else 0.0
+        return max(self.unread * self._token_read_s, self._step_s) if self.unread else 0.0
+
+    @property
+    def _token_read_s(self) -> float:
+        return self.token_read_s or self.draft_share * self.prompt_token_s
 
     # While a round's tree grows
 
@@ -337,6 +353,34 @@ class RoundPlanner:
         unpaid_s = max(0.0, seconds - CREDIT_SHARE * self.prompt_s)
         return replace(self._with_reading(seconds), unread=0, saved_s=self.saved_s - unpaid_s)
 
+    def observe_rehearsal(self, tried: Sequence[Rehearsed], seconds: float) -> RoundPlanner:
+        """The value after the draft was tried on the text: as if it had drafted lines there, each
+        as long as its confidences make worth while."""
+        chances, rounds, claimed, spent_s = self.chances, 0, 0.0, 0.0
+        is_sure = False
+        for one in tried:
+            chances = chances.with_reached(Reached(is_sure, one.claimed, one.was_right))
+            is_sure = one.was_first and one.confidence >= Chances.sure
+        plan, at = self.plan(), 0
+        while at < len(tried):
+            line = np.array([one.confidence for one in tried[at:]])
+            claims = np.cumsum([0.0, *np.cumprod(line)])
+            steps = np.arange(len(claims))
+            pass_s = self.curve.seconds(1 + steps) + self._overhead_s + steps * self._step_s
+            best = int((chances.honesty * claims - plan.rate * pass_s).argmax())
+            rounds, claimed = rounds + 1, claimed + float(claims[best])
+            spent_s += float(pass_s[best])
+            stood = takewhile(lambda one: one.was_first, tried[at : at + best])
+            at += 1 + len(list(stood))
+        return replace(
+            self,
+            chances=chances,
+            rounds=self.rounds + rounds,
+            claimed=self.claimed + claimed,
+            seconds=self.seconds + spent_s,
+            saved_s=self.saved_s - seconds,
+        )
+
     def observe(self, outcome: RoundOutcome) -> RoundPlanner:
         """The value after a round."""
         report = PassReport(
@@ -359,14 +403,17 @@ class RoundPlanner:
         return after._after_guesses(outcome) if outcome.guessed else after._after_none(outcome)
 
     def _after_none(self, outcome: RoundOutcome) -> RoundPlanner:
-        return replace(
+        after = replace(
             self,
             unread=self.unread + outcome.n_tokens,
             plain_overhead_s=_mean(
-                self.plain_overhead_s, max(0.0, outcome.wall_s - outcome.pass_s)
+                self.plain_overhead_s, max(0.0, outcome.wall_s - outcome.pass_s - outcome.draft_s)
             ),
             chances=self.chances.faded(FADE),
         )
+        if not outcome.rehearsed:
+            return after
+        return after.observe_rehearsal(outcome.rehearsed, outcome.reading_s)
 
     def _after_guesses(self, outcome: RoundOutcome) -> RoundPlanner:
         chances = self.chances
@@ -379,11 +426,14 @@ class RoundPlanner:
             kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
             saved_steps = beside * kept
         spent_s = outcome.growing_s + outcome.reading_s + outcome.pass_s
+        # a pass that other programs held up is not charged to its guesses
+        pass_s = self.curve.second(1 + outcome.verified, beside=beside > 0)
+        usual_s = outcome.wall_s - outcome.pass_s + min(outcome.pass_s, pass_s)
         rule = self.stop_rule.observe(outcome) if self.stop_rule is not None else None
         return replace(
             self._with_reading(outcome.reading_s) if outcome.reading_s else self,
             unread=0,
-            saved_s=self.saved_s + outcome.n_tokens * self.plain_s - outcome.wall_s,
+            saved_s=self.saved_s + outcome.n_tokens * self.plain_s - usual_s,
             chances=chances,
             stop_rule=rule,
             step_s=step_s,

@@ -20,6 +20,19 @@ class Reached(NamedTuple):
     was_right: bool
 
 
+class Rehearsed(NamedTuple):
+    """A token of the text, and how a draft would have guessed what follows it."""
+
+    confidence: float
+    """Confidence of its first guess."""
+    was_first: bool
+    """Whether that guess was right."""
+    claimed: float
+    """Sum of the confidences of all its guesses."""
+    was_right: bool
+    """Whether one of them was right."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
     """One round, measured. Lengths count drafted tokens: the root is none."""
@@ -58,6 +71,8 @@ class RoundOutcome:
     """Guesses expected to be accepted in the best round that the tree would have allowed."""
     expected_s: float = 0.0
     """Seconds that this round would have taken."""
+    rehearsed: Sequence[Rehearsed] = ()
+    """How the draft would have guessed the end of the text: it was tried on that in `reading_s`."""
     reached: Sequence[Reached] = ()
     """Nodes that the text went through and that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)

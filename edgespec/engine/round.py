@@ -19,7 +19,7 @@ from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.decision import Chances, Point, RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.outcome import Reached, RoundOutcome, Tally
+from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
@@ -38,8 +38,11 @@ def begin_round(
     begun = pair.clock()
     plan = planner.plan()
     grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
+    rehearsed: Sequence[Rehearsed] = ()
     if grower is not None:
         pair.catch_up(grower)
+    elif plan.rehearses and pair.grower is not None and pair.grower.is_ready:
+        rehearsed = pair.grower.rehearse(pair.committed[-plan.rehearses :])
     reading_s = pair.clock() - begun
     room = request.transcript.room
     return RoundInProgress(
@@ -59,6 +62,7 @@ def begin_round(
         guesses_before=grower.n_guesses if grower else 0,
         draft_s=reading_s,
         reading_s=reading_s,
+        rehearsed=rehearsed,
     )
 
 
@@ -98,6 +102,7 @@ class RoundInProgress:
     draft_steps: int = 0
     draft_s: float = 0.0
     reading_s: float = 0.0
+    rehearsed: Sequence[Rehearsed] = ()
     growing_s: float = 0.0
     imagined: Point | None = None
     """The best round that the tree would have allowed, whatever the credit was."""
@@ -243,6 +248,8 @@ class RoundInProgress:
             bytes_read=report.bytes_read,
             read_s=report.read_s,
             wall_s=self.pair.clock() - self.begun,
+            reading_s=self.reading_s,
+            rehearsed=self.rehearsed,
         )
         if self.grower is None:
             return without_guesses
@@ -262,7 +269,6 @@ class RoundInProgress:
             draft_steps=self.draft_steps,
             guessed=True,
             growing_s=self.growing_s,
-            reading_s=self.reading_s,
             steps_beside=self.steps_beside,
             claimed=self.imagined.claimed if self.imagined else 0.0,
             expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.decision import Chances, RoundPlan, RoundPlanner
-from edgespec.engine.outcome import Reached, RoundOutcome
+from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
@@ -181,3 +181,26 @@ def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -
     value = RoundPlanner(room=99).load_state_dict(numbers).observe(OUTCOME)
     assert math.isfinite(value.plan().rate)
     assert 1 <= value.best(unlimited(value), line(0.9, 0.3)).n_rows <= 3
+
+
+# A draft that would have to read a long text first is tried on the end of it
+
+
+def cold(n_unread: int) -> RoundPlanner:
+    """Sixteen tokens into a text that the draft has not read."""
+    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, prompt_token_s=0.015, room=400)
+    return replace(value, unread=n_unread, n_tokens=16)
+
+
+def test_a_draft_that_must_read_much_is_first_tried_on_the_end_of_the_text() -> None:
+    assert not cold(200).plan().guesses
+    assert cold(200).plan().rehearses == 16
+    assert not cold(16).plan().rehearses
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_draft_reads_the_text_if_it_would_have_guessed_its_end(is_right: bool) -> None:
+    tried = [Rehearsed(0.97, is_right, 0.99, is_right)] * 15
+    value = cold(200).observe_rehearsal(tried, 0.01)
+    assert value.plan().guesses == is_right
+    assert value.saved_s == pytest.approx(-0.01)

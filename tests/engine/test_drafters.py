@@ -213,3 +213,12 @@ def test_a_source_counts_as_much_as_it_was_right(stood: int, expected: float) ->
         pool.observe(opinions, stood)
     confidence = {guess.token: guess.confidence for guess in pool.pooled(opinions)}[3]
     assert confidence == pytest.approx(expected, abs=0.1)
+
+
+def test_a_rehearsal_tells_how_guesses_would_have_fared_and_leaves_the_model_as_it_was() -> None:
+    model = counting()
+    model.prefill([1, 2, 3, 4])
+    tried = model_drafter(model).rehearse([0, 1, 2, 9, 9])
+    assert [one.was_first for one in tried] == [True, True, False, False]
+    assert all(0 < one.confidence <= one.claimed <= 1 for one in tried)
+    assert (model.n_committed, model.n_provisional) == (4, 0)

@@ -6,11 +6,12 @@ It says what the engine may ask of a drafter. It knows neither models nor trees'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from edgespec.engine.drafting.remembering import Numbers
+from edgespec.engine.outcome import Rehearsed
 from edgespec.tree import TokenTree
 
 
@@ -47,6 +48,15 @@ class Learner(Protocol):
 
     def fresh_belief(self, temperature: float) -> Belief:
         """The first one, where the target samples at `temperature`."""
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """A drafter that can be tried on a text without having read what stands before."""
+
+    def rehearse(self, text: Sequence[int]) -> Sequence[Rehearsed]:
+        """How it would have guessed the tokens of `text`, the end of what is committed. What it has
+        read of the text so far stays as it is."""
 
 
 class Drafter(Learner, Protocol):

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner
+from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner, Rehearses
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.pooling import Pool
 from edgespec.engine.drafting.remembering import Learnt, renewed
+from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.tree import TokenTree
 
@@ -99,6 +100,13 @@ class TreeGrower:
         for drafter in self._ready:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
+
+    def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
+        """How a drafter that costs something would have guessed `text`, what is committed last."""
+        for drafter in self._ready:
+            if isinstance(drafter, Rehearses):
+                return list(drafter.rehearse(text))
+        return []
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
         """Hang what costs nothing."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgespec.engine.drafting.calibration import Calibration, Offer
 from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.outcome import Rehearsed
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
@@ -134,6 +135,29 @@ class ModelDrafter:
     def catch_up(self, committed: Sequence[int]) -> None:
         self.rest()
         self._model.prefill(committed[self._model.n_committed :])
+
+    def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
+        self.rest()
+        info = self._model.info
+        n_tokens = min(len(text), info.max_nodes, info.n_ctx - self._model.n_committed)
+        if n_tokens < 2 or max(text) >= info.n_vocab:
+            return []
+        tree = TokenTree(text[0], n_tokens)
+        for node, token in enumerate(text[1:n_tokens]):
+            tree.add(node, token, confidence=1.0)
+        self._take_offers(tree, range(n_tokens))
+        said = [self._guesses(self._offers[int(key)]) for key in tree.key[: n_tokens - 1]]
+        self.rest()
+        return [
+            Rehearsed(
+                guesses[0].confidence,
+                guesses[0].token == token,
+                min(1.0, sum(guess.confidence for guess in guesses)),
+                any(guess.token == token for guess in guesses),
+            )
+            for guesses, token in zip(said, text[1:n_tokens], strict=True)
+            if guesses
+        ]
 
     def rest(self) -> None:
         if self._offers:
