@@ -42,12 +42,12 @@ class Learning:
             grower.recall(self._recalled)
             self._recall_costs()
 
-    def begin_text(self, n_new: int, room: int, report: PassReport | None) -> None:
-        """See a prompt: `n_new` tokens that the models did not hold, at most `room` to follow.
+    def begin_text(self, n_unread: int, room: int, report: PassReport | None) -> None:
+        """See a prompt, `n_unread` tokens of which no drafter has read; `room` may follow it.
 
         `report` is the cost of reading them; None if no pass has read any yet.
         """
-        self.planner = self.planner.begin_text(max(n_new, self.planner.unread), room)
+        self.planner = self.planner.begin_text(n_unread, room)
         if report is not None:
             self.planner = self.planner.observe_prompt(report)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)

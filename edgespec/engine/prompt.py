@@ -27,6 +27,7 @@ def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
     begun = pair.clock()
     if request.terms.keeper is not None:
         request.terms.keeper.before_prompt(prompt, request.tally)
+    n_drafted = max(0, len(pair.committed) - learning.planner.unread)
     pair.rewind(_reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
@@ -36,7 +37,7 @@ def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
     if unread:
         pair.prefill(unread, request.terms.progress)
         report = pair.target.last_report
-    _draft_reads(pair, request, learning, reused, report)
+    _draft_reads(pair, request, learning, min(reused, n_drafted), report)
     end = pair.clock()
     request.tally.prompt_s = end - begun
     request.tally.reused_tokens = reused
@@ -47,12 +48,17 @@ def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
 
 
 def _draft_reads(
-    pair: Pair, request: ActiveRequest, learning: Learning, reused: int, report: PassReport | None
+    pair: Pair,
+    request: ActiveRequest,
+    learning: Learning,
+    n_drafted: int,
+    report: PassReport | None,
 ) -> None:
-    """Let the drafters read the prompt, if guesses are planned."""
+    """Let the drafters, which hold the first `n_drafted` tokens, read the rest if guesses are
+    planned."""
     if pair.grower is None:
         return
-    learning.begin_text(len(pair.committed) - reused, request.transcript.room, report)
+    learning.begin_text(len(pair.committed) - n_drafted, request.transcript.room, report)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.prompt[-1])
         begun = pair.clock()

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.engine.learning import Learning
 from edgespec.engine.loop import Engine
 from edgespec.ports import Progress
 from edgespec.testing.fake_model import FakeModel
 from edgespec.tree import TokenTree
-from engine_cases import COUNTING, GREEDY, N_VOCAB, finish
+from edgespec.values import PassReport
+from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
 
 TILE = 8
 
@@ -100,3 +102,26 @@ def test_what_was_generated_is_read_again_in_tiles() -> None:
         before = len(target.prefilled)
         written(target, engine, [*answered, 1])
     assert target.prefilled[before:] == [TILE]
+
+
+@pytest.mark.parametrize("n_kept", [8, 2])
+def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
+    n_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds without guesses left the draft behind by three tokens of the text before."""
+    seen: list[int] = []
+    begin_text = Learning.begin_text
+
+    def recorded(self: Learning, n_unread: int, room: int, report: PassReport | None) -> None:
+        seen.append(n_unread)
+        begin_text(self, n_unread, room, report)
+
+    first = [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    with Engine(counting(n_ctx=256), counting(n_ctx=256)) as engine:
+        finish(engine.generate(first, GREEDY, 1))
+        engine._learning.planner = replace(engine.planner, unread=3)
+        n_drafted = min(n_kept, len(engine.committed) - 3)
+        monkeypatch.setattr(Learning, "begin_text", recorded)
+        second = [*first[:n_kept], *[0] * 100]
+        finish(engine.generate(second, GREEDY, 1))
+    assert seen == [len(second) - 1 - n_drafted]
