@@ -37,7 +37,7 @@ class OnnxRuntime:
         return baselines.run(name, replace(request, model=_named(request.model)))
 
     def gpu(self) -> str | None:
-        """It is used without being asked: options have nothing to add."""
+        """Label of the GPU that is used by default; None if there is none."""
         found = find_cuda()
         return found.label if isinstance(found, Device) else None
 

@@ -82,7 +82,7 @@ class Llama:
 
 
 def recognise(source: Source) -> Llama:
-    """Raises ModelError for what is no plain LLaMA, saying what it is instead."""
+    """The LLaMA in an export. Raises ModelError for anything else, with the first difference."""
     where = str(source.path)
     architecture = source.config.get("model_type", ARCHITECTURES[0])
     if architecture not in ARCHITECTURES:

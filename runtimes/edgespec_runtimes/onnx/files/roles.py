@@ -46,7 +46,7 @@ class Roles:
 
 
 def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
-    """Raises ModelError for what is no decoder with a past."""
+    """Roles of a decoder's inputs and outputs. Raises ModelError for a model without a past."""
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
     if IDS not in inputs or LOGITS not in outputs:

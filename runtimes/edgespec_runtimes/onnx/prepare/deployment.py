@@ -1,7 +1,6 @@
-"""A decoder on the device that computes it: made ready for that, given its memory, or moved to the
-CPU where the device has no room or turns out not to work.
+"""A decoder on the device that computes it, or on the CPU where that device has no room or fails.
 
-Knows what is where; plans rows of nothing and loads no weights.
+Prepares the decoder for its device and divides the device's memory; loads no weights.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _form(
 def _bias(
     flow: Flow, fused: Sequence[onnx.NodeProto], roles: Roles, n_ctx: int
 ) -> tuple[MaskForm, ...]:
-    """Fused attention adds a bias to its scores, on top of its own causal mask."""
+    """The bias that fused attention adds to its scores, as a mask; none where it cannot be fed."""
     for node in fused:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         has_bias = len(node.input) > 10 and node.input[10]

@@ -33,10 +33,10 @@ class ChosenDevice:
 
 
 def choose(provider: str) -> ChosenDevice:
-    """`auto` is CUDA where it can be used, else the CPU. CoreML has to be asked for: where it pays
-    was never measured, and the weights are planned twice for it.
+    """The device for `--provider`; `auto` is CUDA where it can be used, else the CPU.
 
-    Raises UsageError for what was asked for by name and cannot be used.
+    CoreML has to be named: where it pays was never measured, and the weights are planned twice for
+    it. Raises UsageError for a provider that was named and cannot be used.
     """
     if provider == "cpu" or (provider == "auto" and not is_listed(CUDA_PROVIDER)):
         return ChosenDevice(CPU)

@@ -77,7 +77,7 @@ def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
 
 
 def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
-    """One, a part for each of its pieces; none where nothing is to be paged."""
+    """The one division of the weights into segments, one a piece; empty if nothing can be paged."""
     if deployment.placement.is_whole or source.unbound:
         return ()
     segments = [group.segment for group in deployment.in_memory]

@@ -162,7 +162,7 @@ class OnnxWeights(Closeable):
         return (self.pager,) if self.pager else ()
 
     def fill(self, progress: Progress | None) -> None:
-        """Raises WeightReadError and Cancelled."""
+        """Read what stays in memory, start streaming. Raises WeightReadError and Cancelled."""
         for weight in small_weights(self._cut, self._source):
             array = _read(self._source, weight)
             self._small.append(array)
