@@ -21,7 +21,7 @@ import llama_cpp.llama_cpp as lib
 from edgespec.memory.process import usable_cores
 from zoo_files import warm_up
 from zoo_species import all_species
-from zoo_trials import WAYS, Run, Verdict, try_out, verdict_of
+from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of
 
 
 def verdicts(names: Sequence[str] = ()) -> list[Verdict]:
@@ -79,7 +79,7 @@ def _cell(verdict: Verdict, way: str) -> str:
 
 
 def _sums(found: Sequence[Verdict]) -> str:
-    runs: list[Run] = [run for verdict in found for run in verdict.runs.values()]
+    runs: list[ZooRun] = [run for verdict in found for run in verdict.runs.values()]
     differences = [gap for run in runs for gap in run.differences]
     n_wrong = sum(bool(verdict.complaints) for verdict in found)
     n_refused = sum(bool(verdict.refusal) for verdict in found)

@@ -147,12 +147,12 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     model.write(header)
     base = abi.library("ggml-base")
     base.gguf_init_from_file.restype = ctypes.c_void_p
-    base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+    base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _GgufInitParams]
     heard, data = lib.llama_log_callback(), ctypes.c_void_p()
     lib.llama_log_get(ctypes.byref(heard), ctypes.byref(data))
     lib.llama_log_set(hear, None)
     try:
-        metadata = base.gguf_init_from_file(str(header).encode(), _InitParams(True, None))
+        metadata = base.gguf_init_from_file(str(header).encode(), _GgufInitParams(True, None))
         parameters = lib.llama_model_default_params()
         parameters.n_gpu_layers = 0
         made = lib.llama_model_init_from_user(metadata, note, None, parameters)
@@ -171,7 +171,7 @@ def _n_bytes(tensor: abi.GgmlTensor) -> int:
     return int(np.prod(tensor.ne[:])) * (4 if tensor.type == TYPE_CODES["F32"] else 2)
 
 
-class _InitParams(ctypes.Structure):
+class _GgufInitParams(ctypes.Structure):
     """`struct gguf_init_params`."""
 
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]

@@ -48,7 +48,7 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class ZooRun:
     """One text, and what it took."""
 
     tokens: list[int]
@@ -70,7 +70,7 @@ class Verdict:
     """What became of one species."""
 
     name: str
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, ZooRun] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """Of ways that gave no text: how they ended."""
     refusal: str = ""
@@ -102,7 +102,7 @@ class Verdict:
 
 def verdict_of(fields: dict[str, Any]) -> Verdict:
     """The value that `dataclasses.asdict` took apart."""
-    runs = {way: Run(**run) for way, run in fields["runs"].items()}
+    runs = {way: ZooRun(**run) for way, run in fields["runs"].items()}
     return Verdict(**{**fields, "runs": runs})
 
 
@@ -112,7 +112,7 @@ def try_out(species: Species, folder: Path) -> Verdict:
     made = in_child(lambda: _write(species, model, draft))
     if made.how != "ok":
         return Verdict(species.name, failures={"writing": made.told})
-    runs: dict[str, Run] = {}
+    runs: dict[str, ZooRun] = {}
     failures: dict[str, str] = {}
     for way, (is_paged, is_drafted) in WAYS.items():
         ended = _try_way(model, draft if is_drafted else None, is_paged)
@@ -120,7 +120,7 @@ def try_out(species: Species, folder: Path) -> Verdict:
             sentence = ended.told.replace(f"{model}: ", "").replace(f"{model} ", "")
             return Verdict(species.name, refusal=sentence)
         if ended.how == "ok":
-            runs[way] = Run(**ended.value)
+            runs[way] = ZooRun(**ended.value)
         else:
             failures[way] = ended.told
     texts = [list(text) for text in {tuple(run.tokens) for run in runs.values()}]

@@ -1,8 +1,8 @@
-"""The file format of saved state: header, tokens, pieces of keys and values, and a checksum.
+r"""The file format of saved state: header, tokens, pieces of keys and values, and a checksum.
 
 Detects damaged files; the contents of pieces are known to their model alone.
 
-    "edgespec-state 1\\n" | length, header as JSON | tokens as int32 | pieces of the target,
+    "edgespec-state 1\n" | length, header as JSON | tokens as int32 | pieces of the target,
     then of the draft: length, bytes; length 0 ends a model's | SHA-256 of all before
 """
 

@@ -97,7 +97,7 @@ class Candidate:
         return changed | dict(self.options)
 
     def combined(self, other: Candidate, defaults: Candidate) -> Candidate:
-        """This candidate with what sets `other` apart from the defaults."""
+        """The candidate with the settings in which `other` differs from the defaults."""
         fields = Candidate.__dataclass_fields__
         changed = {
             name: getattr(other, name)

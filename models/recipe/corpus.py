@@ -87,7 +87,7 @@ def write_manifest(sources: list[SourceFile], file: Path) -> None:
 
 
 def read_documents(root: Path, sources: list[SourceFile], split: str) -> list[str]:
-    """The texts of one split, in the manifest's order, with line ends as `\\n`."""
+    r"""The texts of one split, in the manifest's order, with line ends as `\n`."""
     return [
         (root / source.path).read_text(encoding="utf-8")
         for source in sources

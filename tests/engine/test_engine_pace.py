@@ -72,7 +72,7 @@ def test_an_error_of_the_draft_beside_a_pass_reaches_the_caller() -> None:
 # Never slower than no draft
 
 
-class Clock:
+class WorkClock:
     """Seconds that pass only when a model works."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def timed(
     n_tokens: int, draft_step_s: float, target_language: Language, draft_language: Language
 ) -> tuple[float, GenerationResult]:
     """A text and its seconds when a pass takes one and a draft step takes `draft_step_s`."""
-    clock = Clock()
+    clock = WorkClock()
     target = FakeModel(target_language, N_VOCAB, hook=clock.costs(lambda model: 1.0), n_ctx=4096)
     draft = FakeModel(
         draft_language, N_VOCAB, hook=clock.costs(lambda model: draft_step_s), n_ctx=4096

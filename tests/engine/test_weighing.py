@@ -24,7 +24,7 @@ class Paged(FakeModel):
         return PagingStats(segments=1)
 
 
-class Machine:
+class WaitingMachine:
     """A target whose passes take their reads or, if longer, their computing; some wait a little
     for storage though computing decides. And a draft."""
 
@@ -63,22 +63,24 @@ READS_S = pytest.mark.parametrize("read_s", [0.3, 1.2, 2.0], ids=lambda s: f"rea
 @READS_S
 def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
     rules = {"step_aside": False}
-    drafted_s = Machine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=False, **rules)
-    assert Machine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=True, **rules) < drafted_s
+    drafted_s = WaitingMachine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=False, **rules)
+    assert (
+        WaitingMachine(read_s, 0.1, 0.08).seconds_per_token(200, lookup=True, **rules) < drafted_s
+    )
 
 
 @READS_S
 def test_trees_do_not_outgrow_the_reads_that_hide_them(read_s: float) -> None:
     """A pass that waited a little though it computed all the time once made all nodes up to its
     own size seem free, the next one larger, and so on."""
-    machine = Machine(read_s, 0.1, 0.08)
+    machine = WaitingMachine(read_s, 0.1, 0.08)
     machine.seconds_per_token(200, step_aside=False)
     n_hidden = (read_s - 0.1) / 0.08
     assert max(machine.sizes[1:]) < n_hidden + 4
 
 
 def test_the_prompt_shows_what_nodes_of_the_first_tree_cost() -> None:
-    machine = Machine(0.3, 0.1, 0.08)
+    machine = WaitingMachine(0.3, 0.1, 0.08)
     machine.seconds_per_token(20, step_aside=False)
     _prompt, first, *_ = machine.sizes
     assert first < 8

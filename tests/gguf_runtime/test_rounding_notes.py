@@ -71,7 +71,7 @@ def test_stacks_of_matrices_that_are_not_quantised_are_told(tmp_path: Path) -> N
 def test_turns_of_a_hybrid_with_k_quants_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its state cannot go back, and its prompts go through tiles. (Q8_0 stands in for K-quants.)"""
+    """Its state cannot go back, and its prompts go through tiles; Q8_0 stands in for K-quants."""
     path = write_model(tmp_path / "m.gguf", Species("lfm2"))
     request = replace(REQUEST, path=path)
     with closing(runtime.prepare(request)) as prepared:

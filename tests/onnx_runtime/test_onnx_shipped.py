@@ -58,7 +58,7 @@ class TestPagedExportKeepsTheContract(PortContract):
 
 
 @dataclass
-class Text:
+class OrtText:
     """A text that onnxruntime writes after one prompt."""
 
     prompt: list[int]
@@ -72,13 +72,13 @@ def whole() -> WholeModel:
 
 
 @pytest.fixture(scope="module")
-def texts(whole: WholeModel, own_cache: None) -> list[Text]:
+def texts(whole: WholeModel, own_cache: None) -> list[OrtText]:
     with ExitStack() as stack:
         draft = open_resident(DRAFT, **SIZES)
         stack.callback(draft.close)
         ends = draft.vocabulary.eog_tokens
         lines = (MODELS / "prompts.jsonl").read_text().splitlines()[:20]
-        found = [Text(draft.vocabulary.encode(json.loads(line)["prompt"])) for line in lines]
+        found = [OrtText(draft.vocabulary.encode(json.loads(line)["prompt"])) for line in lines]
     for text in found:
         whole.start()
         for token in text.prompt:
@@ -100,7 +100,7 @@ def draft(own_cache: None) -> Iterator[LanguageModel]:
 
 
 def differing(
-    target: LanguageModel, draft: LanguageModel, texts: list[Text]
+    target: LanguageModel, draft: LanguageModel, texts: list[OrtText]
 ) -> list[tuple[int, int, int]]:
     """(text, place, our token) wherever another token came than onnxruntime's, text by text.
 
@@ -130,7 +130,7 @@ def differing(
 
 
 def not_by_rounding(
-    found: list[tuple[int, int, int]], texts: list[Text], whole: WholeModel
+    found: list[tuple[int, int, int]], texts: list[OrtText], whole: WholeModel
 ) -> list[tuple[int, int, int]]:
     """Differences found by `differing` that no rounding explains."""
     wrong = []
@@ -147,7 +147,7 @@ def not_by_rounding(
 
 
 def test_the_resident_pair_writes_twenty_texts_of_the_whole_model(
-    draft: LanguageModel, texts: list[Text], whole: WholeModel
+    draft: LanguageModel, texts: list[OrtText], whole: WholeModel
 ) -> None:
     target = open_resident(TARGET, **SIZES)
     try:
@@ -158,7 +158,7 @@ def test_the_resident_pair_writes_twenty_texts_of_the_whole_model(
 
 
 def test_the_paged_target_writes_twenty_texts_of_the_whole_model(
-    draft: LanguageModel, texts: list[Text], whole: WholeModel
+    draft: LanguageModel, texts: list[OrtText], whole: WholeModel
 ) -> None:
     target = open_paged(TARGET, share=0.3, **SIZES)
     try:

@@ -34,8 +34,7 @@ class Belief(Protocol):
         """What `recalled` understands."""
 
     def recalled(self, numbers: Numbers) -> Self:
-        """This belief, gone on from what another run learnt. Numbers that make no sense, or are
-        missing, are left out."""
+        """The belief with the state of another run; missing or invalid numbers are left out."""
 
 
 class Learner(Protocol):
