@@ -26,6 +26,7 @@ from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
+from edgespec_runtimes.gguf.llama.node_graph import SkippedNode
 from edgespec_runtimes.gguf.segments import ExpertChoice, TracedWeight, extent_of
 
 UNNAMED = ("node_", "leaf_", " ")
@@ -118,8 +119,7 @@ class PagedExperts:
         """Layers whose last product llama.cpp computes before it stops again."""
         self._in_rounds: dict[int, np.ndarray] = {}
         """Layer -> its choices, of more experts than fit together."""
-        self._put_off: tuple[int, int] | None = None
-        """The product that llama.cpp passes over, and its op."""
+        self._skipped = SkippedNode()
 
     def is_choice(self, node: int) -> bool:
         """True if llama.cpp must stop after this node, whose op is one of `ops`."""
@@ -132,7 +132,7 @@ class PagedExperts:
         Raises WeightReadError.
         """
         if self._in_rounds and self._place_of.get(weight, (-1, 0))[0] in self._in_rounds:
-            self._pass_over(node)
+            self._skipped.skip(node)
             return True
         layer = self._last.get(weight)
         if layer in self._pointed:
@@ -163,13 +163,12 @@ class PagedExperts:
             self._stop.set()
 
     def multiply(self, node: int) -> bool:
-        """Compute this node's product round by round if it was put off; True if it was.
+        """Compute this node's product round by round if it was skipped; True if it was.
 
         Raises WeightReadError.
         """
-        if self._put_off is None:
+        if not self._skipped.restore():
             return False
-        self._take_up()
         weight = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         layer, matrix = self._place_of[weight]
         choices = self._in_rounds[layer]
@@ -188,24 +187,11 @@ class PagedExperts:
         close_all(self.cache.close, self._products.close)
 
     def end_pass(self) -> None:
-        self._take_up()
+        self._skipped.restore()
         self._in_rounds.clear()
         for layer in list(self._pointed):
             self._give_back(layer)
         self._computed.clear()
-
-    def _pass_over(self, node: int) -> None:
-        """Make llama.cpp skip this product; `multiply` follows."""
-        op = ctypes.c_int.from_address(node + abi.OP_OFFSET)
-        self._put_off = node, op.value
-        op.value = abi.op_number("NONE")
-
-    def _take_up(self) -> None:
-        """Restore the node's op: graphs are used more than once."""
-        if self._put_off is not None:
-            node, op = self._put_off
-            ctypes.c_int.from_address(node + abi.OP_OFFSET).value = op
-            self._put_off = None
 
     def _give_back(self, layer: int) -> None:
         for weight, _ in self._weights[layer]:

@@ -24,9 +24,10 @@ def rounding_notes(
     header: GgufFile,
     name: str,
     flash_attn: str,
-    products_are_invariant: bool = False,
-    is_packed: bool = False,
-    tiles_are_avoidable: bool = True,
+    *,
+    products_are_invariant: bool,
+    is_packed: bool,
+    tiles_are_avoidable: bool,
 ) -> list[str]:
     """Sentences that say why a draft may change a token if two are as good as equal; often none.
 

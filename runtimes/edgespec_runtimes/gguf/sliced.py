@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.llama.node_graph import SkippedNode
 from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama.row_slices import RowSlices
 from edgespec_runtimes.gguf.segments import WeightGroup
@@ -32,13 +33,14 @@ class SlicedMatrices(Closeable):
             if group.rows:
                 self._slices.setdefault(group.weights[0].address, []).append(group)
         self._index = {group.segment: i for i, group in enumerate(streamed)}
-        self._places: dict[object, int] = {}
+        self._addresses: dict[object, int] = {}
         """Segment -> address, for slices that stay in memory."""
         self._packer = packer
         self._packed = packed
         self._row_slices = RowSlices(n_threads) if self._slices else None
+        self._skipped = SkippedNode()
         self._sliced = 0
-        """The matrix whose product llama.cpp passes over now."""
+        """The matrix whose product llama.cpp skips now."""
 
     @property
     def addresses(self) -> Collection[int]:
@@ -52,32 +54,31 @@ class SlicedMatrices(Closeable):
 
     def keep(self, group: WeightGroup, base: int) -> None:
         """Take the segment of a slice that was read to `base` and stays there."""
-        self._places[group.segment] = self._pack(group, base)
+        self._addresses[group.segment] = self._pack(group, base)
 
-    def pass_over(self, node: int, matrix: int) -> None:
+    def skip(self, node: int, matrix: int) -> None:
         """Make llama.cpp skip a product with one of these matrices. It stops after the node, and
         `multiply` follows."""
-        assert self._row_slices is not None
-        self._row_slices.pass_over(node)
+        self._skipped.skip(node)
         self._sliced = matrix
 
     def multiply(
         self, acquire: Callable[[int], int | None], release: Callable[[int], None]
     ) -> bool:
-        """Compute the product that llama.cpp has passed over; False if there was none. `acquire`
+        """Compute the product that llama.cpp has skipped; False if there was none. `acquire`
         returns the address of a segment by its number, valid until `release`; None ends it early.
 
         Raises EdgespecError, and what `acquire` raises.
         """
-        node = self.take_up()
+        node = self._skipped.restore()
         if not node or self._row_slices is None:
             return False
         packed = self._packed.get(self._sliced)
         for group in self._slices[self._sliced]:
             assert group.rows is not None
-            place = self._places.get(group.segment)
-            if place is not None:
-                self._row_slices.multiply(node, group.rows, place, packed)
+            address = self._addresses.get(group.segment)
+            if address is not None:
+                self._row_slices.multiply(node, group.rows, address, packed)
                 continue
             index = self._index[group.segment]
             base = acquire(index)
@@ -87,9 +88,9 @@ class SlicedMatrices(Closeable):
             release(index)
         return True
 
-    def take_up(self) -> int:
-        """Restore the node that was passed over; returns 0 if there was none."""
-        return self._row_slices.take_up() if self._row_slices else 0
+    def end_pass(self) -> None:
+        """Restore a product that was skipped when the pass ended."""
+        self._skipped.restore()
 
     def close(self) -> None:
         if self._row_slices:
@@ -99,9 +100,9 @@ class SlicedMatrices(Closeable):
         """Pack the rows of a slice if its matrix is packed; returns their address."""
         (weight,), rows = group.weights, group.rows
         assert rows is not None
-        place = base + group.segment.locate(
+        address = base + group.segment.locate(
             weight.entry.file_index, group.segment.extents[0].offset
         )
         if weight.address in self._packed:
-            self._packer.pack(place, weight.entry.type.code, weight.entry.shape[0], len(rows))
-        return place
+            self._packer.pack(address, weight.entry.type.code, weight.entry.shape[0], len(rows))
+        return address

@@ -5,7 +5,7 @@ a node for which the answer was True. A streamed segment is acquired, and its te
 the slot, when the first node that reads it is asked about; after the last one it is released and
 its tensors point into the file mapping again. A tensor without a slot reads the mapping: a
 missed swap is slow and never wrong. A matrix in slices, an output head, is multiplied slice by
-slice: llama.cpp passes over that product.
+slice: llama.cpp skips that product.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class PagedWeights:
 
     def end_pass(self) -> None:
         """Call after every llama_decode: points weights back to the mapping."""
-        self.sliced.take_up()
+        self.sliced.end_pass()
         for index in list(self._held):
             self._restore(index)
         for index in self._parked:
@@ -266,7 +266,7 @@ class PagedWeights:
         if self.experts and self.experts.use(address, node):
             return True
         if address in self.sliced.addresses:
-            self.sliced.pass_over(node, address)
+            self.sliced.skip(node, address)
             return True
         index = self._segment_of.get(address)
         if index is not None and index not in self._held:
@@ -341,12 +341,12 @@ class PagedWeights:
             if fields := self._plain.get(weight.address):
                 fields.write_to(weight.address)
 
-    def _put(self, weight: TracedWeight, place: int) -> None:
+    def _put(self, weight: TracedWeight, address: int) -> None:
         """Point a weight to the address it was read to, and pack it if it is to be packed. The
         reading thread does not pack: ggml's other threads occupy the processor meanwhile."""
-        weight.pointer.value = place
+        weight.pointer.value = address
         if fields := self._packed.get(weight.address):
-            self._packer.pack(place, weight.entry.type.code, *weight.entry.shape)
+            self._packer.pack(address, weight.entry.type.code, *weight.entry.shape)
             fields.write_to(weight.address)
 
     def _compute_pinned(self, n_passed: int) -> None:

@@ -150,8 +150,8 @@ def read_header(path: Path) -> GgufFile:
     count = _split_value(named, "split.count", 1)
     if count <= 1:
         return GgufFile((named.part,), named.entries, named.tensors)
-    places = _split_paths(named, count)
-    return _join([read_part(place, index) for index, place in enumerate(places)])
+    paths = _split_paths(named, count)
+    return _join([read_part(part, index) for index, part in enumerate(paths)])
 
 
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -177,14 +177,14 @@ def _split_paths(named: PartHeader, count: int) -> list[Path]:
             f"{path} is part {number + 1} of {count} of a split model and must be named "
             f"NAME-{number + 1:05d}-of-{count:05d}.gguf, next to the others"
         )
-    places = [
+    parts = [
         path.with_name(f"{match['prefix']}-{index + 1:05d}-of-{count:05d}.gguf")
         for index in range(count)
     ]
-    for index, place in enumerate(places):
-        if not place.exists():
-            raise ModelError(f"part {index + 1} of {count} is missing: {place}")
-    return places
+    for index, part in enumerate(parts):
+        if not part.exists():
+            raise ModelError(f"part {index + 1} of {count} is missing: {part}")
+    return parts
 
 
 def _join(parts: list[PartHeader]) -> GgufFile:

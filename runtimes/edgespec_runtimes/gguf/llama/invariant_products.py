@@ -20,9 +20,8 @@ from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_from_two_rows
 from edgespec_runtimes.gguf.llama.imports import Import
 
-SINGLE = "F32"
 HALF = ("F16", "BF16")
-KINDS = {SINGLE: ggml.F32, "F16": ggml.F16, "BF16": ggml.BF16}
+KINDS = {"F32": ggml.F32, "F16": ggml.F16, "BF16": ggml.BF16}
 """ggml's numbers of the types whose products are changed."""
 
 _Maker = Callable[..., int | None]

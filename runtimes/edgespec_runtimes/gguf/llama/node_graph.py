@@ -1,4 +1,5 @@
-"""A graph of one node on a CPU backend of its own, apart from llama.cpp's graph.
+"""A node of llama.cpp's graph that it skips, and a graph of one node on a CPU backend that computes
+such a product instead.
 
 The user of the graph decides what the node computes.
 """
@@ -51,3 +52,24 @@ class NodeGraph(Closeable):
             self._base.ggml_backend_free(self._backend)
             self._base.ggml_free(self._context)
             self._context = ctypes.c_void_p(None)
+
+
+class SkippedNode:
+    """A node of llama.cpp's graph that computes nothing between `skip` and `restore`."""
+
+    def __init__(self) -> None:
+        self._no_op = abi.op_number("NONE")
+        self._node = self._op = 0
+
+    def skip(self, node: int) -> None:
+        """Make llama.cpp compute nothing at the node with this address."""
+        op = ctypes.c_int.from_address(node + abi.OP_OFFSET)
+        self._node, self._op, op.value = node, op.value, self._no_op
+
+    def restore(self) -> int:
+        """Give the node its op back, since graphs are used more than once. Returns the node's
+        address, 0 if none was skipped."""
+        node, self._node = self._node, 0
+        if node:
+            ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._op
+        return node

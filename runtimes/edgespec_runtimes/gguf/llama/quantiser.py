@@ -101,11 +101,10 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
 
 
 def _known(name: str) -> str:
-    wanted = name.upper()
-    wanted = ALIASES.get(wanted, wanted)
-    if wanted not in FILE_TYPES:
+    known = ALIASES.get(name.upper(), name.upper())
+    if known not in FILE_TYPES:
         raise UsageError(f"--type {name} is none of {', '.join(FILE_TYPES)}")
-    return wanted
+    return known
 
 
 def _narrow(header: GgufFile, name: str) -> str:

@@ -20,31 +20,16 @@ _FLOAT_BYTES = 4
 
 
 class RowSlices(Closeable):
-    """Makes llama.cpp pass over a product, for which `multiply` is called afterwards."""
+    """Multiplies with slices of the matrix of a product that llama.cpp skipped."""
 
     def __init__(self, n_threads: int) -> None:
         self._graph = NodeGraph(n_threads)
         self._matrix = abi.GgmlTensor()
-        self._product_op, self._no_op = abi.op_number("MUL_MAT"), abi.op_number("NONE")
-        self._passed_over = 0
 
     @property
     def backend(self) -> int:
         """The address of the CPU backend that computes the slices."""
         return self._graph.backend
-
-    def pass_over(self, node: int) -> None:
-        """Make llama.cpp skip this product; call `take_up` afterwards."""
-        ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._no_op
-        self._passed_over = node
-
-    def take_up(self) -> int:
-        """Restore the node that was passed over, since graphs are used more than once; returns 0 if
-        there was none."""
-        node, self._passed_over = self._passed_over, 0
-        if node:
-            ctypes.c_int.from_address(node + abi.OP_OFFSET).value = self._product_op
-        return node
 
     def multiply(self, node: int, rows: range, address: int, packed: BufferFields | None) -> None:
         """Compute the part of the product that rows of the matrix give, which lie at `address`.
