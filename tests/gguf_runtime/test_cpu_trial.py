@@ -21,14 +21,19 @@ from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, cpu, cpu_trial, loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.cpu import LibraryFiles, Packing, TrialOutcome, TrialResult
+from edgespec_runtimes.gguf.llama.cpu import (
+    LibraryFiles,
+    PackingDecision,
+    TrialOutcome,
+    TrialResult,
+)
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 from edgespec_runtimes.gguf.packing import resident_weights
 
 PAIR = embedded_pair()
 AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "
 NO_AMX = "CPU : NEON = 1 | REPACK = 1 | "
-BROKEN = Packing(allowed=False, found="it fails", advice="build it anew")
+BROKEN = PackingDecision(allowed=False, found="it fails", advice="build it anew")
 
 
 def child(code: str) -> list[str]:
@@ -279,9 +284,9 @@ def test_resident_weights_take_what_the_plan_says(
     assert (planned.loading > 0) == (set(buffers(path)) > {"CPU"})
 
 
-@pytest.mark.parametrize("packing", [BROKEN, Packing(allowed=True)])
+@pytest.mark.parametrize("packing", [BROKEN, PackingDecision(allowed=True)])
 def test_the_doctor_says_whether_weights_are_packed(
-    packing: Packing, monkeypatch: pytest.MonkeyPatch
+    packing: PackingDecision, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(loading, "packing", lambda: packing)
     (finding,) = [found for found in GgufRuntime().diagnose() if "pack" in found.what]
@@ -290,7 +295,7 @@ def test_the_doctor_says_whether_weights_are_packed(
 
 
 def test_the_doctor_says_that_a_build_is_for_another_processor(monkeypatch: pytest.MonkeyPatch):
-    def refuse() -> Packing:
+    def refuse() -> PackingDecision:
         cpu.check_usable(TrialResult(TrialOutcome.ILLEGAL, "SIGILL"), "1.2.3")
         raise AssertionError
 

@@ -17,7 +17,7 @@ from test_reference_kernels import line
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
-from edgespec_runtimes.gguf.llama.cpu import Packing
+from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.packing import packs_when_paged
@@ -70,7 +70,7 @@ def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
 def test_where_packing_is_not_allowed_weights_stay_as_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "packing", lambda: Packing(False))
+    monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
     assert not packs_when_paged(read_header(path))
 
 

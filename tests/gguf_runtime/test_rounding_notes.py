@@ -16,7 +16,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.cpu import Packing
+from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
@@ -83,7 +83,7 @@ def test_turns_of_a_hybrid_with_k_quants_are_told(
     request = replace(REQUEST, path=path)
     with closing(runtime.prepare(request)) as prepared:
         assert not [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
-        monkeypatch.setattr("edgespec_runtimes.gguf.prepared.TILED_TYPES", frozenset({"Q8_0"}))
+        monkeypatch.setattr("edgespec_runtimes.gguf.rounding.TILED_TYPES", frozenset({"Q8_0"}))
         assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
 
 
@@ -97,7 +97,7 @@ def test_iq4_nl_is_told_unless_it_is_packed(
 ) -> None:
     request = replace(REQUEST, path=stored_as("IQ4_NL", tmp_path))
     assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
-    monkeypatch.setattr(loading, "packing", lambda: Packing(False))
+    monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
     (note,) = notes(request, PAGED)
     assert "42 of its matrices are IQ4_NL, as stored" in note
 

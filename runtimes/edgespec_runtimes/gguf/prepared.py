@@ -32,7 +32,7 @@ from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.model import GgufModel
@@ -43,7 +43,7 @@ from edgespec_runtimes.gguf.packing import (
     packs_when_paged,
     resident_weights,
 )
-from edgespec_runtimes.gguf.rounding import UNQUANTISED, multiplied_types, rounding_notes
+from edgespec_runtimes.gguf.rounding import invariant_types, rounding_notes, turn_notes
 
 BATCH_SIZES = (512, LEAST_TILED_BATCH)
 """Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
@@ -93,12 +93,8 @@ class PreparedGguf:
                 is_packed=self._is_packed(plan),
                 tiles_are_avoidable=sys.platform == "linux",
             )
-        if plan is not None and request.owner == "target" and self._turns_differ:
-            notes.append(
-                f"{self.info.name}: its state goes on from turn to turn, and llama.cpp reads whole "
-                "texts with another rounding than what follows them: where two tokens are as good "
-                "as equal, a further turn may differ from the same text read at once"
-            )
+        if plan is not None and request.owner == "target":
+            notes += turn_notes(self._header, self.info)
         return notes
 
     def _is_packed(self, plan: MemoryPlan) -> bool:
@@ -368,29 +364,19 @@ class PreparedGguf:
             raise
 
     def _invariant_types(self, is_packed: bool) -> set[str]:
-        """Types of the weights whose products are to be batch invariant: none of a draft, whose
-        guesses may round otherwise, nor of packed K-quants and GPUs, which cannot be changed."""
+        """Types of the weights whose products are to be batch invariant; none of a draft, whose
+        guesses may round otherwise."""
         if self._request.owner == "draft":
             return set()
-        types = multiplied_types(self._header)
-        if self._offloading.names:
-            types -= set(UNQUANTISED)
-        if is_packed and not packing_is_invariant(self._header):
-            types &= set(UNQUANTISED)
-        return types
+        return invariant_types(self._header, is_packed, bool(self._offloading.names))
 
     def _prompts_are_invariant(self, is_packed: bool) -> bool:
         """True if a prompt rounds alike whatever part of it was read before. A recurrent state that
         went on from tiles would have to be computed again with every turn."""
         is_invariant = not is_packed or packing_is_invariant(self._header)
         is_invariant &= self._options.flash_attn != "off" and not self._offloading.names
-        return self._request.owner == "target" and is_invariant and not self._turns_differ
-
-    @property
-    def _turns_differ(self) -> bool:
-        """True if a turn that goes on from the last one rounds otherwise than the whole text."""
-        has_tiles = not TILED_TYPES.isdisjoint(multiplied_types(self._header))
-        return not self.info.tree_capable and has_tiles
+        is_target = self._request.owner == "target"
+        return is_target and is_invariant and not turn_notes(self._header, self.info)
 
     def _state_origin(self, shape: contexts.ContextShape) -> StateOrigin:
         settings = {

@@ -5,6 +5,7 @@ Knows kinds of weights and of attention; `llama` holds the means that make rows 
 
 from __future__ import annotations
 
+from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
 from edgespec_runtimes.gguf.packing import (
@@ -38,7 +39,7 @@ def rounding_notes(
     """
     matrices = [
         tensor.name
-        for tensor in unquantised_matrices(header)
+        for tensor in _unquantised_matrices(header)
         if not (products_are_invariant and len(tensor.shape) == 2)
     ]
     reasons = []
@@ -64,12 +65,34 @@ def rounding_notes(
     ]
 
 
+def turn_notes(header: GgufFile, info: ModelInfo) -> list[str]:
+    """A sentence if a turn that goes on from the last one rounds otherwise than the whole text."""
+    if info.tree_capable or TILED_TYPES.isdisjoint(multiplied_types(header)):
+        return []
+    return [
+        f"{info.name}: its state goes on from turn to turn, and llama.cpp reads whole texts with "
+        "another rounding than what follows them: where two tokens are as good as equal, a further "
+        "turn may differ from the same text read at once"
+    ]
+
+
+def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]:
+    """Types of the weights whose products can be made batch invariant, which those of packed
+    K-quants and of GPUs cannot."""
+    types = multiplied_types(header)
+    if on_gpu:
+        types -= set(UNQUANTISED)
+    if is_packed and not packing_is_invariant(header):
+        types &= set(UNQUANTISED)
+    return types
+
+
 def multiplied_types(header: GgufFile) -> set[str]:
     """Types of the matrices that activations are multiplied with."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}
 
 
-def unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
+def _unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
     """Unquantised matrices that are multiplied, without experts, whose kernel computes each row
     alone."""
     return [

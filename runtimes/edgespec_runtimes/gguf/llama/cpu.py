@@ -59,7 +59,7 @@ class LibraryFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackingDecision:
     """True in `allowed` if weights that stay in memory go into buffers that llama.cpp packs."""
 
     allowed: bool
@@ -78,7 +78,7 @@ class Packing:
         )
 
 
-def decide_packing(system_info: str, trial: TrialResult, version: str) -> Packing:
+def decide_packing(system_info: str, trial: TrialResult, version: str) -> PackingDecision:
     """Decide about packing by `llama_print_system_info` and the result of a trial.
 
     Where nothing is known packing is allowed, but for AMX: GCC drops the stores of llama.cpp's tile
@@ -88,15 +88,15 @@ def decide_packing(system_info: str, trial: TrialResult, version: str) -> Packin
     if trial.outcome is TrialOutcome.WORKS or (
         trial.outcome is TrialOutcome.UNKNOWN and not uses_amx
     ):
-        return Packing(allowed=True)
+        return PackingDecision(allowed=True)
     code = "llama.cpp's AMX code" if uses_amx else "llama.cpp's code for packed weights"
     if trial.outcome is TrialOutcome.UNKNOWN:
         found = f"whether {code} works here could not be tried ({trial.why})"
     else:
         found = f"{code} fails on this machine ({trial.why} in a process of its own)"
     if uses_amx:
-        return Packing(False, found, f"build it without AMX: {_rebuild(version, _NO_AMX)}")
-    return Packing(False, found, f"build it again: {_rebuild(version)}")
+        return PackingDecision(False, found, f"build it without AMX: {_rebuild(version, _NO_AMX)}")
+    return PackingDecision(False, found, f"build it again: {_rebuild(version)}")
 
 
 def check_usable(trial: TrialResult, version: str) -> None:

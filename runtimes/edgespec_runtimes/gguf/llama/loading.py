@@ -134,7 +134,7 @@ def cpu_features() -> list[str]:
 
 
 @functools.cache
-def packing() -> cpu.Packing:
+def packing() -> cpu.PackingDecision:
     """The decision about packing resident weights for the CPU. The first call of all tries it."""
     _start()
     system_info = lib.llama_print_system_info().decode()
