@@ -26,11 +26,11 @@ class Rehearsed(NamedTuple):
     confidence: float
     """Confidence of its first guess."""
     was_first: bool
-    """Whether that guess was right."""
+    """True if that guess was right."""
     claimed: float
     """Sum of the confidences of all its guesses."""
     was_right: bool
-    """Whether one of them was right."""
+    """True if one of them was right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RoundOutcome:
     expected_s: float = 0.0
     """Seconds that this round would have taken."""
     rehearsed: Sequence[Rehearsed] = ()
-    """How the draft would have guessed the end of the text: it was tried on that in `reading_s`."""
+    """Success of the draft on the end of the text, on which it was tried within `reading_s`."""
     reached: Sequence[Reached] = ()
     """Nodes that the text went through and that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)

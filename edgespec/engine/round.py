@@ -208,7 +208,7 @@ class RoundInProgress:
         try:
             with self.pair.trace.span(Track.ENGINE, "re-root"):
                 return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
-        except Exception as error:  # noqa: BLE001 - raised after the tokens that stand
+        except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
             self.failure = error
             return tree.reroot(root).bare()
         finally:

@@ -28,7 +28,7 @@ Probabilities = NDArray[np.float64]
 
 
 class Constraint(Protocol):
-    """Says which tokens a text may have, whatever the target would like; it follows the text."""
+    """Protocol of a grammar at work: the tokens that may follow the text so far."""
 
     def allowed(self) -> NDArray[np.bool_]:
         """Tokens that may come next, [n_vocab]."""

@@ -220,12 +220,12 @@ class Session(Closeable):
         prompt = self.chat_prompt(messages, tools, **variables)
         return self.stream(
             prompt.tokens,
-            sampling,
-            max_tokens,
-            stop,
-            progress,
-            grammar,
-            logprobs,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            progress=progress,
+            grammar=grammar,
+            logprobs=logprobs,
             shown=prompt.hidden_marks,
         )
 
