@@ -21,8 +21,6 @@ MOST_CHOICES = 128
 """Most texts that one request may ask for: prompts times copies."""
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
-
-
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -35,11 +33,8 @@ _SAMPLING = (
     "logit_bias",
     "seed",
 )
-
-
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
 """Template variables that requests set by other fields, or not at all."""
-
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """One prompt to continue, as text or as tokens, or several."""

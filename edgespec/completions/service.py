@@ -190,10 +190,9 @@ class Completions:
         progress: Progress | None,
         grammar: Grammar | None,
     ) -> list[ChoiceSource]:
-        """Generations in the order of their choices. Raises UsageError for prompts that cannot be
-        read, which only the first generation says by itself before any text is written.
+        """Generations in the order of their choices; greedy copies are one text, written once.
 
-        Greedy copies are one text, which is written once.
+        Every prompt is checked before any text is written. Raises UsageError.
         """
         sampling = self._sampling_of(request)
         stop = tuple(request.stop or ())
@@ -216,7 +215,7 @@ class Completions:
         sources = []
         for place, prompt in enumerate(prompts):
             self._check_length(prompt)
-            if place:
+            if place:  # the first prompt is checked when its generation starts
                 start(prompt, 0, None).close()
             for copy in range(1 if is_greedy else n):
                 first = place * n + copy

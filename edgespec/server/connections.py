@@ -78,7 +78,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
-        self._wait_anew()
+        self._restart_timers()
         self.others.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,11 +90,11 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._follow()
+        self._notice_turn()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._wait_anew()
+        self._restart_timers()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -105,12 +105,12 @@ class Connection(H11Protocol):
         if self._writing is not None:
             self._writing.cancel()
 
-    def _follow(self) -> None:
+    def _notice_turn(self) -> None:
         """Restart the timers if the last bytes have changed `waits_for`."""
         if self._state != self.waits_for:
-            self._wait_anew()
+            self._restart_timers()
 
-    def _wait_anew(self) -> None:
+    def _restart_timers(self) -> None:
         """Restart the timer for headers. The application times bodies, for it can still answer."""
         self.waits_for = self._state
         self._since_s = self.loop.time()

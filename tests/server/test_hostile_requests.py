@@ -54,18 +54,28 @@ FORMATS = st.fixed_dictionaries(
         "grammar": TEXTS,
     },
 )
+PROMPTS = st.one_of(
+    TEXTS,
+    st.lists(NUMBERS, max_size=5),
+    st.lists(st.one_of(TEXTS, st.lists(NUMBERS, max_size=3)), max_size=4),
+)
 BODIES = st.builds(
     lambda prompt, fields, known: json.dumps(
         {"messages": [{"role": "user", "content": "a"}]} | prompt | fields | known
     ).encode(errors="surrogatepass"),
     st.one_of(
-        st.fixed_dictionaries({"prompt": st.one_of(TEXTS, st.lists(NUMBERS, max_size=5))}),
+        st.fixed_dictionaries({"prompt": PROMPTS}),
         st.fixed_dictionaries({"messages": st.one_of(MESSAGES, VALUES)}),
     ),
     st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
     st.fixed_dictionaries(
         {"max_tokens": st.sampled_from([0, 1, 2, -3])},
-        optional={"response_format": FORMATS, "stream": st.booleans(), "echo": st.booleans()},
+        optional={
+            "response_format": FORMATS,
+            "stream": st.booleans(),
+            "echo": st.booleans(),
+            "n": st.integers(1, 130),
+        },
     ),
 ).filter(lambda body: b'"messages"' in body or b'"prompt"' in body)
 PLAIN = st.builds(lambda body: json.dumps(drop(json.loads(body))).encode(), BODIES)
