@@ -15,7 +15,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CostKey:
-    """Where costs hold that one engine has learnt."""
+    """Cache key of learnt costs."""
 
     streamed_tenths: int
     """Tenths of the weights that every pass reads."""
@@ -40,7 +40,7 @@ class CostKey:
 
     @property
     def is_known(self) -> bool:
-        """Whether a name can be given: where weights are streamed, not before some were read."""
+        """True if the key is complete: with streamed weights, only after some were read."""
         return self.read_bytes_per_s > 0 or not self.streamed_tenths
 
     @property

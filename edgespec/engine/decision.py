@@ -1,7 +1,7 @@
-"""What a round does: whether it guesses, how far it drafts, how much it verifies, what runs beside.
+"""The plan of a round: guesses or none, depth of drafting, nodes to verify, overlap with the pass.
 
-One frozen value that is asked before a round and while its tree grows, and answers every round with
-its successor. It reads no clock and calls no model.
+A frozen value that plans a round, decides while its tree grows, and answers each round with its
+successor. It reads no clock and calls no model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.values import PassReport
 
 CREDIT_SHARE = 0.02
-"""Of the time without guesses, what trying guesses may cost a text."""
+"""Share of the time without guesses that trying guesses may cost a text."""
 PROMISED_TOKENS = 32
 """Texts of so many tokens and more are not slower for being guessed at: they have their credit from
 the start."""
 TRIAL_SHARE = 0.3
-"""Of the credit, what one round may cost: one says little."""
+"""Share of the credit that one round may cost: one round says little."""
 LONGEST_REHEARSAL = 16
 """Tokens of the text on which a draft is tried at once."""
 FADE = 0.95
@@ -38,7 +38,7 @@ MOST_RECALLED = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How often what was guessed after a node that stood was right."""
+    """Hit rates of guesses after accepted nodes."""
 
     sure: ClassVar[float] = 0.9
     fade: ClassVar[float] = 0.95
@@ -62,12 +62,12 @@ class Chances:
 
     @property
     def honesty(self) -> float:
-        """What a claimed token is worth; 1 before anything was seen."""
+        """Ratio of hits to claimed tokens; 1 before anything was seen."""
         return (sum(self.hits) + 1) / (self.claimed + 1)
 
     @property
     def proven_honesty(self) -> float:
-        """What a claimed token has been shown to be worth; 0 before anything was seen."""
+        """Ratio of observed hits to claimed tokens; 0 before anything was seen."""
         return sum(self.hits) / (self.claimed + 1)
 
     def line(self, confidence: float, length: int) -> list[float]:
@@ -98,11 +98,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What a round may do."""
+    """Limits of one round."""
 
     guesses: bool
     credit_s: float = math.inf
-    """What the round may lose at most by guesses that have not been shown to pay."""
+    """Most seconds that the round may lose by guesses that have not been shown to pay."""
     rate: float = 0.0
     """Tokens a second of the best rounds of late: what a second is worth."""
     plain_s: float = 0.0
@@ -167,7 +167,7 @@ class RoundPlanner:
     """Seconds in which the target read this text's prompt."""
     elapsed_s: float = 0.0
     saved_s: float = 0.0
-    """Of this text: seconds, and how many fewer they were than without guesses."""
+    """Seconds of this text so far, and those that guesses have saved it."""
 
     # What is known before a round
 
@@ -182,7 +182,7 @@ class RoundPlanner:
         return CREDIT_SHARE * earned_s + self.saved_s
 
     def plan(self) -> RoundPlan:
-        """What the next round may do."""
+        """The plan of the next round."""
         plain_s = max(self.plain_s, 1e-9)
         plain_rate, guessing_rate = 1 / plain_s, self._guessing_rate(self.chances.honesty)
         expected = self.rounds + self.chances.honesty * self.claimed
@@ -222,7 +222,7 @@ class RoundPlanner:
         return float((tokens / np.maximum(self.seconds + seconds, 1e-9))[1:].max())
 
     def drafts_beside(self, n_rows: int) -> bool:
-        """Whether drafting beside a pass over so many rows saves more than it takes."""
+        """True if drafting beside a pass over `n_rows` saves more than it takes."""
         return bool(self._saved_beside_s(np.array([n_rows]))[0] >= 0)
 
     def _saved_beside_s(self, n_rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -252,7 +252,7 @@ class RoundPlanner:
     # While a round's tree grows
 
     def grows_on(self, plan: RoundPlan, so_far: RoundSoFar) -> bool:
-        """Whether to draft one step more rather than verify now."""
+        """True if one more draft step is better than verifying now."""
         if not so_far.open_nodes:
             return False
         if self.stop_rule is not None:
@@ -264,7 +264,7 @@ class RoundPlanner:
         return self.imagined(plan, so_far).n_steps > 0
 
     def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
-        """How many of the tree's nodes, the most probable first, the pass should verify."""
+        """The best number of the tree's nodes to verify, the most probable first."""
         if self.stop_rule is not None or not self.curve.is_known:
             n_rows = len(so_far.tree)
             claimed = float(so_far.tree.cumulative[:n_rows].sum()) - 1
@@ -452,7 +452,7 @@ class RoundPlanner:
     # What is remembered
 
     def state_dict(self) -> Numbers:
-        """What `load_state_dict` understands."""
+        """State for `load_state_dict`."""
         (h0, h1), (t0, t1) = self.chances.hits, self.chances.tries
         return {
             **self.curve.state_dict(),

@@ -1,4 +1,4 @@
-"""What a pass of the target costs, by its number of rows: a curve, learnt from measured passes.
+"""Seconds of a pass of the target by its number of rows: a curve learnt from measured passes.
 
 A frozen value. It reads no clock and calls no model.
 """
@@ -117,7 +117,7 @@ class PassCurve:
         return float(self.seconds(np.array([n_rows]), beside)[0])
 
     def state_dict(self) -> Numbers:
-        """What `load_state_dict` understands."""
+        """State for `load_state_dict`."""
         numbers = {"all_experts_s": self.all_experts_s, "contention": self.contention}
         for knot in self.knots:
             numbers[f"rows {_octave(knot.rows)}"] = knot.rows
@@ -192,7 +192,7 @@ class PassCurve:
         return replace(self, contention=0.7 * self.contention + 0.3 * min(found, 4.0))
 
     def _read_s_after(self, wall_s: float, idle_s: float, measured_s: float) -> float:
-        """What reads take: measured by the store; else as long as a pass that waited for them."""
+        """Seconds of reading, measured by the store, else those of a pass that waited."""
         waited = idle_s > self.idle_share * wall_s
         if measured_s > 0:
             before_s = self.read_s or measured_s

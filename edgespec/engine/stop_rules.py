@@ -27,7 +27,7 @@ class RoundSoFar:
     draft_steps: int = 0
     draft_s: float = 0.0
     free_sources: Collection[str] = ()
-    """Whose nodes cost next to nothing to guess."""
+    """Sources whose nodes cost next to nothing to guess."""
 
 
 class StopRule(ABC):
@@ -37,7 +37,7 @@ class StopRule(ABC):
 
     @abstractmethod
     def fires(self, so_far: RoundSoFar) -> bool:
-        """Whether to verify now rather than draft one step more."""
+        """True if the target is to verify now, before another draft step."""
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""
@@ -110,4 +110,4 @@ class FullTree(StopRule):
 STOP_RULES: dict[str, type[StopRule]] = {
     rule.name: rule for rule in (AdaptiveThreshold, FixedLength, FullTree)
 }
-"""What may take the place of the round planner's own choice."""
+"""Stop rules by name, which can replace the round planner's own choice."""

@@ -1,4 +1,4 @@
-"""How much surer than their mixture it is what several sources name first.
+"""Correction of the mixture's probability where several sources name the same token first.
 
 A value that is shown whether what they agreed on stood, and answers with its successor. It knows
 no sources, only how many of them agreed.

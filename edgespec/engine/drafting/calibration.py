@@ -24,7 +24,7 @@ class Offer(NamedTuple):
     logits: list[float]
     """Less the best one."""
     share: float
-    """Of all tokens' probability that these have, at the temperature that was believed in."""
+    """Share of the total probability that these tokens have, at the assumed temperature."""
     best: float
     """The first token's probability, at temperature 1."""
 

@@ -18,7 +18,7 @@ SHORTEST, LONGEST = 3, 16
 
 
 class Searchable(Protocol):
-    """What the drafter needs of an index."""
+    """The part of an index that the drafter uses."""
 
     def continuations(self, words: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Tokens that followed places which have words in common with the end of `words`, and how
@@ -26,9 +26,8 @@ class Searchable(Protocol):
 
 
 _BY_LENGTH = {SHORTEST: 0.55, 4: 0.6, 6: 0.65, 10: 0.75, LONGEST: 0.8}
-"""By the most words that places of a kind have in common, how often one of the tokens that followed
-them is believed to follow here, until that was seen. So it was where the embedded target's sources
-were looked up for its texts."""
+"""Prior hit rates by the number of tokens that places have in common, as the embedded target's
+sources had them for its texts."""
 KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
 
 

@@ -22,23 +22,23 @@ class Guess(NamedTuple):
     confidence: float
     """The chance that it stands if the node does: calibrated by what stood so far."""
     probability: float
-    """What the drafter itself gives it."""
+    """Probability that the drafter itself gives the token."""
     source: str
-    """Whose guess it is."""
+    """Name of the drafter that guessed it."""
 
 
 class Belief(Protocol):
-    """What was learnt so far: a value, kept for each sampling temperature and between runs."""
+    """Learnt state: a value, kept for each sampling temperature and between runs."""
 
     def numbers(self) -> Numbers:
-        """What `recalled` understands."""
+        """State for `recalled`."""
 
     def recalled(self, numbers: Numbers) -> Self:
         """The belief with the state of another run; missing or invalid numbers are left out."""
 
 
 class Learner(Protocol):
-    """Whatever holds a belief."""
+    """Protocol of objects that hold a belief."""
 
     source: str
     """Its name in the tree, unique among the drafters of an engine."""
@@ -54,8 +54,9 @@ class Rehearses(Protocol):
     """A drafter that can be tried on a text without having read what stands before."""
 
     def rehearse(self, text: Sequence[int]) -> Sequence[Rehearsed]:
-        """How it would have guessed the tokens of `text`, the end of what is committed. What it has
-        read of the text so far stays as it is."""
+        """Its guesses for the tokens of `text`, the end of the committed tokens.
+
+        The drafter's own state of the text does not change."""
 
 
 class Drafter(Learner, Protocol):
@@ -66,7 +67,7 @@ class Drafter(Learner, Protocol):
     """
 
     is_free: bool
-    """Whether a step costs next to nothing, so that every node is worth one."""
+    """True if a step costs next to nothing, so that every node is worth one."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes that `step` may be asked about, ascending; each one's parent was asked about, or is
@@ -76,8 +77,8 @@ class Drafter(Learner, Protocol):
         """Find out what follows `nodes`, parents first; returns those that there was room for."""
 
     def guesses(self, key: int) -> Sequence[Guess] | None:
-        """What follows the node of that key, best first, to go by what stood so far; None where
-        the drafter was not asked."""
+        """Guesses for the token after the node of that key, best first; None where the drafter was
+        not asked."""
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """A pass of the target is over: its `logits` [len(nodes), n_vocab], after each of `nodes`.
@@ -96,7 +97,7 @@ class Drafter(Learner, Protocol):
         """Why it cannot guess what follows `root_token` after `committed`; None if it can."""
 
     def is_behind(self, committed: Sequence[int]) -> bool:
-        """Whether it has committed tokens to read before it can guess."""
+        """True if it has committed tokens to read before it can guess."""
 
     def catch_up(self, committed: Sequence[int]) -> None:
         """Read the committed tokens that it has not seen."""

@@ -1,6 +1,6 @@
-"""What drafters that go by a text's last words have in common: the text, and its end at each node.
+"""Base of drafters that look up a text's last tokens: the text, and its end at each node.
 
-What these words are looked up in is a subclass's business.
+Subclasses say where these tokens are looked up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EndingDrafter(FreeDrafter):
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
         self._words: dict[int, tuple[int, ...]] = {}
-        """By key, the end of the text down to a node that was looked up."""
+        """End of the text down to each node that was looked up, by the node's key."""
 
     @property
     @abstractmethod
@@ -35,13 +35,13 @@ class EndingDrafter(FreeDrafter):
 
     @abstractmethod
     def look_up(self, words: Sequence[int]) -> Answer | None:
-        """What may follow a text that ends so."""
+        """Candidates for the token after a text that ends in `words`."""
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
         return self.look_up(self._words_at(tree, node))
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
-        """What the target did not pick is no part of the text."""
+        """Ignore the logits: only picked tokens are part of the text."""
 
     def is_behind(self, committed: Sequence[int]) -> bool:
         return len(self.text) < len(committed)
@@ -66,7 +66,8 @@ class EndingDrafter(FreeDrafter):
 def voted(
     places: Sequence[tuple[int, int]], fading: float, n_candidates: int
 ) -> tuple[int, list[int], list[float]]:
-    """What most of `places` say comes next, each a token and how many words before it agree.
+    """The next token by the votes of `places`, each a token and the number of tokens before it that
+    agree.
 
     The most words in common, the best tokens, and their shares of all votes. Each word less in
     common counts half, and each place as `fading` of the one before it.

@@ -1,7 +1,6 @@
-"""What drafters without a model have in common: an answer a node, and kinds of answers that are
-believed as far as they were right.
+"""Base of drafters without a model: an answer for each node, trusted by the hit rate of its kind.
 
-Where answers come from is a subclass's business.
+Subclasses find the answers.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from edgespec.tree import TokenTree
 
 
 class Answer(NamedTuple):
-    """What may follow a node, best first."""
+    """Candidates for the token after a node, best first."""
 
     kind: str
     """Answers of one kind are about equally often right."""
     tokens: list[int]
     shares: list[float]
-    """Of each token, if one of them is right; 0 where there are fewer tokens."""
+    """Probability of each token if one of them is right; 0 where there are fewer tokens."""
 
 
 class FreeDrafter(ABC):
@@ -32,17 +31,17 @@ class FreeDrafter(ABC):
     source: str
     is_free = True
     kinds: ClassVar[Mapping[str, float]]
-    """How often answers of each kind are believed to be right until that was seen."""
+    """Prior hit rate of each kind of answers."""
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         self.belief = HitRates(self.kinds)
         self._eog_tokens = eog_tokens
         self._answers: dict[int, Answer | None] = {}
-        """By key of the nodes that were asked about; None where nothing is known."""
+        """Answers by the key of their node; None where nothing is known."""
 
     @abstractmethod
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
-        """What may follow `node`."""
+        """Candidates for the token after `node`."""
 
     @abstractmethod
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:

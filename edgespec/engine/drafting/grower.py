@@ -34,7 +34,7 @@ class TreeGrower:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self._ready = self._drafters
-        """Those that can guess what follows the text."""
+        """Drafters that can guess the next token of the text."""
         self._free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
@@ -48,7 +48,7 @@ class TreeGrower:
 
     @property
     def free_sources(self) -> frozenset[str]:
-        """Whose nodes cost no model's step: drafters' without a model, and a grammar's."""
+        """Sources whose nodes cost no model step: drafters without a model, and a grammar."""
         return self._free_sources
 
     @property
@@ -60,7 +60,7 @@ class TreeGrower:
         self._learnt = learnt
 
     def learnt(self) -> Learnt:
-        """What this run and those before it learnt, for another one."""
+        """Learnt state of this run and those before it, for another run."""
         self._keep_beliefs()
         beliefs = {name: belief.numbers() for name, belief in self._beliefs.items()}
         return renewed(self._learnt, beliefs)
@@ -92,7 +92,7 @@ class TreeGrower:
         return complaints
 
     def is_behind(self, committed: Sequence[int]) -> bool:
-        """Whether a drafter has to read before it can guess."""
+        """True if a drafter has tokens to read before it can guess."""
         return any(drafter.is_behind(committed) for drafter in self._ready)
 
     def catch_up(self, committed: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class TreeGrower:
                 drafter.catch_up(committed)
 
     def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
-        """How a drafter that costs something would have guessed `text`, what is committed last."""
+        """Guesses of the drafter with a model for `text`, the end of the committed tokens."""
         for drafter in self._ready:
             if isinstance(drafter, Rehearses):
                 return list(drafter.rehearse(text))
@@ -166,7 +166,7 @@ class TreeGrower:
             drafter.cancel()
 
     def _learners(self) -> Iterator[tuple[str, Learner]]:
-        """By the name under which the belief is kept."""
+        """Learners with the name under which their state is kept."""
         if self._temperature is None:
             return
         learners: list[Learner] = [*self._drafters, self._pool]
@@ -180,7 +180,7 @@ class TreeGrower:
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]
     ) -> list[tuple[Drafter, Sequence[int]]]:
-        """Who may go on at which nodes, the best place first."""
+        """Drafters and the nodes at which they may go on, the best place first."""
         costly = [drafter for drafter in self._ready if not drafter.is_free]
         if len(costly) == 1:
             return [(costly[0], open_nodes)]
@@ -221,6 +221,6 @@ class TreeGrower:
                 self.n_guesses += 1
 
     def _opinions(self, key: int) -> list[Sequence[Guess]]:
-        """What each drafter that was asked about a node says of it."""
+        """Guesses of each drafter that was asked about a node."""
         said = (drafter.guesses(key) for drafter in self._ready)
         return [guesses for guesses in said if guesses]

@@ -1,6 +1,6 @@
-"""How often guesses of a kind stand: what makes the confidences of sources without a model honest.
+"""Hit rates of guesses by kind, which calibrate the confidences of sources without a model.
 
-A value that is shown whether a guess stood and answers with its successor. It knows no tree.
+A value that is shown whether a guess was accepted and answers with its successor. It knows no tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """By kind of place, how often the target's token was among those that were guessed.
+    """Rate by kind at which the target's token was among the guesses.
 
     Fading counts with a prior: a source that is no use for a text is soon not believed.
     """
@@ -25,7 +25,7 @@ class HitRates:
     first: Mapping[str, float]
     """The prior: all kinds that there are, and what they are believed to be worth."""
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """How often guesses of a kind were right, and at how many places."""
+    """Counts of right guesses and of tries, by kind."""
 
     def of(self, kind: str) -> float:
         right, places = self._seen(kind)

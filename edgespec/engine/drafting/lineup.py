@@ -1,6 +1,6 @@
-"""Who guesses for a target: the draft model, what guesses without one, and drafters of a caller's.
+"""The drafters of a target: the draft model, drafters without a model, and a caller's own.
 
-Knows every kind of drafter by name; which of them is right, is learnt elsewhere.
+Knows every kind of drafter by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def line_up(
     drafters: Sequence[Drafter],
     settings: EngineSettings,
 ) -> TreeGrower | None:
-    """Whatever guesses for `target`, the draft model first; None for nobody."""
+    """The drafters of `target`, the draft model first; None without any."""
     info = target.info
     if not info.verifies_guesses:
         return None

@@ -20,7 +20,7 @@ LONGEST = 24
 
 
 class TextIndex:
-    """Where each pair of neighbouring tokens occurred, in about nine bytes a token.
+    """Index of the places of each pair of neighbouring tokens, in about nine bytes a token.
 
     As in LZ77 with hash chains: a table leads to the last place of a pair, and each place to the
     one before it. Places are compared backwards, as far as they agree.
@@ -28,14 +28,14 @@ class TextIndex:
 
     n_heads = 1 << 15
     most_places = 24
-    """That one search looks at, the last ones first."""
+    """Places that one search looks at, the last ones first."""
     enough = 3
     """Places that agree as far as is looked: older ones would add nothing."""
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
         self._before: array[int] = array("i")
-        """By place, the last place before it whose pair has the same hash, or -1."""
+        """For each place the last place before it whose pair has the same hash, or -1."""
         self._heads: array[int] = array("i", [-1]) * self.n_heads
 
     def __len__(self) -> int:
@@ -87,13 +87,12 @@ class TextIndex:
 
 
 _BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, LONGEST: 0.8}
-"""By the most tokens that places of a kind have in common, how often what followed is believed to
-follow again, until that was seen."""
+"""Prior hit rates by the number of tokens that places have in common."""
 KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
 
 
 def kind_of(alike: int, is_sole: bool) -> str:
-    """Of a place with so many tokens in common; `is_sole` if it always went on alike."""
+    """Kind of a place with `alike` tokens in common; `is_sole` if it always continued alike."""
     most = next(most for most in _BY_LENGTH if alike <= most)
     return f"{most}{'!' if is_sole else ''}"
 

@@ -56,7 +56,7 @@ class ModelDrafter:
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
         self._offers: dict[int, Offer] = {}
-        """By key, the nodes that the model has evaluated, and what it thinks follows them."""
+        """Guesses after each evaluated node, by the node's key."""
         self._damage: Damage | None = None
         """Keeps the model from guessing until the text is rewound to before it."""
 

@@ -1,4 +1,4 @@
-"""What several drafters together say of a node: a mixture, whose weights are learnt.
+"""The mixture of several drafters' guesses for a node, with learnt weights.
 
 Probabilities in, probabilities out; it knows no tree and nobody who guesses.
 """
@@ -13,13 +13,13 @@ from edgespec.engine.drafting.agreement import Agreement, LogOdds, logit, sigmoi
 from edgespec.engine.drafting.drafter import Guess
 
 Opinion = Sequence[Guess]
-"""What one source says of a node, best first; nothing if it knows nothing."""
+"""Guesses of one source for a node, best first; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much an opinion counts beside those before it: by how sure it is, how sure they are, and
-    how often its source was the better authority.
+    """Weight of an opinion beside those before it, from its confidence, theirs, and how often its
+    source was the better one.
 
     w = sigmoid(logit(sure) - c logit(rival) + offset). A source's offset is learnt from every node
     that stood, by one Newton step of expectation-maximisation, from a Gaussian prior.
@@ -34,7 +34,7 @@ class Weights:
     """A precision, of what another run learnt, which is believed half as surely."""
 
     seen: Mapping[str, LogOdds] = field(default_factory=dict)
-    """By source."""
+    """Log odds of each source."""
 
     def of(self, opinion: Opinion, sure: float, rival: float = 0.5) -> float:
         """The weight of an opinion; `rival` is the chance of what was the best guess so far."""
@@ -94,7 +94,7 @@ class Pool:
 
     source = "pool"
     unlikely = 1e-3
-    """What a source gives a token that it did not name."""
+    """Probability that a source gives a token that it did not name."""
 
     def __init__(self) -> None:
         self.belief = Trust()
@@ -165,10 +165,10 @@ class Pool:
 
 
 def _agree(said: Sequence[Opinion]) -> bool:
-    """Whether several name the same token first."""
+    """True if several name the same token first."""
     return len(said) > 1 and len({opinion[0].token for opinion in said}) == 1
 
 
 def _together(opinion: Opinion) -> float:
-    """How sure an opinion is: the chance that one of its guesses stands."""
+    """Confidence of an opinion: the probability that one of its guesses is accepted."""
     return max(1e-9, sum(guess.confidence for guess in opinion))

@@ -19,7 +19,7 @@ PAIR, SINGLE = "after the same two tokens", "after the same token"
 KINDS = {PAIR: 0.7, SINGLE: 0.4}
 N_SUCCESSORS = 4
 TEMPERATURE = 0.6
-"""Of the shares that successors are given: a target is surer of its words than its logits say."""
+"""Temperature of the successors' shares: a target is surer of its tokens than its logits say."""
 
 
 class SuccessorTable:

@@ -1,7 +1,7 @@
-"""What was learnt of a pair, kept between runs: a small file for each pair of models.
+"""Learnt state of a pair, kept between runs in a small file for each pair of models.
 
-It knows the files and what may stand in them. What the numbers mean is the learners' business; they
-are a first guess of the next run and change no text, so whatever goes wrong here is no error.
+It knows the files and their format, not the meaning of the numbers. They are a first guess of the
+next run and change no text, so failures here are no errors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
 Learnt = Mapping[str, Numbers]
-"""By learner and circumstance (`draft@0.7` where the target samples so), what it learnt; what was
-used last is last."""
+"""Learnt state by learner and cache key (`draft@0.7` at temperature 0.7), last used last."""
 
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 20
 MOST_PLACES = 64
-"""Of a pair, by learner and circumstance: a file is read and written with every text."""
+"""Entries kept for a pair, since the file is read and written with every text."""
 MOST_FILES = 128
 """In the folder: a new one sends the one away that was not written for the longest time."""
 
@@ -40,10 +39,10 @@ def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
 
 
 class Memory(Protocol):
-    """Where an engine begins, and where it leaves what it learnt."""
+    """Store of the state that an engine learns."""
 
     def recall(self) -> Learnt:
-        """What was kept last; nothing if nothing was."""
+        """The state kept last; empty if there is none."""
 
     def keep(self, learnt: Learnt) -> None:
         """Keep this for the next run, if that is possible."""
