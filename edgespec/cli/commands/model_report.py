@@ -307,6 +307,8 @@ def _checksum(listed: ListedModel) -> str:
             return "differs"
     if listed.known.is_outdated:
         return "outdated"
+    if any(file.expected_sha256 for file in listed.files):
+        return "not read: --hash"
     shas = [file.sha256[:12] for file in listed.files if file.sha256]
     return shas[0] if len(shas) == 1 else "none on record"
 
