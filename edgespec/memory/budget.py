@@ -81,6 +81,8 @@ class MemoryPlan:
     """Context of the target in tokens."""
     max_nodes: int = 1
     """Most nodes of one pass of the target, the root included."""
+    n_parallel: int = 1
+    """Most texts that are generated at once."""
 
     @property
     def planned_bytes(self) -> int:
@@ -155,6 +157,7 @@ class MemoryPlan:
             "batch_size": self.batch_size,
             "ctx_size": self.ctx_size,
             "max_nodes": self.max_nodes,
+            "n_parallel": self.n_parallel,
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,

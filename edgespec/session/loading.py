@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
@@ -236,6 +236,7 @@ class _Opening(Closeable):
             planned,
             notes=(*planned.notes, *self._notes(planned)),
             ctx_size=self._prepared[0].info.n_ctx,
+            n_parallel=texts_at_once(self._settings.n_parallel),
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
         )
@@ -321,6 +322,17 @@ def _check_arguments(
         arguments.instance("settings", settings, LoadSettings),
         arguments.instance("engine_settings", engine_settings, EngineSettings),
         arguments.callback("progress", progress),
+    )
+
+
+def texts_at_once(wanted: int | Literal["auto"]) -> int:
+    """Texts that the engine generates at once where `wanted` are asked for. Raises UsageError for
+    more than it can."""
+    if wanted in {"auto", 1}:
+        return 1
+    raise UsageError(
+        f"--parallel {wanted}: texts are generated one at a time, others wait in line: leave it "
+        "out, or give auto"
     )
 
 

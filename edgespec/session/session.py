@@ -130,6 +130,11 @@ class Session(Closeable):
         return self._engine.is_closed
 
     @property
+    def n_parallel(self) -> int:
+        """Most generations that run at once; others wait in line."""
+        return self.plan.n_parallel
+
+    @property
     def n_waiting(self) -> int:
         """Generations that wait for the one that runs."""
         return self._engine.n_waiting

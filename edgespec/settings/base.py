@@ -30,6 +30,7 @@ FLAGS = {
     "max_tokens": "--n-predict",
     "temperature": "--temp",
     "max_depth": "--draft-depth",
+    "n_parallel": "--parallel",
 }
 """Flags that are not spelled like their setting: most are llama.cpp's."""
 

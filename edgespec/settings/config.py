@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -68,6 +68,8 @@ MOST_DRAFTED = 1024
 """Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
 MOST_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
+MOST_TEXTS = 64
+"""Texts of one pass at most: what a pass costs besides reading grows with them."""
 MOST_CONFIG_BYTES = 1 << 20
 LEAST_BUDGET_BYTES = 1 << 20
 """Smallest budget that text may give without a unit; less is taken for a missing unit."""
@@ -122,6 +124,18 @@ def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
     return MappingProxyType(dict(biases))
 
 
+def _texts_at_once(value: object) -> object:
+    """`auto` stays: what the budget affords depends on the models."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return "auto"
+    text = str(value).strip()
+    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_TEXTS:
+        return int(text)
+    raise PydanticCustomError(
+        "texts_at_once", f"it must be auto, or a whole number from 1 to {MOST_TEXTS}"
+    )
+
+
 _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -143,6 +157,9 @@ class LoadSettings(Settings):
     """Tokens of context; 0 is what the model was trained on, up to DEFAULT_CTX_SIZE."""
     batch_size: AtLeastOne | None = None
     """Prompt tokens per pass; None plans it."""
+    n_parallel: Annotated[int | Literal["auto"], BeforeValidator(_texts_at_once)] = 1
+    """Texts that are generated at once, in shared passes; others wait in line. `auto`: as many as
+    the memory budget affords."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """None is every physical core that the process may use."""
     threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -174,6 +191,7 @@ class LoadSettings(Settings):
             memory_budget: int | str = "auto",
             ctx_size: int = 0,
             batch_size: int | None = None,
+            n_parallel: int | Literal["auto"] = 1,
             threads: int | None = None,
             threads_draft: int | None = None,
             options: Mapping[str, RuntimeOptions] = ...,

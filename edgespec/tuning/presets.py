@@ -26,7 +26,7 @@ TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "looku
 that are only for drafts."""
 _ELSEWHERE = frozenset(
     {"model", "draft", "memory_budget", "threads", "threads_draft"}
-    | {"grammars", "logprobs", "state_files", "most_body_bytes"}
+    | {"grammars", "logprobs", "n_parallel", "state_files", "most_body_bytes"}
 )
 """Settings of loading that do not tell presets apart, or do it in their own way."""
 _STEPS_PER_DOUBLING = 4

@@ -69,6 +69,11 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
     assert LoadSettings(model=Path("m"), gpu_memory_budget=given).gpu_memory_budget == kept
 
 
+@pytest.mark.parametrize(("given", "kept"), [("4", 4), (4, 4), ("Auto", "auto")])
+def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kept: Any):
+    assert LoadSettings(model=Path("m"), n_parallel=given).n_parallel == kept
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -92,6 +97,9 @@ def test_a_budget_is_bytes_unless_it_depends_on_the_machine(given: Any, kept: An
         ({"model": "m", "batch_size": 1 << 63}, "--batch-size 9223372036854775808: it must be"),
         ({"model": "m", "ctx_size": 1 << 31}, "--ctx-size 2147483648: it must be less than"),
         ({"model": "m", "threads": 100_000}, "--threads 100000: it must be less than"),
+        ({"model": "m", "n_parallel": 0}, "--parallel 0: it must be auto, or a whole number from"),
+        ({"model": "m", "n_parallel": "65"}, "--parallel 65: it must be auto, or a whole number"),
+        ({"model": "m", "n_parallel": True}, "--parallel True: it must not be true"),
     ],
 )
 def test_load_settings_refuse(settings: dict[str, Any], message: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,21 @@ def test_plan_prints_who_gets_what(monkeypatch: pytest.MonkeyPatch, capsys):
     assert "40.0 MiB" in out
     assert entry.main(["plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned_bytes"] == 90 * MIB
+
+
+def test_plan_tells_how_many_texts_fit(monkeypatch: pytest.MonkeyPatch, capsys):
+    asked = []
+
+    def plan(load, *others):
+        asked.append(load.n_parallel)
+        return replace(PLAN, n_parallel=3)
+
+    monkeypatch.setattr(session, "plan", plan)
+    assert entry.main(["plan", "-np", "auto"]) == 0
+    assert "Up to 3 texts are generated at once." in capsys.readouterr().out
+    assert entry.main(["plan", "--parallel", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n_parallel"] == 3
+    assert asked == ["auto", 3]
 
 
 def test_a_bandwidth_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.MonkeyPatch, capsys):

@@ -172,6 +172,8 @@ def plan_table(
             "",
         ]
     lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
+    if plan.n_parallel > 1:
+        lines.append(f"Up to {plan.n_parallel} texts are generated at once.")
     lines += _pass_lines(plan, disk_bytes_per_s, disk_source, predicted)
     return [*lines, *plan.notes]
 

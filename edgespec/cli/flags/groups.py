@@ -98,6 +98,18 @@ def add_memory(parser: ArgumentParser) -> None:
             group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
 
 
+def add_parallel(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("several texts")
+    group.add_argument(
+        "-np",
+        "--parallel",
+        metavar="N",
+        dest="n_parallel",
+        help="texts that are generated at once, sharing the weights that a pass reads, or auto for "
+        "as many as the budget affords; others wait in line (default: 1)",
+    )
+
+
 def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
     """Flags of sampling. `chats`: defaults are the values that the model's makers recommend."""
     group = parser.add_argument_group("sampling")

@@ -227,6 +227,7 @@ def _plan(parser: _Parser) -> _Parser:
     parser.epilog = _PLAN_EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_parallel(parser)
     guesses = parser.add_argument_group("draft")
     groups.add_corpus(guesses)
     guesses.add_argument(

@@ -34,6 +34,7 @@ def add_to(parser: P) -> P:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_parallel(parser)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
     group = parser.add_argument_group("server")
