@@ -143,6 +143,16 @@ class CommonRequest(_Part):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer."""
+        return self.max_tokens
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """Alternatives for each token; None for no log probabilities. Raises RequestError."""
+        raise NotImplementedError
+
+    @property
     def copies(self) -> int:
         """Choices for each prompt."""
         return self.n or 1
@@ -168,14 +178,11 @@ class ChatRequest(CommonRequest):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens
-        return self.max_tokens
+        """Most tokens of the answer; the newer of the two fields wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives for each token; None for no log probabilities. Raises RequestError."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -259,6 +266,10 @@ class CompletionRequest(CommonRequest):
     def limit(self) -> int | None:
         """Most tokens of the answer; OpenAI's default for this endpoint is 16."""
         return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def n_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 def _function_name(tool: dict[str, Any], place: int) -> str:

@@ -1,6 +1,6 @@
 """Starts requests in OpenAI's shape on a session.
 
-Translates the fields of requests to arguments of a session, which writes the text.
+Translates the fields of requests to those of a session, which writes the text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ from edgespec.grammar.specification import (
     regular_expression,
 )
 from edgespec.ports import Progress
+from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.settings.config import SamplingParams
 from edgespec.values import ModelInfo
 
@@ -65,18 +66,9 @@ class Generates(Protocol):
 
     def piece(self, token: int) -> bytes: ...
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        progress: Progress | None = None,
-        grammar: Grammar | None = None,
-        logprobs: int | None = None,
-        *,
-        shown: Mapping[int, str] | None = None,
-    ) -> Tokens: ...
+    def constraint(self, grammar: Grammar) -> Constraint: ...
+
+    def submit(self, request: TextRequest) -> Tokens: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +132,9 @@ class Completions:
         grammar = _grammar_of_chat(request, prompt)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         if tools or not request.stream:  # text that may be a call is held back
-            self._check_logprobs(request, request.n_logprobs, request.limit, [tokens])
+            self._check_logprobs(request, [tokens])
         return ChatCompletion(
-            self._sources(request, [tokens], request.limit, request.n_logprobs, progress, grammar),
+            self._sources(request, [tokens], progress, grammar),
             self._envelope("chat.completion", "chatcmpl"),
             self._session.piece,
             lambda: MessageWriter(prompt, bool(tools)),
@@ -162,9 +154,9 @@ class Completions:
         ]
         grammar = grammar_of(request.response_format)
         if not request.stream:
-            self._check_logprobs(request, request.logprobs, request.limit, prompts)
+            self._check_logprobs(request, prompts)
         return TextCompletion(
-            self._sources(request, prompts, request.limit, request.logprobs, progress, grammar),
+            self._sources(request, prompts, progress, grammar),
             self._envelope("text_completion", "cmpl"),
             self._session.piece,
             request.wants_usage,
@@ -185,8 +177,6 @@ class Completions:
         self,
         request: CommonRequest,
         prompts: Sequence[_Prompt],
-        limit: int | None,
-        n_logprobs: int | None,
         progress: Progress | None,
         grammar: Grammar | None,
     ) -> list[ChoiceSource]:
@@ -195,20 +185,24 @@ class Completions:
         Every prompt is checked before any text is written. Raises UsageError.
         """
         sampling = self._sampling_of(request)
-        stop = tuple(request.stop or ())
+        shared = TextRequest(
+            prompt_tokens=(),
+            max_tokens=request.limit,
+            stop=tuple(request.stop or ()),
+            n_logprobs=request.n_logprobs,
+            progress=progress,
+        )
 
         def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
             seed = (sampling.seed + copy) % (1 << 64)
-            return self._session.stream(
-                prompt.tokens.tolist(),
-                sampling.model_copy(update={"seed": seed}),
-                limit,
-                stop,
-                progress,
-                grammar,
-                n_logprobs,
+            text = replace(
+                shared,
+                prompt_tokens=tuple(prompt.tokens),
+                sampling=sampling.model_copy(update={"seed": seed}),
+                constraint=None if grammar is None else self._session.constraint(grammar),
                 shown=prompt.shown,
             )
+            return self._session.submit(text)
 
         n = request.copies
         is_greedy = sampling.temperature == 0
@@ -244,14 +238,9 @@ class Completions:
             fields["logit_bias"] = dict(fields.get("logit_bias", {})) | forbidden
         return SamplingParams(**fields)
 
-    def _check_logprobs(
-        self,
-        request: CommonRequest,
-        n_others: int | None,
-        limit: int | None,
-        prompts: Sequence[_Prompt],
-    ) -> None:
+    def _check_logprobs(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> None:
         """Raise RequestError where an answer that is kept whole may become too large."""
+        n_others, limit = request.n_logprobs, request.limit
         if self._most_logged_tokens is None or n_others is None:
             return
         rooms = [max(0, self._session.target.n_ctx - len(p.tokens) + 1) for p in prompts]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.engine.acceptance import AcceptanceRule
-from edgespec.engine.request import ActiveRequest, TextRequest
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
+from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason
 
 

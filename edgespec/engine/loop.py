@@ -19,12 +19,13 @@ from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.learning import Learning
 from edgespec.engine.pair import Pair
 from edgespec.engine.prompt import read_prompt, read_tail
-from edgespec.engine.request import ActiveRequest, TextRequest
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import begin_round
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, TokenEvent

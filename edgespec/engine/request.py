@@ -1,4 +1,4 @@
-"""One request for text: the value that the doors build, and its state while the engine serves it.
+"""One request for text while the engine serves it: its sampler, its text so far and its figures.
 
 Knows no model; a generation is the caller's handle of it.
 """
@@ -6,51 +6,14 @@ Knows no model; a generation is the caller's handle of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from edgespec.engine.outcome import Tally
-from edgespec.engine.sampling import Constraint, Sampler, SamplingParams
+from edgespec.engine.sampling import Sampler
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
-from edgespec.ports import Progress
+from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats
-
-
-class Keeper(Protocol):
-    """Optional protocol of a request: keeps the KV of a prompt beyond the process.
-
-    It may use the models when it is called.
-    """
-
-    def before_prompt(self, prompt: Sequence[int], tally: Tally) -> None:
-        """Called before the prompt is read: may load kept KV into the models."""
-
-    def after_prompt(self, n_prefilled: int, tally: Tally) -> None:
-        """Called after the prompt was read, `n_prefilled` of its tokens in passes of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """A text to generate, as the caller specified it."""
-
-    prompt_tokens: tuple[int, ...]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int | None = None
-    """Most tokens of the text; None: as many as fit into the context."""
-    stop: Sequence[str] = ()
-    """Strings that end the text and are cut off."""
-    constraint: Constraint | None = None
-    """Grammar of the text, at its beginning: it follows one text and serves no second request."""
-    n_logprobs: int | None = None
-    """Alternatives whose log probabilities come with each token's own; None: no log
-    probabilities."""
-    shown: Mapping[int, str] = field(default_factory=dict)
-    """Text of control tokens, which otherwise add none."""
-    progress: Progress | None = None
-    """Called while the prompt is read."""
-    keeper: Keeper | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
+from edgespec.ports.text_request import Constraint
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 
@@ -25,19 +25,6 @@ __all__ = ["Sampler", "SamplingParams", "distribution", "draw", "top_tokens"]
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
-
-
-class Constraint(Protocol):
-    """Protocol of a grammar at work: the tokens that may follow the text so far."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Tokens that may come next, [n_vocab]."""
-
-    def take(self, token: int) -> None:
-        """`token` is the next one of the text."""
-
-    def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice; at most so many."""
 
 
 class Sampler:

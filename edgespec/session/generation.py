@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Self
 
 from edgespec.concurrency.owning import Closeable, Users
-from edgespec.engine.request import TextRequest
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import Progress
+from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
 
 
@@ -29,7 +29,7 @@ class Generation(Closeable):
     def __init__(
         self,
         engine: SharedEngine,
-        terms: TextRequest,
+        request: TextRequest,
         paging: Callable[[], PagingStats],
         load_s: float,
         owner: object = None,
@@ -46,9 +46,9 @@ class Generation(Closeable):
         self._paging_before: PagingStats | None = None
         self._result: GenerationResult | None = None
         self._failure: Exception | None = None
-        if terms.progress is not None:
-            terms = replace(terms, progress=_guarded(terms.progress, engine, self._users))
-        self._request = engine.admit(terms)
+        if request.progress is not None:
+            request = replace(request, progress=_guarded(request.progress, engine, self._users))
+        self._request = engine.admit(request)
         self._turn = engine.open(self._request)
 
     def __iter__(self) -> Self:

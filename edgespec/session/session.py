@@ -19,8 +19,6 @@ from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import TextRequest
-from edgespec.engine.sampling import Constraint, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
@@ -28,6 +26,7 @@ from edgespec.files import cache_folder
 from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
+from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.generation import Generation
 from edgespec.session.loading import (
     GRAMMARS,
@@ -38,7 +37,7 @@ from edgespec.session.loading import (
     plan,
 )
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
@@ -169,7 +168,7 @@ class Session(Closeable):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
         else:
             tokens = arguments.token_ids("the prompt", prompt)
-        terms = TextRequest(
+        request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=SamplingParams()
             if sampling is None
@@ -177,14 +176,20 @@ class Session(Closeable):
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
             progress=arguments.callback("progress", progress),
-            constraint=None if grammar is None else self._constraint(grammar),
+            constraint=None if grammar is None else self.constraint(grammar),
             n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
         )
-        return Generation(
-            self._engine, terms, self._models.target.paging, self.load_report["total"], owner=self
-        )
+        return self.submit(request)
+
+    def submit(self, request: TextRequest) -> Generation:
+        """A generation of the request, which `stream` builds from its arguments.
+
+        Raises UsageError if the target cannot serve it.
+        """
+        paging, load_s = self._models.target.paging, self.load_report["total"]
+        return Generation(self._engine, request, paging, load_s, owner=self)
 
     def generate(
         self,
@@ -368,7 +373,8 @@ class Session(Closeable):
             bos,
         )
 
-    def _constraint(self, grammar: Grammar) -> Constraint:
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """The grammar at work, for one request. Raises UsageError and GrammarError."""
         if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):
             raise UsageError(
                 "structured answers need memory that this session's budget does not hold: load it "

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from edgespec.engine.round import common_length
 from edgespec.errors import EdgespecError
+from edgespec.ports.text_request import Notes
 from edgespec.state.file import check_place
 from edgespec.state.keeper import StateKeeper
-
-
-class Notes(Protocol):
-    """Receives notes for the user."""
-
-    def note(self, text: str) -> None: ...
 
 
 class PromptCache:
@@ -38,7 +32,7 @@ class PromptCache:
 
 
 class CachedPrompt:
-    """A prompt cache in use by one session; implements `edgespec.engine.request.Keeper`."""
+    """A prompt cache in use by one session; implements `Keeper` of a request."""
 
     def __init__(self, cache: PromptCache, keeper: StateKeeper) -> None:
         self._cache = cache

@@ -19,7 +19,6 @@ from pydantic_core import to_jsonable_python
 
 from edgespec import errors
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError
@@ -29,6 +28,7 @@ from edgespec.jobs.messages import Failed, Messages, answer_one
 from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.ports.text_request import TextRequest
 from edgespec.session.loading import corpus_drafters, open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult

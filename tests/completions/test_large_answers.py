@@ -34,7 +34,7 @@ class RoomySession:
     def piece(self, token: int) -> bytes:
         return b"a"
 
-    def stream(self, *arguments: Any, **options: Any) -> Any:
+    def submit(self, request: Any) -> Any:
         return SimpleNamespace()
 
 

@@ -23,8 +23,8 @@ class Listener:
     def piece(self, token: int) -> bytes:
         return b"a"
 
-    def stream(self, prompt, sampling=None, *others, **options):
-        self.sampling = sampling
+    def submit(self, request):
+        self.sampling = request.sampling
         return SimpleNamespace()
 
 

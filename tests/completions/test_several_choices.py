@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +16,16 @@ from edgespec.completions.requests import ChatRequest, CompletionRequest, Reques
 from edgespec.completions.service import Completions
 from edgespec.errors import UsageError
 from edgespec.memory import requests
+from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
 
 
 class SeedTokens:
     """A generation that writes its prompt and its seed."""
 
-    def __init__(self, session: SeedSession, prompt: list[int], seed: int, has_logs: bool) -> None:
+    def __init__(
+        self, session: SeedSession, prompt: Sequence[int], seed: int, has_logs: bool
+    ) -> None:
         self._session = session
         self._prompt = tuple(prompt)
         self._logs = TokenLogprobs.of(-1.0, [(1, -1.0)]) if has_logs else None
@@ -63,10 +66,11 @@ class SeedSession:
     def piece(self, token: int) -> bytes:
         return bytes([ord("a") + token])
 
-    def stream(self, prompt: Any, sampling: Any = None, *others: Any, **options: Any) -> SeedTokens:
+    def submit(self, request: TextRequest) -> SeedTokens:
+        prompt, has_logprobs = request.prompt_tokens, request.n_logprobs is not None
         if len(prompt) > 10:
             raise UsageError("the prompt is too long")
-        self.alive.append(SeedTokens(self, prompt, sampling.seed, others[-1] is not None))
+        self.alive.append(SeedTokens(self, prompt, request.sampling.seed, has_logprobs))
         return self.alive[-1]
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, Accepted, ExactReplay, accept
-from edgespec.engine.request import ActiveRequest, TextRequest
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
+from edgespec.ports.text_request import TextRequest
 from edgespec.testing.fake_model import FakeVocabulary
 from edgespec.tree import ROOT, TokenTree
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
-from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
+from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract

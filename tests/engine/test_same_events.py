@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from edgespec.engine.loop import Engine
 from edgespec.engine.pacer import PACERS
-from edgespec.engine.request import TextRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
+from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, Language, blend, random_language
 from edgespec.values import TokenEvent, TokenLogprobs

@@ -13,9 +13,9 @@ from edgespec.engine.loop import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
-from edgespec.engine.request import TextRequest
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.settings import EngineSettings
+from edgespec.ports.text_request import TextRequest
 from edgespec.testing.fake_model import FakeModel, fixed_text
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree

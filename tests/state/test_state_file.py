@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from edgespec.engine.loop import Engine
-from edgespec.engine.request import TextRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.ports.text_request import TextRequest
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
