@@ -24,16 +24,16 @@ from starlette.routing import Route
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.completion import Completion
+from edgespec.completions.decoding import decoded
+from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.memory import process
 from edgespec.server.bodies import Bodies
-from edgespec.server.decoding import decoded
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
-from edgespec.server.refusals import Refusal, refusal_of
 from edgespec.session.asynchronous import InThread, in_thread
 from edgespec.session.session import Session
 

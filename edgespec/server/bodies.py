@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from edgespec.server.refusals import Refusal, too_many_requests
+from edgespec.completions.refusals import Refusal, too_many_requests
 
 
 @dataclass(eq=False, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from edgespec.completions.refusals import Refusal
 from edgespec.errors import UsageError
-from edgespec.server.refusals import Refusal
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 

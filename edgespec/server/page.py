@@ -12,7 +12,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec.server.refusals import Refusal
+from edgespec.completions.refusals import Refusal
 
 _FILES = {
     "index.html": "text/html",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edgespec.server.refusals import too_many_requests
+from edgespec.completions.refusals import too_many_requests
 from edgespec.values import GenerationResult, PagingStats
 
 

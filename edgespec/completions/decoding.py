@@ -1,4 +1,4 @@
-"""Decoding of a request's body: JSON whose strings are valid Unicode."""
+"""Decoding of requests: JSON whose strings are valid Unicode."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import json
 import re
 from typing import Any
 
-from edgespec.server.refusals import Refusal
+from edgespec.completions.refusals import Refusal
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def decoded(body: bytes | bytearray) -> Any:
-    """The JSON of a body. Raises Refusal for an invalid one."""
+def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
+    """The JSON in `data`, which errors call `named`. Raises Refusal if it is invalid."""
     try:
-        content = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-        if _ESCAPED_SURROGATE.search(body):
+        content = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        if _ESCAPED_SURROGATE.search(data):
             _check_text(content)
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"the body is not UTF-8 at byte {error.start}") from error
+        raise Refusal(400, f"{named} is not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
         raise Refusal(
             400,
-            "the body has half a character (a lone surrogate, an escape such as \\ud800 without "
+            f"{named} has half a character (a lone surrogate, an escape such as \\ud800 without "
             "its other half), which is no text",
         ) from error
     except RecursionError as error:
-        raise Refusal(400, "the body is nested too deep") from error
+        raise Refusal(400, f"{named} is nested too deep") from error
     except ValueError as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from error
+        raise Refusal(400, f"{named} is no JSON: {error}") from error
     return content
 
 
