@@ -10,6 +10,7 @@ from edgespec.engine.cost_key import CostKey
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
+from edgespec.engine.experience import Experience
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
@@ -90,10 +91,9 @@ def _new_planner(
     info = target.info
     share = draft.info.size_bytes / info.size_bytes if draft and info.size_bytes else 0.0
     return RoundPlanner(
-        curve=PassCurve(used_share=info.used_share),
+        experience=Experience(PassCurve(used_share=info.used_share), draft_share=share),
         stop_rule=settings.new_stop_rule(),
         may_step_aside=settings.step_aside,
         may_overlap=settings.overlap,
-        draft_share=share,
         max_rows=settings.max_nodes(info),
     )

@@ -27,7 +27,7 @@ def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
     begun = pair.clock()
     if request.terms.keeper is not None:
         request.terms.keeper.before_prompt(prompt, request.tally)
-    n_drafted = max(0, len(pair.committed) - learning.planner.unread)
+    n_drafted = max(0, len(pair.committed) - learning.planner.account.unread)
     pair.rewind(_reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]

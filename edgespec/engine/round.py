@@ -16,7 +16,8 @@ import numpy as np
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.acceptance import Accepted, accept
-from edgespec.engine.decision import Chances, Point, RoundPlan, RoundPlanner
+from edgespec.engine.chances import Chances
+from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome, Tally

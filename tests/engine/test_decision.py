@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.decision import Chances, RoundPlan, RoundPlanner
+from edgespec.engine.chances import Chances
+from edgespec.engine.decision import RoundPlan, RoundPlanner
+from edgespec.engine.experience import Experience, TextAccount
 from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.stop_rules import RoundSoFar
@@ -36,9 +38,15 @@ def planner(right: float = 0.8, known: PassCurve | None = None) -> RoundPlanner:
     for n in range(30):
         was_right = int((n + 1) * right) > int(n * right)
         chances = chances.with_reached(Reached(False, right, was_right))
-    return RoundPlanner(
-        curve=known or curve(*RESIDENT), chances=chances, step_s=STEP_S, overhead_s=STEP_S, room=99
+    experience = Experience(
+        known or curve(*RESIDENT), chances, seen_step_s=STEP_S, seen_overhead_s=STEP_S
     )
+    return RoundPlanner(experience, TextAccount(room=99))
+
+
+def begun(room: int = 99, **known: float) -> RoundPlanner:
+    """Passes have been seen, guesses have not."""
+    return RoundPlanner(Experience(curve(*RESIDENT), **known), TextAccount(room=room))
 
 
 def line(*confidences: float) -> RoundSoFar:
@@ -46,6 +54,14 @@ def line(*confidences: float) -> RoundSoFar:
     for token, confidence in enumerate(confidences):
         end = tree.add(end, token, confidence)
     return RoundSoFar(tree, [end])
+
+
+def with_account(value: RoundPlanner, **changed: float) -> RoundPlanner:
+    return replace(value, account=replace(value.account, **changed))
+
+
+def with_experience(value: RoundPlanner, **changed: float) -> RoundPlanner:
+    return replace(value, experience=replace(value.experience, **changed))
 
 
 def unlimited(value: RoundPlanner) -> RoundPlan:
@@ -77,7 +93,7 @@ def test_drafting_goes_on_while_reads_hide_rows_and_ends_when_they_do_not() -> N
 
 
 def test_nothing_is_tried_before_a_pass_was_seen() -> None:
-    assert not RoundPlanner(room=99).plan().guesses
+    assert not RoundPlanner(account=TextAccount(room=99)).plan().guesses
 
 
 def test_a_draft_that_is_never_right_is_left_out() -> None:
@@ -85,46 +101,48 @@ def test_a_draft_that_is_never_right_is_left_out() -> None:
 
 
 def test_a_round_without_a_promise_may_cost_a_share_of_the_credit() -> None:
-    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
+    value = begun(draft_share=0.05)
     plan = value.plan()
     assert plan.guesses
     assert plan.credit_s < value.credit_s < 0.021 * 32 * 0.040
 
 
 def test_a_text_that_has_spent_its_credit_guesses_no_more() -> None:
-    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
-    assert not replace(value, saved_s=-0.02 * 32 * 0.040).plan().guesses
+    value = begun(draft_share=0.05)
+    assert not with_account(value, saved_s=-0.02 * 32 * 0.040).plan().guesses
 
 
 def test_credit_grows_with_time_and_with_what_guesses_saved() -> None:
-    value = RoundPlanner(curve=curve(*RESIDENT), room=99)
-    later = replace(value, elapsed_s=100.0)
+    value = begun()
+    later = with_account(value, elapsed_s=100.0)
     assert later.credit_s == pytest.approx(2.0)
-    assert replace(later, saved_s=5.0).credit_s == pytest.approx(7.0)
+    assert with_account(later, saved_s=5.0).credit_s == pytest.approx(7.0)
 
 
 def test_untried_guesses_are_verified_as_far_as_the_credit_covers_them() -> None:
-    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, room=99)
+    value = begun(draft_share=0.05)
     plan = value.plan()
     assert value.best(plan, line(*[0.98] * 7)).n_rows == 1
     assert value.best(replace(plan, credit_s=1.0), line(*[0.98] * 7)).n_rows == 8
 
 
 def test_a_draft_reads_a_long_text_only_where_that_pays() -> None:
-    proven = replace(planner(0.97), rounds=9.0, claimed=40.0, seconds=1.5, token_read_s=0.001)
+    proven = with_experience(
+        planner(0.97), rounds=9.0, claimed=40.0, seconds=1.5, seen_token_read_s=0.001
+    )
     assert proven.plan().guesses
-    assert not replace(proven, unread=5000).plan().guesses
+    assert not with_account(proven, unread=5000).plan().guesses
 
 
 def test_drafting_goes_on_beside_a_pass_where_the_pass_waits_for_reads() -> None:
-    value = replace(planner(0.8, curve(*RESIDENT, read_s=0.5)), kept_s=0.01)
+    value = with_experience(planner(0.8, curve(*RESIDENT, read_s=0.5)), kept_s=0.01)
     assert value.drafts_beside(8)
     assert not value.drafts_beside(40)
     assert not replace(value, may_overlap=False).drafts_beside(8)
 
 
 def test_drafting_beside_a_pass_that_computes_all_the_time_is_not_tried() -> None:
-    assert not replace(planner(), kept_s=0.01).drafts_beside(1)
+    assert not with_experience(planner(), kept_s=0.01).drafts_beside(1)
 
 
 OUTCOME = RoundOutcome(
@@ -152,22 +170,23 @@ OUTCOME = RoundOutcome(
 
 
 def test_a_round_teaches_costs_and_chances() -> None:
-    value = RoundPlanner(curve=curve(*RESIDENT), room=99).observe(OUTCOME)
-    assert value.step_s == pytest.approx(0.002)
-    assert value.overhead_s == pytest.approx(0.007)
-    assert value.chances.hits == pytest.approx((0.9025, 0.95))
-    assert value.chances.tries == pytest.approx((0.9025, 1.95))
-    assert value.saved_s == pytest.approx(3 * 0.040 - 0.175)
+    value = begun().observe(OUTCOME)
+    known = value.experience
+    assert known.step_s == pytest.approx(0.002)
+    assert known.overhead_s == pytest.approx(0.007)
+    assert known.chances.hits == pytest.approx((0.9025, 0.95))
+    assert known.chances.tries == pytest.approx((0.9025, 1.95))
+    assert value.account.saved_s == pytest.approx(3 * 0.040 - 0.175)
 
 
 def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
-    taught = RoundPlanner(curve=curve(*RESIDENT), room=99)
+    taught = begun()
     for _ in range(30):
         taught = taught.observe(OUTCOME)
-    begun = RoundPlanner(room=99).load_state_dict(taught.state_dict())
-    assert begun.plan().rate == pytest.approx(taught.plan().rate, rel=0.1)
-    assert sum(begun.chances.tries) <= 6.001
-    assert begun.rounds <= 6.001
+    value = RoundPlanner(account=TextAccount(room=99)).load_state_dict(taught.state_dict())
+    assert value.plan().rate == pytest.approx(taught.plan().rate, rel=0.1)
+    assert sum(value.experience.chances.tries) <= 6.001
+    assert value.experience.rounds <= 6.001
 
 
 @given(
@@ -178,7 +197,7 @@ def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
     )
 )
 def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -> None:
-    value = RoundPlanner(room=99).load_state_dict(numbers).observe(OUTCOME)
+    value = RoundPlanner(account=TextAccount(room=99)).load_state_dict(numbers).observe(OUTCOME)
     assert math.isfinite(value.plan().rate)
     assert 1 <= value.best(unlimited(value), line(0.9, 0.3)).n_rows <= 3
 
@@ -188,8 +207,8 @@ def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -
 
 def cold(n_unread: int) -> RoundPlanner:
     """Sixteen tokens into a text that the draft has not read."""
-    value = RoundPlanner(curve=curve(*RESIDENT), draft_share=0.05, prompt_token_s=0.015, room=400)
-    return replace(value, unread=n_unread, n_tokens=16)
+    value = begun(400, draft_share=0.05, prompt_token_s=0.015)
+    return with_account(value, unread=n_unread, n_tokens=16)
 
 
 def test_a_draft_that_must_read_much_is_first_tried_on_the_end_of_the_text() -> None:
@@ -201,6 +220,7 @@ def test_a_draft_that_must_read_much_is_first_tried_on_the_end_of_the_text() -> 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_draft_reads_the_text_if_it_would_have_guessed_its_end(is_right: bool) -> None:
     tried = [Rehearsed(0.97, is_right, 0.99, is_right)] * 15
-    value = cold(200).observe_rehearsal(tried, 0.01)
+    outcome = replace(OUTCOME, guessed=False, n_tokens=1, verified=0, pass_s=0.04, wall_s=0.05)
+    value = cold(200).observe(replace(outcome, reading_s=0.01, draft_s=0.01, rehearsed=tried))
     assert value.plan().guesses == is_right
-    assert value.saved_s == pytest.approx(-0.01)
+    assert value.account.saved_s == pytest.approx(-0.01)

@@ -175,7 +175,7 @@ def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
     with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
-        begun = engine.planner.curve.contention
+        begun = engine.planner.experience.curve.contention
         finish(events)
         return begun
 

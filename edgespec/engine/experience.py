@@ -1,0 +1,272 @@
+"""Costs and yields of rounds, learnt from those that were measured, and the account of one text.
+
+Frozen values that answer each round with their successor. They read no clock and call no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+import numpy as np
+
+from edgespec.engine.chances import Chances
+from edgespec.engine.drafting.remembering import Numbers
+from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
+from edgespec.engine.pass_curve import LONGEST_S, PassCurve, within
+from edgespec.values import PassReport
+
+CREDIT_SHARE = 0.02
+"""Share of the time without guesses that trying guesses may cost a text."""
+PROMISED_TOKENS = 32
+"""Texts of so many tokens and more are not slower for being guessed at: they have their credit from
+the start."""
+FADE = 0.95
+"""Kept of what was learnt, a round."""
+MOST_RECALLED = 6.0
+"""Rounds and tries of another run that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextAccount:
+    """Time and tokens of one text, and what guesses may still cost it."""
+
+    unread: int = 0
+    """Committed tokens that the draft has not read."""
+    n_tokens: int = 0
+    room: int = 0
+    """Tokens of this text so far, and those that may follow."""
+    prompt_s: float = 0.0
+    """Seconds in which the target read this text's prompt."""
+    elapsed_s: float = 0.0
+    saved_s: float = 0.0
+    """Seconds of this text so far, and those that guesses have saved it."""
+
+    def credit_s(self, plain_s: float) -> float:
+        """Seconds that guesses may lose, where a token without guesses takes `plain_s`."""
+        earned_s = max(self.elapsed_s, min(PROMISED_TOKENS, self.room) * plain_s)
+        return CREDIT_SHARE * earned_s + self.saved_s
+
+    def with_reading(self, seconds: float) -> TextAccount:
+        """The account after the draft read what it had not read, before a round."""
+        return replace(self, unread=0, saved_s=self.saved_s - self.unpaid_s(seconds))
+
+    def unpaid_s(self, reading_s: float) -> float:
+        """Seconds of the draft's reading that the target's own reading does not pay for."""
+        return max(0.0, reading_s - CREDIT_SHARE * self.prompt_s)
+
+    def with_round(self, outcome: RoundOutcome, saved_s: float) -> TextAccount:
+        return replace(
+            self,
+            unread=0 if outcome.guessed else self.unread + outcome.n_tokens,
+            n_tokens=self.n_tokens + outcome.n_tokens,
+            room=max(0, self.room - outcome.n_tokens),
+            elapsed_s=self.elapsed_s + outcome.wall_s,
+            saved_s=self.saved_s + saved_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Costs of passes and draft steps, chances of guesses, and the yield of the best rounds."""
+
+    curve: PassCurve = field(default_factory=PassCurve)
+    chances: Chances = field(default_factory=Chances)
+    draft_share: float = 0.0
+    """The draft's size as a share of the target's: the first guess of what a step takes."""
+
+    seen_step_s: float = 0.0
+    """Seconds of a draft step; 0 before one was seen."""
+    seen_token_read_s: float = 0.0
+    """Seconds in which the draft reads a token of the text; 0 before it did."""
+    prompt_token_s: float = 0.0
+    """Seconds in which the target read a token of the prompt."""
+    seen_overhead_s: float = 0.0
+    """Seconds of a round with guesses besides steps and pass."""
+    plain_overhead_s: float = 0.0
+    """Seconds of a round without guesses besides its pass."""
+    rounds: float = 0.0
+    claimed: float = 0.0
+    seconds: float = 0.0
+    """Fading sums over the best points of rounds that drafted."""
+    kept_s: float = 0.0
+    """Seconds of drafting that growth beside a pass saves the next round."""
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a token without guesses."""
+        return max(1e-9, self.curve.second(1) + self.plain_overhead_s)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a draft step."""
+        return self.seen_step_s or self.draft_share * float(self.curve.compute_s(np.ones(1))[0])
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of a round with guesses besides steps and pass."""
+        return self.seen_overhead_s or self.step_s
+
+    def reading_s(self, n_tokens: int) -> float:
+        """Seconds in which the draft would read so many tokens."""
+        token_s = self.seen_token_read_s or self.draft_share * self.prompt_token_s
+        return max(n_tokens * token_s, self.step_s) if n_tokens else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the best rounds of late: what a second is worth."""
+        expected = self.rounds + self.chances.honesty * self.claimed
+        return max(1 / self.plain_s, (expected + 1) / (self.seconds + self.plain_s))
+
+    @property
+    def proven(self) -> float:
+        """Tokens that the best rounds of late would have brought by what guesses were worth."""
+        return self.rounds + self.chances.proven_honesty * self.claimed
+
+    # What is learnt
+
+    def observe_prompt(self, report: PassReport) -> Experience:
+        """The value after the target read a prompt."""
+        token_s = report.wall_s / max(1, report.n_tokens)
+        return replace(self, curve=self.curve.with_prompt(report), prompt_token_s=token_s)
+
+    def observe_reading(self, n_tokens: int, seconds: float) -> Experience:
+        """The value after the draft read so many tokens."""
+        if n_tokens < PassCurve.shortest_prompt or not seconds:
+            return self
+        return replace(self, seen_token_read_s=_mean(self.seen_token_read_s, seconds / n_tokens))
+
+    def observe_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
+        """The value after the draft was tried on the text: as if it had drafted lines there, each
+        as long as its confidences make worth while."""
+        chances, rounds, claimed, spent_s = self.chances, 0, 0.0, 0.0
+        is_sure = False
+        for one in tried:
+            chances = chances.with_reached(Reached(is_sure, one.claimed, one.was_right))
+            is_sure = one.was_first and one.confidence >= Chances.sure
+        at = 0
+        while at < len(tried):
+            line = np.array([one.confidence for one in tried[at:]])
+            claims = np.cumsum([0.0, *np.cumprod(line)])
+            steps = np.arange(len(claims))
+            pass_s = self.curve.seconds(1 + steps) + self.overhead_s + steps * self.step_s
+            best = int((chances.honesty * claims - self.rate * pass_s).argmax())
+            rounds, claimed = rounds + 1, claimed + float(claims[best])
+            spent_s += float(pass_s[best])
+            accepted = takewhile(lambda one: one.was_first, tried[at : at + best])
+            at += 1 + len(list(accepted))
+        return replace(
+            self,
+            chances=chances,
+            rounds=self.rounds + rounds,
+            claimed=self.claimed + claimed,
+            seconds=self.seconds + spent_s,
+        )
+
+    def observe(self, outcome: RoundOutcome) -> Experience:
+        """The value after a round."""
+        report = PassReport(
+            wall_s=outcome.pass_s,
+            stall_s=outcome.stall_s,
+            choice_stall_s=outcome.choice_stall_s,
+            read_s=outcome.read_s,
+        )
+        after = replace(
+            self,
+            curve=self.curve.with_pass(1 + outcome.verified, report, outcome.steps_beside > 0),
+            rounds=FADE * self.rounds,
+            claimed=FADE * self.claimed,
+            seconds=FADE * self.seconds,
+        )
+        return after._after_guesses(outcome) if outcome.guessed else after._after_none(outcome)
+
+    def _after_none(self, outcome: RoundOutcome) -> Experience:
+        rest_s = max(0.0, outcome.wall_s - outcome.pass_s - outcome.draft_s)
+        after = replace(
+            self,
+            plain_overhead_s=_mean(self.plain_overhead_s, rest_s),
+            chances=self.chances.faded(FADE),
+        )
+        return after.observe_rehearsal(outcome.rehearsed) if outcome.rehearsed else after
+
+    def _after_guesses(self, outcome: RoundOutcome) -> Experience:
+        chances = self.chances
+        for reached in outcome.reached:
+            chances = chances.with_reached(reached)
+        steps, beside = outcome.draft_steps, outcome.steps_beside
+        step_s = self.seen_step_s
+        if steps:
+            step_s = _mean(step_s, outcome.growing_s / steps)
+        saved_steps = 0.2 * steps
+        if beside:
+            kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
+            saved_steps = beside * kept
+        spent_s = outcome.growing_s + outcome.reading_s + outcome.pass_s
+        return replace(
+            self,
+            chances=chances,
+            seen_step_s=step_s,
+            seen_overhead_s=_mean(self.seen_overhead_s, max(0.0, outcome.wall_s - spent_s)),
+            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * step_s,
+            rounds=self.rounds + 1,
+            claimed=self.claimed + outcome.claimed,
+            seconds=self.seconds + outcome.expected_s,
+        )
+
+    # What is remembered
+
+    def state_dict(self) -> Numbers:
+        """State for `load_state_dict`."""
+        (h0, h1), (t0, t1) = self.chances.hits, self.chances.tries
+        return {
+            **self.curve.state_dict(),
+            "step_s": self.seen_step_s,
+            "overhead_s": self.seen_overhead_s,
+            "plain_overhead_s": self.plain_overhead_s,
+            "token_read_s": self.seen_token_read_s,
+            "rounds": self.rounds,
+            "claimed": self.claimed,
+            "seconds": self.seconds,
+            "hits": h0,
+            "sure hits": h1,
+            "tries": t0,
+            "sure tries": t1,
+            "claimed tries": self.chances.claimed,
+        }
+
+    def load_state_dict(self, numbers: Numbers) -> Experience:
+        """The value gone on from where another run left off, which counts for a few rounds: another
+        text is soon more telling. Nonsense is ignored."""
+
+        def seconds(name: str) -> float:
+            return within(numbers, name, LONGEST_S)
+
+        after = replace(
+            self,
+            curve=self.curve.load_state_dict(numbers),
+            seen_step_s=self.seen_step_s or seconds("step_s"),
+            seen_overhead_s=self.seen_overhead_s or seconds("overhead_s"),
+            plain_overhead_s=self.plain_overhead_s or seconds("plain_overhead_s"),
+            seen_token_read_s=self.seen_token_read_s or seconds("token_read_s"),
+        )
+        if self.rounds or self.chances.claimed:
+            return after
+        tries = within(numbers, "tries", 1e3), within(numbers, "sure tries", 1e3)
+        hits = within(numbers, "hits", tries[0]), within(numbers, "sure hits", tries[1])
+        claimed = within(numbers, "claimed tries", sum(tries))
+        kept = min(1.0, MOST_RECALLED / max(sum(tries), 1e-9))
+        rounds = within(numbers, "rounds", 1e3)
+        kept_rounds = min(1.0, MOST_RECALLED / max(rounds, 1e-9))
+        return replace(
+            after,
+            chances=Chances(hits, tries, claimed).faded(kept),
+            rounds=kept_rounds * rounds,
+            claimed=kept_rounds * within(numbers, "claimed", 1e3 * max(rounds, 1e-9)),
+            seconds=kept_rounds * seconds("seconds"),
+        )
+
+
+def _mean(before: float, now: float) -> float:
+    """A fading mean that begins with the first value."""
+    return 0.8 * before + 0.2 * now if before else now
