@@ -69,39 +69,11 @@ _HOME = {
     "regular_expression": "grammar.specification",
 }
 
-__all__ = [
-    "AsyncSession",
-    "BudgetError",
-    "Cancelled",
-    "EdgespecError",
-    "EngineSettings",
-    "FetchError",
-    "Generation",
-    "GenerationResult",
-    "Grammar",
-    "GrammarError",
-    "LoadSettings",
-    "ModelError",
-    "PairError",
-    "PromptCache",
-    "SamplingParams",
-    "Session",
-    "SessionClosed",
-    "StateError",
-    "TokenEvent",
-    "UsageError",
-    "WeightReadError",
-    "json_schema",
-    "lark_grammar",
-    "load",
-    "open_trace",
-    "plan",
-    "regular_expression",
-]
+__all__ = list(_HOME)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

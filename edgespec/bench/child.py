@@ -145,10 +145,8 @@ def _reads(path: Path) -> Generator[int, None, None]:
 def _survey(job: Survey) -> Surveyed:
     settings = _load_settings(job, job.draft)
     resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
-    return Surveyed(
-        resident_bytes=session.plan(resident).planned_bytes,
-        pass_bytes=session.plan(settings).bytes_per_pass,
-    )
+    session.plan(settings)  # refuses a budget that cannot work
+    return Surveyed(session.plan(resident).planned_bytes)
 
 
 def _load_settings(job: Decode | Survey, draft: Path | None) -> LoadSettings:

@@ -36,15 +36,12 @@ class Mode:
         return not self.resident and not guesses
 
 
-def _rules(
-    pacer: str, fallback: str, overlap: bool = False, keep_growth: bool = True
-) -> EngineSettings:
-    """Rules that stay as they are: no controller leaves them out."""
+def _rules(pacer: str, fallback: str) -> EngineSettings:
+    """Rules that stay as they are: the engine neither leaves them out nor drafts beside passes."""
     return EngineSettings(
         pacer=pacer,
         fallback=fallback,
-        overlap=overlap,
-        keep_growth=keep_growth,
+        overlap=False,
         lookup=False,
         step_aside=False,
         remember=False,
@@ -59,34 +56,9 @@ ENGINE_MODES = (
         engine=_rules(Pacer.LINEAR, Fallback.FIXED),
     ),
     Mode(
-        "tree",
-        "a best-first tree of a fixed depth",
-        engine=_rules(Pacer.BEST_FIRST, Fallback.FIXED),
-    ),
-    Mode(
         "tree-adaptive",
         "LLMCad's tree and threshold",
         engine=_rules(Pacer.LLMCAD, Fallback.LLMCAD),
-    ),
-    Mode(
-        "tree-overlap",
-        "the same, drafting beside passes",
-        engine=_rules(Pacer.LLMCAD, Fallback.LLMCAD, True),
-    ),
-    Mode(
-        "marginal",
-        "best-first by marginal rate",
-        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL),
-    ),
-    Mode(
-        "marginal-fresh",
-        "the same, every tree begun anew",
-        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL, keep_growth=False),
-    ),
-    Mode(
-        "marginal-overlap",
-        "by marginal rate, drafting beside passes",
-        engine=_rules(Pacer.BEST_FIRST, Fallback.MARGINAL, True),
     ),
     Mode(
         "lookup",

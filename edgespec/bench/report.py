@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from edgespec.bench.summary import ModeSummary, Row, Spread
+from edgespec.memory import process
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +96,13 @@ class BenchReport:
 def this_machine(path: Path, n_threads: int) -> MeasuredMachine:
     """A description of this machine and the disk of `path`."""
     return MeasuredMachine(
-        cpu=_cpu_name(),
+        cpu=process.processor()[0],
         n_threads=n_threads,
         n_cpus=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         disk=_disk_of(path),
     )
-
-
-def _cpu_name() -> str:
-    """The kernel's name of the processor; `platform` knows only its family on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _disk_of(path: Path) -> str:

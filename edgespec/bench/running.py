@@ -8,26 +8,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from edgespec import errors
 from edgespec.bench import table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
 from edgespec.bench.runs import CHILD, Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
-from edgespec.bench.schedule import RAW, ScheduledRun, Sizes, duration, estimate_s, scheduled_runs
+from edgespec.bench.schedule import RAW, ScheduledRun, scheduled_runs
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
-from edgespec.errors import BudgetError, EdgespecError
-from edgespec.jobs import limits
 from edgespec.jobs.launching import Launched, launch
 from edgespec.jobs.limits import Limiter
 from edgespec.jobs.messages import Failed
-from edgespec.models.model_files import copies, files_of, largest_of, size_of
-from edgespec.paging import disk_speed
+from edgespec.models.model_files import copies, files_of, largest_of
 
 RAW_BYTES = 1 << 30
 """Most that a read loop reads."""
@@ -87,11 +83,7 @@ def survey(bench: Bench) -> Surveyed:
         return answer
     assert isinstance(answer, Failed)
     # a budget error names the flag of `generate`
-    message = answer.message.replace("--memory-budget", "--memory")
-    if answer.type == BudgetError.__name__:
-        raise BudgetError(message, answer.smallest_bytes)
-    kind = getattr(errors, answer.type, EdgespecError)
-    raise kind(message)
+    raise replace(answer, message=answer.message.replace("--memory-budget", "--memory")).error
 
 
 class Display(Protocol):
@@ -104,7 +96,7 @@ class Display(Protocol):
     def end_of_progress(self) -> None: ...
 
 
-def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
+def run_all(bench: Bench, display: Display) -> Results:
     """Every turn in a process of its own; a run that fails does not end the bench."""
     results = Results()
     settings = bench.settings
@@ -113,19 +105,16 @@ def run_all(bench: Bench, surveyed: Surveyed, display: Display) -> Results:
             [mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions
         )
     )
-    sizes = _sizes(bench, surveyed)
-    estimates = [_estimate(bench, turn, sizes) for turn in due]
-    _announce(bench, len(due), sum(estimates), sizes, display)
+    _announce(bench, len(due), display)
     began = time.monotonic()
     for number, turn in enumerate(due, 1):
         prompt = bench.prompts[turn.prompt]
         what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
-        share = sum(estimates[: number - 1]) / sum(estimates)
+        share = (number - 1) / len(due)
         # in a log, the lines of finished runs are progress enough
         tick = partial(display.progress, what, share) if sys.stderr.isatty() else _silent
         launched = _launch(bench, turn, tick)
-        elapsed = (time.monotonic() - began) / sum(estimates[:number])
-        left_s = elapsed * sum(estimates[number:])
+        left_s = (time.monotonic() - began) / number * (len(due) - number)
         match launched.answer:
             case Decoded() as decoded:
                 row = _row(turn, prompt, decoded)
@@ -148,8 +137,7 @@ def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launc
         return launch(
             ReadRaw(largest_of(bench.target), RAW_BYTES), CHILD, bench.limiter, cold, tick
         )
-    mode = _mode(bench, turn)
-    assert mode is not None
+    mode = next(mode for mode in bench.modes if mode.name == turn.mode)
     job = Decode(
         mode=mode.name,
         model=bench.target,
@@ -172,37 +160,11 @@ def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:
     )
 
 
-def _sizes(bench: Bench, surveyed: Surveyed) -> Sizes:
-    """For the estimate; a short sample of the disk where nothing limits it."""
-    settings = bench.settings
-    target_bytes = size_of(bench.target)
-    largest = largest_of(bench.target)
-    limited = bench.limiter is not limits.UNLIMITED
-    rate = (limited and settings.disk_bandwidth) or disk_speed.bytes_per_second(largest) or 1e9
-    return Sizes(
-        target_bytes=target_bytes,
-        fits=bench.fits,
-        pass_bytes=surveyed.pass_bytes,
-        disk_bytes_per_s=rate,
-        raw_bytes=RAW_BYTES,
-    )
-
-
-def _mode(bench: Bench, turn: ScheduledRun) -> Mode | None:
-    """None for the read loop."""
-    return next((mode for mode in bench.modes if mode.name == turn.mode), None)
-
-
 def _silent() -> None:
     """Nobody watches."""
 
 
-def _estimate(bench: Bench, turn: ScheduledRun, sizes: Sizes) -> float:
-    mode = _mode(bench, turn)
-    return estimate_s(mode, bench.tokens_of(mode) if mode else 0, sizes)
-
-
-def _announce(bench: Bench, n_runs: int, total_s: float, sizes: Sizes, display: Display) -> None:
+def _announce(bench: Bench, n_runs: int, display: Display) -> None:
     settings = bench.settings
     display.note(
         f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
@@ -211,6 +173,6 @@ def _announce(bench: Bench, n_runs: int, total_s: float, sizes: Sizes, display: 
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )
     display.note(
-        f"at {sizes.disk_bytes_per_s / 1e6:.0f} MB/s about {duration(total_s)}; "
-        "fewer: --quick, --modes, -n, --baseline-tokens, --n-prompts, --repetitions"
+        "the first run tells how long they take; --quick, --modes, -n, --n-prompts and "
+        "--repetitions make them fewer or shorter"
     )

@@ -93,8 +93,6 @@ class Surveyed:
 
     resident_bytes: int
     """The whole process with the target alone, all its weights in memory."""
-    pass_bytes: int
-    """Bytes that a pass reads under the budget; 0 where the target fits."""
 
 
 Job = Decode | ReadRaw | Survey

@@ -50,8 +50,6 @@ class BenchSettings(Settings):
     """A file of them; None is the shipped one."""
     n_prompts: int = Field(default=3, ge=1)
     """Number of prompts from the file."""
-    first_prompt: int = Field(default=1, ge=1)
-    """Number of the first prompt in the file: a long bench can be run in pieces."""
     repetitions: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=48, ge=1)
     baseline_tokens: int = Field(default=16, ge=1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from edgespec.bench.report import BenchReport
-from edgespec.bench.schedule import duration
 from edgespec.bench.summary import ModeSummary, Row
-from edgespec.settings.units import format_size
+from edgespec.settings.units import format_duration, format_size
 
 MB = 1e6
 
@@ -33,7 +32,7 @@ def counter(number: int, n_runs: int) -> str:
 
 
 def left(left_s: float) -> str:
-    return f"about {duration(left_s)} left" if left_s > 0 else ""
+    return f"about {format_duration(left_s)} left" if left_s > 0 else ""
 
 
 def token_counts(n_tokens: int, n_baseline_tokens: int) -> str:

@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError
+from edgespec.settings.units import format_duration
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ class _Progress:
         share = min(max(share, 0.0), 1.0)
         line = f"{printable(what)}: {100 * share:.0f}%"
         if with_rest and share >= LEAST_SHARE:
-            line += f", about {_duration((now - self._began_s) * (1 - share) / share)} left"
+            left_s = (now - self._began_s) * (1 - share) / share
+            line += f", about {format_duration(left_s)} left"
         # the cursor goes back: an error that comes now begins where the line does
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
@@ -195,13 +197,6 @@ class _Progress:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()
             self._on_screen = False
-
-
-def _duration(seconds: float) -> str:
-    """`45 s`, `12 min` or `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def report_failure(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:

@@ -48,10 +48,11 @@ def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Findi
 
 
 def _processor(root: Path) -> Iterator[Finding]:
-    model, found = _cpu(root)
+    model, known = process.processor(root)
+    found = [name for name in INSTRUCTION_SETS if name in known]
     cores = process.usable_cores(root)
     logical = os.cpu_count() or 1
-    says = f"{model or platform.machine()}: {cores} of {logical} logical cores are used"
+    says = f"{model}: {cores} of {logical} logical cores are used"
     yield Finding("processor", "cores", says)
     if found:
         yield Finding("processor", "instructions", ", ".join(found))
@@ -59,16 +60,6 @@ def _processor(root: Path) -> Iterator[Finding]:
             yield Finding(
                 "processor", "no AVX2", "quantised models compute several times slower", "note"
             )
-
-
-def _cpu(root: Path) -> tuple[str, list[str]]:
-    try:
-        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor(), []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = set(said.get("flags", said.get("Features", "")).split())
-    return said.get("model name", ""), [name for name in INSTRUCTION_SETS if name in flags]
 
 
 def _memory(root: Path) -> Iterator[Finding]:

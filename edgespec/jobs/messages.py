@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from edgespec import errors
 from edgespec.errors import BudgetError, EdgespecError
 
 
@@ -24,6 +25,14 @@ class Failed:
     type: str = "EdgespecError"
     smallest_bytes: int | None = None
     """A budget that would do."""
+
+    @property
+    def error(self) -> EdgespecError:
+        """The error to raise in the process that wants an answer."""
+        if self.type == BudgetError.__name__:
+            return BudgetError(self.message, self.smallest_bytes)
+        kind: type[EdgespecError] = getattr(errors, self.type, EdgespecError)
+        return kind(self.message)
 
 
 class Messages:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import sys
 from pathlib import Path
@@ -156,6 +157,18 @@ def return_free_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
+
+
+def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:
+    """Name of the processor, and its instruction sets as Linux spells them; none elsewhere."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    pairs = (line.partition(":") for line in reversed(lines))  # the first processor's facts win
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    return facts.get("model name") or platform.machine(), frozenset(flags)
 
 
 def usable_cores(root: Path = _ROOT) -> int:

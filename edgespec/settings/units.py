@@ -57,6 +57,14 @@ def format_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:,.{0 if bytes_per_s >= 1e8 else 1}f} MB/s"
 
 
+def format_duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `2 h 5 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def format_size(nbytes: float) -> str:
     """`1.5 GiB`: three significant digits are enough for people."""
     for unit, name in _UNITS:

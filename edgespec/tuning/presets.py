@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,21 +93,12 @@ def check_place(path: Path, flag: str = "--out") -> None:
 def device(model: Path) -> list[Any]:
     """Processor, cores, memory in GiB, and the disk that holds the model."""
     gib = round(process.total_bytes() / (1 << 30))
-    return [_processor(), process.usable_cores(), gib, model.stat().st_dev]
+    return [process.processor()[0], process.usable_cores(), gib, model.stat().st_dev]
 
 
 def files(*models: Path | None) -> list[Any]:
     """Identity of these models; a file that was replaced is another model."""
     return [_model(path) for path in models if path is not None]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 def _model(path: Path) -> list[Any]:

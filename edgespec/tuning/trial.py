@@ -17,11 +17,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import PlainSerializer
 from pydantic_core import to_jsonable_python
 
-from edgespec import errors
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs.launching import Child, Launched, launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages, answer_one
@@ -110,9 +108,7 @@ def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
 def _answer(launched: Launched, kind: type[T]) -> T:
     answer: Any = launched.answer
     if isinstance(answer, Failed):
-        if answer.type == BudgetError.__name__:
-            raise BudgetError(answer.message, answer.smallest_bytes)
-        raise getattr(errors, answer.type, EdgespecError)(answer.message)
+        raise answer.error
     assert isinstance(answer, kind)
     return answer
 

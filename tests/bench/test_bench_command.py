@@ -110,15 +110,6 @@ def test_prompts_are_named_by_number_and_beginning(tmp_path: Path):
     assert prompts[1].text == "two\n"
 
 
-def test_a_bench_in_pieces_goes_on_where_the_last_one_ended(tmp_path: Path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("one\ntwo\nthree\n")
-    prompts = chosen_prompts(BenchSettings(prompts=path, n_prompts=2, first_prompt=2))
-    assert [prompt.name for prompt in prompts] == ["2 two", "3 three"]
-    with pytest.raises(UsageError, match="--first-prompt 3 on"):
-        chosen_prompts(BenchSettings(prompts=path, n_prompts=2, first_prompt=3))
-
-
 def test_no_more_prompts_than_the_file_has(tmp_path: Path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\n")

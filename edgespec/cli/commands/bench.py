@@ -130,7 +130,7 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
         requested_modes, draft, is_mixed, surveyed.resident_bytes, room_bytes
     )
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
-    results = run_all(bench, surveyed, console)
+    results = run_all(bench, console)
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread([read.bytes_per_s for read in results.raw])
@@ -159,14 +159,10 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
     """The requested prompts of the file, each named by its number and the beginning of its text."""
     path = settings.prompts or shipped_prompts()
-    first, texts = settings.first_prompt, read_prompts(path)
-    last = first + settings.n_prompts - 1
-    if len(texts) < last:
-        from_there = f" from --first-prompt {first} on" if first > 1 else ""
-        raise UsageError(
-            f"--n-prompts {settings.n_prompts}{from_there}: {path} has only {len(texts)}"
-        )
-    return [_prompt(number, texts[number - 1]) for number in range(first, last + 1)]
+    texts = read_prompts(path)
+    if len(texts) < settings.n_prompts:
+        raise UsageError(f"--n-prompts {settings.n_prompts}: {path} has only {len(texts)}")
+    return [_prompt(number, text) for number, text in enumerate(texts[: settings.n_prompts], 1)]
 
 
 def applicable(

@@ -22,11 +22,7 @@ modes:
                   not for ONNX
   paged           edgespec without a draft
   linear          one branch of a fixed length
-  tree            a best-first tree of a fixed depth
   tree-adaptive   LLMCad's tree and threshold
-  tree-overlap    the same, drafting beside passes
-  marginal        a best-first tree that grows by marginal rate; marginal-fresh begins every tree
-                  anew, marginal-overlap drafts beside passes
   lookup          no draft model: guesses from the text itself and from the target's own words
   auto            edgespec with its defaults: what a user gets; auto-draft without lookup
 and always raw: a plain loop of direct reads.
@@ -40,9 +36,8 @@ examples:
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
       an ONNX pair: `edgespec models enlarge models/edgespec-target-onnx-fp16 big-onnx --size 1GiB`
       made its target
-  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1 \\
-      --n-prompts 2 --first-prompt 3 --json second.json
-      what guesses bring over mmap, and the free ones over the draft alone; a long bench in pieces
+  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
+      what guesses bring over mmap, and the free ones over the draft alone
 
 Limits need the right to make control groups (Linux: root, or a systemd that delegates them). Where
 that is not given, the bench says so and nothing but edgespec's own budget is limited."""
@@ -87,11 +82,6 @@ def add_to(parser: Parser) -> Parser:
     ):
         help_text = f"{text} (default: {defaults[setting]}, with --quick {QUICK[setting]})"
         runs.add_argument(*flag, metavar=metavar, dest=setting, help=help_text)
-    runs.add_argument(
-        "--first-prompt",
-        metavar="N",
-        help=f"of the file, by its number: for pieces (default: {defaults['first_prompt']})",
-    )
     runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
     runs.add_argument(
         "--prompts",
