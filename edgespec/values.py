@@ -41,7 +41,10 @@ class ModelInfo:
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
-    """Most leaves that a tree of provisional nodes may have."""
+    """Most leaves that a tree of provisional nodes may have; trees of several texts share all but
+    the first of each."""
+    n_texts: int = 1
+    """Texts that the model holds at once; more than one only behind `ports.texts.HoldsTexts`."""
     n_threads: int = 0
     """Threads that compute it; 0 where a runtime does not say."""
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
+from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
+
+HOME = 0
 
 
 class FakeCells:
@@ -50,9 +52,12 @@ class FakeCells:
         for position, label in saved:
             self._put(position, label, {sequence})
 
+    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+        return min(n_tokens, 3)
+
     def seen(self, sequence: int) -> list[int]:
-        """Labels that attention in `sequence` sees, by position."""
-        mine = sorted((p, label) for p, label, sequences in self.cells if sequence in sequences)
+        """Labels that attention in `sequence` sees, in the order of cells."""
+        mine = [(p, label) for p, label, sequences in self.cells if sequence in sequences]
         assert [position for position, _ in mine] == list(range(len(mine)))
         return [label for _, label in mine]
 
@@ -65,36 +70,64 @@ class FakeCells:
 class Harness:
     """Decodes what `Branches` places and checks every node's view."""
 
-    def __init__(self, n_sequences: int, prefix: int) -> None:
+    def __init__(
+        self, n_sequences: int, prefix: int, n_texts: int = 1, n_cells: int = 1 << 20
+    ) -> None:
         self.cells = FakeCells()
-        self.branches = Branches(n_sequences, self.cells)
-        for position in range(prefix):
-            self.cells.decode(position, -1 - position, [HOME])
-        self.branches.extend(prefix)
-        self.prefix = [-1 - position for position in range(prefix)]
-        self.has_kept = False
+        self.texts = Texts(n_texts, n_sequences - 1, n_cells, self.cells)
+        self.branches = self.texts.all[HOME]
+        self.prefixes: list[list[int]] = [[] for _ in range(n_texts)]
+        self.kept: list[set[int]] = [set() for _ in range(n_texts)]
+        for text in range(n_texts):
+            self.read(text, prefix)
+
+    def read(self, text: int, n_tokens: int) -> None:
+        self.texts.layout.make_room(n_tokens)
+        begin = len(self.prefixes[text])
+        labels = [-1 - 1000 * text - begin - n for n in range(n_tokens)]
+        for n, label in enumerate(labels):
+            self.cells.decode(begin + n, label, [text])
+        self.texts.all[text].extend(n_tokens)
+        self.prefixes[text] += labels
 
     def evaluate(self, tree: TokenTree, nodes: list[int]) -> None:
-        placed = self.branches.place(tree, nodes)
-        for node, sequences in zip(nodes, placed, strict=True):
-            position = self.branches.n_committed + int(tree.depth[node])
-            self.cells.decode(position, int(tree.key[node]), sequences)
-            expected = self.prefix + [int(tree.key[n]) for n in tree.path(node)]
-            for sequence in sequences:
-                assert self.cells.seen(sequence) == expected
+        self.evaluate_together([(0, tree, nodes)])
 
-    def commit(self, tree: TokenTree, path: list[int], keep: list[int]) -> None:
-        self.branches.commit(tree, path, keep)
-        self.prefix += [int(tree.key[node]) for node in path]
-        assert self.cells.seen(HOME)[: len(self.prefix)] == self.prefix
-        kept = {int(tree.key[node]) for node in keep}
-        provisional = {label for position, label, _ in self.cells.cells}
-        assert provisional == set(self.prefix) | kept
-        if not self.has_kept and not kept:
-            assert [position for position, _, _ in self.cells.cells] == list(
-                range(len(self.prefix))
-            )
-        self.has_kept |= bool(kept)
+    def evaluate_together(self, parts: list[tuple[int, TokenTree, list[int]]]) -> None:
+        self.texts.layout.make_room(sum(len(nodes) for _, _, nodes in parts))
+        placed = [self.texts.all[text].place(tree, nodes) for text, tree, nodes in parts]
+        for (text, tree, nodes), of_nodes in zip(parts, placed, strict=True):
+            for node, sequences in zip(nodes, of_nodes, strict=True):
+                position = self.texts.all[text].n_committed + int(tree.depth[node])
+                self.cells.decode(position, int(tree.key[node]), sequences)
+                path = [int(tree.key[n]) for n in tree.path(node)]
+                for sequence in sequences:
+                    assert self.cells.seen(sequence) == self.prefixes[text] + path
+            self.kept[text] |= {int(tree.key[node]) for node in nodes}
+        self.check()
+
+    def commit(self, tree: TokenTree, path: list[int], keep: list[int], text: int = 0) -> None:
+        self.texts.all[text].commit(tree, path, keep)
+        self.prefixes[text] += [int(tree.key[node]) for node in path]
+        self.kept[text] = {int(tree.key[node]) for node in keep}
+        self.check()
+
+    def truncate(self, text: int, n_tokens: int) -> None:
+        self.texts.truncate({text: n_tokens})
+        del self.prefixes[text][n_tokens:]
+        self.kept[text].clear()
+        self.check()
+
+    def check(self) -> None:
+        """Every text is whole and in order; whatever else is there counts as dropped."""
+        in_use: set[int] = set()
+        for text, prefix in enumerate(self.prefixes):
+            assert self.cells.seen(text)[: len(prefix)] == prefix
+            assert self.texts.all[text].n_committed == len(prefix)
+            in_use |= {*prefix, *self.kept[text]}
+        held = {label for _, label, _ in self.cells.cells}
+        assert in_use <= held
+        assert len(self.cells.cells) == len(in_use) + self.texts.layout.n_dropped
 
 
 def test_a_chain_takes_one_sequence() -> None:
@@ -137,7 +170,7 @@ def test_truncating_drops_everything_provisional() -> None:
     harness = Harness(2, prefix=3)
     tree = TokenTree(1)
     harness.evaluate(tree, [ROOT])
-    harness.branches.truncate(2)
+    harness.texts.truncate({0: 2})
     assert [label for _, label, _ in harness.cells.cells] == [-1, -2]
 
 
@@ -180,13 +213,113 @@ def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject)
         tree = tree.reroot(root)
 
 
-def test_committed_tokens_stand_in_the_first_cells_in_their_order() -> None:
+def test_what_is_dropped_behind_the_accepted_path_is_free_at_once() -> None:
+    harness = Harness(3, prefix=2)
+    tree = TokenTree(1)
+    accepted, rejected = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
+    harness.evaluate(tree, [ROOT, accepted, rejected])
+    harness.commit(tree, [ROOT, accepted], [])
+    assert [label for _, label, _ in harness.cells.cells] == [-1, -2, 0, accepted]
+    assert harness.texts.layout.top == 4
+
+
+def test_what_is_dropped_before_the_accepted_path_keeps_its_cell_and_moves_nothing() -> None:
     harness = Harness(3, prefix=2)
     tree = TokenTree(1)
     rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     harness.evaluate(tree, [ROOT, rejected, accepted])
     harness.commit(tree, [ROOT, accepted], [])
-    assert [label for _, label, _ in harness.cells.cells] == [-1, -2, 0, int(tree.key[accepted])]
+    assert harness.cells.seen(HOME) == [-1, -2, 0, accepted]
+    assert harness.texts.layout.n_dropped == 1
+    assert harness.texts.layout.n_moved == 0
+    harness.texts.layout.put_in_order()
+    assert [label for _, label, _ in harness.cells.cells] == [-1, -2, 0, accepted]
+    assert harness.texts.layout.n_moved == 1
+
+
+def test_a_full_cache_is_put_in_order() -> None:
+    harness = Harness(3, prefix=2, n_cells=6)
+    tree = TokenTree(1)
+    rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
+    harness.evaluate(tree, [ROOT, rejected, accepted])
+    harness.commit(tree, [ROOT, accepted], [])
+    harness.evaluate(TokenTree(7, first_key=10), [ROOT])
+    assert harness.texts.layout.n_dropped == 1
+    harness.commit(TokenTree(7, first_key=10), [ROOT], [])
+    harness.evaluate(TokenTree(7, first_key=11), [ROOT])
+    assert harness.texts.layout.n_dropped == 0
+    assert len(harness.cells.cells) == 6
+
+
+def test_a_rewound_text_leaves_nothing_behind() -> None:
+    harness = Harness(3, prefix=2)
+    tree = TokenTree(1)
+    rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
+    harness.evaluate(tree, [ROOT, rejected, accepted])
+    harness.commit(tree, [ROOT, accepted], [])
+    harness.truncate(0, 2)
+    assert len(harness.cells.cells) == harness.texts.layout.top == 2
+
+
+def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:
+    harness = Harness(4, prefix=3, n_texts=2)
+    harness.texts.truncate({1: 0})
+    harness.texts.share(0, 1, 2)
+    harness.prefixes[1] = harness.prefixes[0][:2]
+    assert len(harness.cells.cells) == 3
+    harness.read(1, 2)
+    harness.truncate(0, 0)
+    assert harness.cells.seen(1) == [-1, -2, -1003, -1004]
+    harness.texts.layout.put_in_order()
+    assert len(harness.cells.cells) == 4
+    assert harness.cells.seen(1) == [-1, -2, -1003, -1004]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None:
+    """Random rounds of several texts, of which some are cut, shared and moved in between."""
+    n_texts, n_branches = data.draw(st.integers(2, 3)), 5
+    harness = Harness(n_branches, 1, n_texts, n_cells=data.draw(st.integers(60, 120)))
+    keeps = data.draw(st.booleans())
+    next_key = 0
+    trees: dict[int, TokenTree] = {}
+    for _ in range(data.draw(st.integers(1, 8))):
+        parts = []
+        for text in range(n_texts):
+            if len(harness.prefixes[text]) > 14 or not data.draw(st.booleans()):
+                if data.draw(st.booleans()):
+                    harness.truncate(text, data.draw(st.integers(0, len(harness.prefixes[text]))))
+                    trees.pop(text, None)
+                continue
+            tree = trees.pop(text, None) or TokenTree(0, 40, first_key=next_key)
+            next_key = tree.next_key = max(next_key, tree.next_key) + 50
+            next_key += 50
+            done = harness.kept[text]
+            for _ in range(data.draw(st.integers(0, 3))):
+                parent = data.draw(st.integers(0, len(tree) - 1))
+                token = 1 + len(tree.children(parent))
+                if tree.child(parent, token) is None:
+                    tree.add(parent, token, 0.5)
+            nodes = [n for n in range(len(tree)) if int(tree.key[n]) not in done]
+            parts.append((text, tree, nodes))
+        parts = [part for part in parts if part[2]]
+        n_leaves = sum(len(tree.leaves()) - 1 for _, tree, _ in parts)
+        if not parts or n_leaves > n_branches - 1:
+            for text, _, _ in parts:
+                harness.truncate(text, len(harness.prefixes[text]))
+            continue
+        harness.evaluate_together(parts)
+        for text, tree, _ in data.draw(st.permutations(parts)):
+            path = tree.path(data.draw(st.sampled_from(range(len(tree)))))
+            children = tree.children(path[-1])
+            keep = tree.subtree(children[0]) if children and keeps else []
+            harness.commit(tree, path, keep, text)
+            if keep:
+                trees[text] = tree.reroot(children[0])
+        if data.draw(st.booleans()):
+            harness.texts.layout.put_in_order()
+            harness.check()
 
 
 def test_the_likely_path_is_evaluated_first() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.texts import Part
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -36,14 +37,14 @@ from edgespec_runtimes.gguf.llama.reference_kernels import (
     ReferenceKernels,
     captured_backends,
 )
-from edgespec_runtimes.gguf.llama.sequences import HOME, Branches, likely_first
+from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
 
 
 class GgufModel:
-    """Implements `edgespec.ports.LanguageModel`."""
+    """Implements `edgespec.ports.LanguageModel`, and `HoldsTexts` for the texts of its shape."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class GgufModel:
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
+            n_texts=shape.n_texts,
             used_share=weights.used_share if weights else info.used_share,
         )
         self._origin = origin
@@ -96,31 +98,40 @@ class GgufModel:
         self._prompts_are_invariant = prompts_are_invariant
         if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
-        self._memory = LlamaMemory(self._context, spare=shape.n_branches)
-        self._branches = Branches(shape.n_branches, self._memory)
+        n_branches = shape.n_branches - 1
+        self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
+        self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
 
     @property
     def n_committed(self) -> int:
-        return self._branches.n_committed
+        return self.committed_of(0)
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+    def committed_of(self, text: int) -> int:
+        return self._texts.all[text].n_committed
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
         """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
-        start = self.n_committed
+        start = self.committed_of(text)
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
                 f"{start + len(tokens):,} tokens do not fit into the context of "
                 f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
             )
         with self._running(len(tokens)):
-            self._prefill(tokens, start, progress)
+            self._prefill(tokens, start, progress, text)
 
-    def _prefill(self, tokens: Sequence[int], start: int, progress: Progress | None) -> None:
+    def _prefill(
+        self, tokens: Sequence[int], start: int, progress: Progress | None, text: int
+    ) -> None:
         begin = 0
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
+        branches, layout = self._texts.all[text], self._texts.layout
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
@@ -128,10 +139,12 @@ class GgufModel:
                 if progress:
                     progress("reading the prompt", (begin + share * size) / len(tokens))
 
-            positions = range(self.n_committed, self.n_committed + size)
-            self._kernels.prepare(size, positions[-1] + 1, in_tiles)
-            self._decode(chunk, positions, [[HOME]] * size, False, start, report)
-            self._branches.extend(size)
+            positions = range(branches.n_committed, branches.n_committed + size)
+            layout.make_room(size)
+            self._kernels.prepare(size, layout.top + size, in_tiles)
+            before = {text: start}
+            self._decode(chunk, positions, [[branches.home]] * size, False, before, report)
+            branches.extend(size)
             report(1.0)
             begin += size
 
@@ -140,23 +153,35 @@ class GgufModel:
 
         Raises UsageError for more nodes or branches than `info` allows.
         """
-        if not 0 < len(nodes) <= self.info.max_nodes:
-            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
-        with self._running(len(nodes)):
-            committed = self.n_committed
-            ordered = likely_first(tree, nodes)
-            tokens = [int(tree.token[node]) for node in ordered]
-            positions = [committed + int(tree.depth[node]) for node in ordered]
+        return self.evaluate_together([Part(0, tree, nodes)])[0]
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        n_rows = sum(len(part.nodes) for part in parts)
+        if not 0 < n_rows <= self.info.max_nodes:
+            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_rows}")
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[list[int]] = []
+        rows: list[list[int]] = []
+        with self._running(n_rows):
+            layout = self._texts.layout
+            layout.make_room(n_rows)
+            committed = {part.text: self.committed_of(part.text) for part in parts}
+            self._kernels.prepare(n_rows, layout.top + n_rows, in_tiles=False)
             try:
-                sequences = self._branches.place(tree, ordered)
+                for text, tree, nodes in parts:
+                    ordered = likely_first(tree, nodes)
+                    row_of = {node: len(tokens) + n for n, node in enumerate(ordered)}
+                    rows.append([row_of[node] for node in nodes])
+                    tokens += (int(tree.token[node]) for node in ordered)
+                    positions += (committed[text] + int(tree.depth[node]) for node in ordered)
+                    sequences += self._texts.all[text].place(tree, ordered)
             except UsageError:
-                self._branches.truncate(committed)
+                self._texts.truncate(committed)
                 raise
-            row_of = {node: row for row, node in enumerate(ordered)}
-            rows = [row_of[node] for node in nodes]
-            self._kernels.prepare(len(nodes), committed + len(nodes), in_tiles=False)
             self._decode(tokens, positions, sequences, True, committed)
-            return self._logits(len(nodes))[rows]
+            logits = self._logits(n_rows)
+            return [logits[mine] for mine in rows]
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
@@ -166,19 +191,27 @@ class GgufModel:
         content: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(address or 0)
         return np.frombuffer(content, np.float32).reshape(n_rows, n_vocab)
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None:
         with self._users.use():
-            self._branches.commit(tree, path, keep)
+            self._texts.all[text].commit(tree, path, keep)
 
-    def truncate(self, n_tokens: int) -> None:
+    def truncate(self, n_tokens: int, text: int = 0) -> None:
         """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
-        if n_tokens > self.n_committed:
-            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+        n_committed = self.committed_of(text)
+        if n_tokens > n_committed:
+            raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         with self._users.use():
             if self.info.tree_capable:
-                self._branches.truncate(n_tokens)
-            elif n_tokens < self.n_committed or self._branches.has_provisional:
+                self._texts.truncate({text: n_tokens})
+            elif n_tokens < n_committed or self._texts.all[text].has_provisional:
                 self._forget()
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        with self._users.use():
+            self._texts.truncate({target: 0})
+            self._texts.share(source, target, n_tokens)
 
     @property
     def state_origin(self) -> StateOrigin:
@@ -191,14 +224,16 @@ class GgufModel:
 
     def write_state(self, hand_over: Write) -> None:
         with self._users.use():
+            self._texts.layout.put_in_order()
             state.write(self._memory, self.n_committed, self.info.tree_capable, hand_over)
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
             try:
                 self.truncate(0)
+                self._texts.layout.put_in_order()
                 state.read(self._memory, n_tokens, self.info.tree_capable, read)
-                self._branches.extend(n_tokens)
+                self._texts.all[0].extend(n_tokens)
             except BaseException:
                 self._forget()
                 raise
@@ -232,10 +267,10 @@ class GgufModel:
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
         logits: bool,
-        committed: int,
+        committed: Mapping[int, int],
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
-        """One llama_decode. On failure the prefix goes back to `committed` tokens."""
+        """One llama_decode. On failure each text's prefix goes back to its `committed` tokens."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         # each access to a field of the struct makes a new pointer
@@ -273,15 +308,15 @@ class GgufModel:
             self._roll_back(committed)
             raise failure
 
-    def _roll_back(self, committed: int) -> None:
+    def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self.info.tree_capable:
-            self._branches.truncate(committed)
+            self._texts.truncate(committed)
         else:
             self._forget()
 
     def _forget(self) -> None:
         self._memory.clear()
-        self._branches = Branches(self._shape.n_branches, self._memory)
+        self._texts.clear()
 
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:

@@ -12,11 +12,10 @@ from typing import Any
 
 from edgespec.errors import StateError
 from edgespec.ports.state import Read, Write
-from edgespec_runtimes.gguf.llama.cells import LlamaMemory
-from edgespec_runtimes.gguf.llama.sequences import HOME
+from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES, LlamaMemory
 
-PIECE_BYTES = 1 << 20
-"""Approximate size of a piece; a token's keys and values are never divided."""
+HOME = 0
+"""The sequence of the first text, whose state is kept."""
 _STEP = struct.Struct("<I")
 """Tokens in a piece."""
 
@@ -32,7 +31,7 @@ def write(memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write)
         buffer = _buffer(memory.whole_bytes(HOME))
         hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
         return
-    step = _tokens_at_once(memory, n_tokens)
+    step = memory.most_at_once(HOME, n_tokens)
     hand_over(memoryview(_STEP.pack(step)))
     buffer = _buffer(memory.piece_bytes(HOME, 0, step))
     for begin in range(0, n_tokens, step):
@@ -54,19 +53,6 @@ def read(memory: LlamaMemory, n_tokens: int, has_parts: bool, pieces: Read) -> N
         raise StateError(f"the saved keys and values claim {step} tokens in a piece of {n_tokens}")
     for begin in range(0, n_tokens, step):
         memory.restore_from(_next(pieces), HOME, begin, min(begin + step, n_tokens))
-
-
-def _tokens_at_once(memory: LlamaMemory, n_tokens: int) -> int:
-    """Tokens in a piece: as many as fit into it and into every layer's window. llama.cpp leaves out
-    cells that the last token of a piece does not see, which a rollback would miss."""
-    first = memory.piece_bytes(HOME, 0, 1)
-    if n_tokens == 1:
-        return 1
-    each = memory.piece_bytes(HOME, 0, 2) - first
-    step = max(1, min(n_tokens, PIECE_BYTES // max(1, each)))
-    while step > 1 and memory.piece_bytes(HOME, 0, step) < first + (step - 1) * each:
-        step = -(-step // 2)
-    return step
 
 
 def _next(pieces: Read) -> Any:

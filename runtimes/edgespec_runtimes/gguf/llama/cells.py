@@ -9,6 +9,9 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError, StateError
 
+PIECE_BYTES = 1 << 20
+"""Approximate size of a piece; a token's keys and values are never divided."""
+
 
 class LlamaMemory:
     """The cells of one context. `spare` is a sequence that no token is ever decoded in."""
@@ -93,6 +96,18 @@ class LlamaMemory:
             raise EdgespecError("llama.cpp could not restore a part of the KV cache")
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
+
+    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+        """Tokens in a piece: as many as fit into it and into every layer's window. llama.cpp leaves
+        out cells that the last token of a piece does not see, which a rollback would miss."""
+        first = self.piece_bytes(sequence, 0, 1)
+        if n_tokens == 1:
+            return 1
+        each = self.piece_bytes(sequence, 0, 2) - first
+        step = max(1, min(n_tokens, PIECE_BYTES // max(1, each)))
+        while step > 1 and self.piece_bytes(sequence, 0, step) < first + (step - 1) * each:
+            step = -(-step // 2)
+        return step
 
     def clear(self) -> None:
         lib.llama_memory_clear(self._handle, True)

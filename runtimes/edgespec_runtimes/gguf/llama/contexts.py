@@ -51,6 +51,7 @@ class ContextShape:
     """The settings of a context that decide about its size."""
 
     n_ctx: int
+    """Tokens of each text."""
     n_batch: int
     """Most tokens of a prompt in one batch."""
     n_outputs: int
@@ -62,12 +63,17 @@ class ContextShape:
     n_rollback: int = 0
     """Tokens that a recurrent state can roll back: a copy is kept for each."""
     has_spare: bool = False
-    """True if one more sequence holds cells while they are put in order or saved."""
+    """True if one more sequence holds cells that are dropped, moved or saved."""
+    n_texts: int = 1
+
+    @property
+    def n_cells(self) -> int:
+        return self.n_texts * self.n_ctx
 
     @property
     def n_seq(self) -> int:
-        """A sequence for each branch, and the spare one."""
-        return self.n_branches + (self.has_spare or self.n_branches > 1)
+        """A sequence for each text, for each further branch, and the spare one."""
+        return self.n_texts + self.n_branches - 1 + (self.has_spare or self.n_branches > 1)
 
     @property
     def n_rows(self) -> int:
@@ -81,7 +87,7 @@ class ContextShape:
 
     def params(self) -> Any:
         p = lib.llama_context_default_params()
-        p.n_ctx = self.n_ctx
+        p.n_ctx = self.n_cells
         p.n_batch = p.n_ubatch = self.largest_batch
         p.n_seq_max = self.n_seq
         p.n_outputs_max = self.n_rows

@@ -1,63 +1,106 @@
-"""Assigns the branches of the tree to llama.cpp's sequences; the KV cache's transaction.
+"""Assigns the branches of several texts' trees to llama.cpp's sequences.
 
 llama.cpp knows no trees, but a KV cell may belong to many sequences. Every branch is a sequence:
-all list the committed prefix, a node belongs to each branch that runs through it, and attention
-sees a node's own branch only. Sequence 0 always holds the whole committed prefix; the others take
-it over when they are needed, which costs a copy of cell labels and no copy of keys or values.
-
-Attention adds up what it sees in the order of cells, and rounding knows the order. Committed tokens
-therefore stand in the first cells, in their order, as if they had been decoded one by one: a path
-beside which other nodes were rejected is moved down, key and value of a token each.
+all branches of a text list its committed prefix, a node belongs to each branch that runs through
+it, and attention sees a node's own branch only. Each text has a sequence of its own that always
+holds its whole prefix; the others are anybody's, and take a prefix over when they are needed, which
+costs a copy of cell labels and no copy of keys or values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf.llama.layout import Layout, Place, SequenceMemory
 
-HOME = 0
 
+class Texts:
+    """The texts of one cache: text i has the sequence i, those after them are for branches, the
+    last one is spare."""
 
-class SequenceMemory(Protocol):
-    """llama.cpp's sequence operations; positions are half-open ranges, -1 means the end."""
+    def __init__(self, n_texts: int, n_branches: int, n_cells: int, memory: SequenceMemory) -> None:
+        """A cache of `n_cells`; so many sequences are for branches besides the texts' own."""
+        self.layout = Layout(memory, n_cells, n_texts + n_branches)
+        self._free = [*range(n_texts, n_texts + n_branches)][::-1]
+        """Sequences for branches that hold nothing."""
+        self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
+        self.layout.texts += self.all
 
-    def remove(self, sequence: int, begin: int, end: int) -> None: ...
+    def clear(self) -> None:
+        """Nothing is in use any more: the cache was cleared."""
+        for text in self.all:
+            self._free += text.forget()
+        self.layout.clear()
 
-    def copy(self, source: int, target: int, begin: int, end: int) -> None: ...
+    def truncate(self, lengths: Mapping[int, int]) -> None:
+        """Shorten the prefixes of some texts; nothing provisional of theirs stays."""
+        cuts = [self.all[text].cut(n_tokens) for text, n_tokens in lengths.items()]
+        places = [place for cut in cuts for place in cut]
+        doomed = {cell for _, _, cells in places for cell in cells}
+        if len(self.all) > 1:  # they may share a prefix
+            doomed.difference_update(*(text.cells for text in self.all))
+        self.layout.drop(doomed, places)
+        for text, n_tokens in lengths.items():
+            self.all[text].remove_after(n_tokens)
 
-    def save(self, sequence: int, begin: int, end: int) -> Any: ...
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Let the empty text `target` begin with the first `n_tokens` of `source`."""
+        self.layout.memory.copy(source, target, 0, n_tokens)
+        self.all[target].begin_with(self.all[source].cells[:n_tokens])
 
-    def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
+    def take_free(self, text: Branches) -> int:
+        """A sequence for a branch of `text`, with nothing in it."""
+        if not self._free:
+            for other in self.all:
+                if other is not text and (sequence := other.spare_branch()) is not None:
+                    self.layout.memory.remove(sequence, -1, -1)
+                    return sequence
+            n_branches = sum(len(other.own_sequences) for other in self.all)
+            raise UsageError(f"the trees have more than {n_branches} branches")
+        return self._free.pop()
 
 
 class Branches:
-    """Assigns provisional nodes, known by their keys, to sequences."""
+    """One text: its committed prefix, and its provisional nodes, known by their keys."""
 
-    def __init__(self, n_sequences: int, memory: SequenceMemory) -> None:
-        self._memory = memory
+    def __init__(self, home: int, texts: Texts) -> None:
+        self.home = home
+        self.cells: list[int] = []
+        """Cells of the committed prefix, ascending."""
+        self._texts = texts
+        self._layout = texts.layout
+        self._memory = texts.layout.memory
         self._chains: dict[int, list[int]] = {}
         """Sequence -> keys of its provisional nodes; entry i stands at position n_committed + i."""
-        self._synced = [0] * n_sequences
-        """Tokens of the committed prefix that each sequence holds."""
-        self._decoded: list[int] = []
-        """Keys of provisional nodes in the order of their cells."""
-        self.n_committed = 0
+        self._synced = {home: 0}
+        """Tokens of the committed prefix that each sequence of this text holds."""
+        self._cell_of: dict[int, int] = {}
+        """Cells of provisional nodes."""
 
     @property
-    def n_sequences(self) -> int:
-        return len(self._synced)
+    def n_committed(self) -> int:
+        return len(self.cells)
 
     @property
     def has_provisional(self) -> bool:
         return bool(self._chains)
 
+    @property
+    def own_sequences(self) -> Collection[int]:
+        return self._synced
+
     def extend(self, n_tokens: int) -> None:
-        """`n_tokens` were appended to the committed prefix, in sequence 0."""
-        self.n_committed += n_tokens
-        self._synced[HOME] = self.n_committed
+        """`n_tokens` were appended to the committed prefix, in the text's own sequence."""
+        self.cells += (self._layout.append() for _ in range(n_tokens))
+        self._synced[self.home] = self.n_committed
+
+    def begin_with(self, cells: Sequence[int]) -> None:
+        """The text's own sequence holds a prefix that stands in `cells`."""
+        self.cells = list(cells)
+        self._synced[self.home] = self.n_committed
 
     def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[list[int]]:
         """Sequences of each of `nodes`, parents first, ready to be decoded as one batch.
@@ -73,7 +116,7 @@ class Branches:
             else:
                 sequence = self._branch_at(int(tree.key[tree.parent[node]]), placed)
             self._chains[sequence].append(key)
-            self._decoded.append(key)
+            self._cell_of[key] = self._layout.append()
             placed[key] = [sequence]
         return [sorted(placed[int(tree.key[node])]) for node in nodes]
 
@@ -82,57 +125,102 @@ class Branches:
         keys = [int(tree.key[node]) for node in path]
         kept_keys = {int(tree.key[node]) for node in keep}
         begin, end = self.n_committed, self.n_committed + len(keys)
-        source = next((s for s, chain in self._chains.items() if chain[: len(keys)] == keys), None)
-        if source is None:
+        through = {s: c[len(keys) :] for s, c in self._chains.items() if c[: len(keys)] == keys}
+        if not through:
             raise UsageError("a path is committed that was not evaluated")
-        in_order = self._decoded[: len(keys)] == keys
-        self._decoded = [key for key in self._decoded if key in kept_keys]
-        if not in_order and not kept_keys:
-            self._move_down(source, end)
-            return
-        if source != HOME and self._chains.get(HOME, [])[: len(keys)] != keys:
-            self._memory.remove(HOME, begin, -1)
-            self._chains.pop(HOME, None)
-            self._memory.copy(source, HOME, begin, end)
-        self.n_committed = end
+        source = self.home if self.home in through else next(iter(through))
         survivors: dict[int, list[int]] = {}
+        for sequence, below in through.items():
+            kept = _leading(below, kept_keys)
+            if kept and not any(other[: len(kept)] == kept for other in survivors.values()):
+                survivors[sequence] = kept
+        places, cell_of = self._provisional_places(), self._cell_of
+        self.cells += (cell_of[key] for key in keys)
+        self._cell_of = {key: cell_of[key] for chain in survivors.values() for key in chain}
+        doomed = {*cell_of.values()} - {*self._cell_of.values()} - {*self.cells[begin:]}
+        self._layout.drop(doomed, places)
+        if source != self.home:
+            if self.home in self._chains:
+                self._memory.remove(self.home, begin, -1)
+            self._memory.copy(source, self.home, begin, end)
         for sequence, chain in self._chains.items():
-            if chain[: len(keys)] != keys:
-                self._memory.remove(sequence, begin, -1)
-                self._synced[sequence] = begin
+            if sequence not in through:
+                if sequence != self.home:
+                    self._memory.remove(sequence, begin, -1)
+                    self._synced[sequence] = begin
                 continue
             self._synced[sequence] = end
-            below = chain[len(keys) :]
-            kept = _leading(below, kept_keys)
-            if any(other[: len(kept)] == kept for other in survivors.values()):
-                kept = []
-            if len(kept) < len(below):
-                self._memory.remove(sequence, end + len(kept), -1)
-            if kept:
-                survivors[sequence] = kept
-        self._synced[HOME] = end
+            n_kept = len(survivors.get(sequence, ()))
+            if len(keys) + n_kept < len(chain):
+                self._memory.remove(sequence, end + n_kept, -1)
+        self._synced[self.home] = end
         self._chains = survivors
 
-    def _move_down(self, source: int, end: int) -> None:
-        """Commit what `source` holds up to `end`, in the first cells; nothing else stays."""
-        begin = self.n_committed
-        saved = self._memory.save(source, begin, end)
-        self.truncate(begin)
-        self._memory.restore(saved, HOME, begin, end)
-        self.extend(end - begin)
+    def cut(self, n_tokens: int) -> list[tuple[int, int, Sequence[int]]]:
+        """Count no cell after `n_tokens` any more, and say where they are, for `Layout.drop`."""
+        places = [(self.home, n_tokens, self.cells[n_tokens:]), *self._provisional_places()]
+        del self.cells[n_tokens:]
+        self._cell_of.clear()
+        return places
 
-    def truncate(self, n_tokens: int) -> None:
-        """Shorten the prefix to `n_tokens`; nothing provisional stays.
-
-        Sequence 0 is always cut: a failed decode leaves cells in it that no node stands for.
-        """
-        for sequence, synced in enumerate(self._synced):
-            if sequence == HOME or sequence in self._chains or synced > n_tokens:
+    def remove_after(self, n_tokens: int) -> None:
+        """Remove all labels after `n_tokens`, also those that a failed decode left."""
+        for sequence, synced in self._synced.items():
+            if sequence == self.home or sequence in self._chains or synced > n_tokens:
                 self._memory.remove(sequence, n_tokens, -1)
                 self._synced[sequence] = min(synced, n_tokens)
         self._chains.clear()
-        self._decoded.clear()
-        self.n_committed = n_tokens
+
+    def forget(self) -> list[int]:
+        """The cache was cleared. Returns sequences that are anybody's again."""
+        branches = [sequence for sequence in self._synced if sequence != self.home]
+        self._synced = {self.home: 0}
+        self._chains.clear()
+        self._cell_of.clear()
+        self.cells.clear()
+        return branches
+
+    def spare_branch(self) -> int | None:
+        """Give up a sequence that no provisional node is in, if there is one."""
+        for sequence in self._synced:
+            if sequence != self.home and sequence not in self._chains:
+                del self._synced[sequence]
+                return sequence
+        return None
+
+    # Layout's view
+
+    @property
+    def last_cell(self) -> int:
+        last = self.cells[-1] if self.cells else -1
+        return max(last, *self._cell_of.values()) if self._cell_of else last
+
+    def places_from(self, cell: int) -> Iterable[Place]:
+        begin = bisect_left(self.cells, cell)
+        for sequence, synced in self._synced.items():
+            if sequence != self.home and sequence not in self._chains and synced > begin:
+                self._memory.remove(sequence, begin, -1)
+                self._synced[sequence] = begin
+        holders = tuple(dict.fromkeys((self.home, *self._chains)))
+        for position in range(begin, self.n_committed):
+            yield Place(self.cells[position], position, holders)
+        for key, its_cell in self._cell_of.items():
+            if its_cell >= cell:
+                inside = tuple(s for s, chain in self._chains.items() if key in chain)
+                depth = self._chains[inside[0]].index(key)
+                yield Place(its_cell, self.n_committed + depth, inside)
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        begin = bisect_left(self.cells, min(moved))
+        self.cells[begin:] = [moved.get(cell, cell) for cell in self.cells[begin:]]
+        self._cell_of = {key: moved.get(cell, cell) for key, cell in self._cell_of.items()}
+
+    def _provisional_places(self) -> list[tuple[int, int, Sequence[int]]]:
+        """Where the provisional nodes are, sequence by sequence."""
+        return [
+            (sequence, self.n_committed, [self._cell_of[key] for key in chain])
+            for sequence, chain in self._chains.items()
+        ]
 
     def _branch_at(self, parent_key: int, placed: dict[int, list[int]]) -> int:
         """The sequence for a child of `parent_key`: the one that ends there, or a new one.
@@ -160,20 +248,23 @@ class Branches:
         return sequence
 
     def _take(self) -> int:
-        """A free sequence, brought up to the committed prefix."""
-        for sequence, synced in enumerate(self._synced):
-            if sequence not in self._chains:
-                if synced < self.n_committed:
-                    self._memory.copy(HOME, sequence, synced, self.n_committed)
-                    self._synced[sequence] = self.n_committed
-                return sequence
-        raise UsageError(f"the tree has more than {self.n_sequences} branches")
+        """A sequence without a branch, brought up to the committed prefix."""
+        sequence = next((s for s in self._synced if s not in self._chains), None)
+        if sequence is None:
+            sequence = self._texts.take_free(self)
+            self._synced[sequence] = 0
+        synced = self._synced[sequence]
+        if synced < self.n_committed:
+            self._memory.copy(self.home, sequence, synced, self.n_committed)
+            self._synced[sequence] = self.n_committed
+        return sequence
 
 
 def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
     """`nodes` depth first, the more probable child before its siblings.
 
-    The path that will be accepted is then likely to come first, and needs no moving.
+    The path that will be accepted is then likely to come first: what is dropped stands behind it,
+    and its cells are free at once.
     """
     if len(nodes) == 1:
         return list(nodes)

@@ -1,0 +1,107 @@
+"""Optional port of a model: several texts at once, and passes that serve all of them.
+
+Each text is a model of its own to whoever works on it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from edgespec.ports.language_model import LanguageModel, Progress
+from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+
+
+class Part(NamedTuple):
+    """The nodes of one text in a pass."""
+
+    text: int
+    tree: TokenTree
+    nodes: Sequence[int]
+
+
+@runtime_checkable
+class HoldsTexts(LanguageModel, Protocol):
+    """Optional protocol of a model with `info.n_texts` texts, which are numbered from 0.
+
+    Methods without a text are about text 0. A text's logits are those that it has alone, whatever
+    the others do, and no call changes another text than its own.
+    """
+
+    def committed_of(self, text: int) -> int:
+        """Tokens of a text whose KV entries are final."""
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None: ...
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """Do as `evaluate` for each of `parts`, of different texts, in one pass.
+
+        `info.max_nodes` counts the nodes of all parts, `info.max_branches` their leaves but for the
+        first one of each text. A failure leaves no provisional node of theirs behind.
+        """
+
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None: ...
+
+    def truncate(self, n_tokens: int, text: int = 0) -> None: ...
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Replace the text `target` by the first `n_tokens` of the committed prefix of `source`,
+        which are kept once."""
+
+
+class TextOf:
+    """One of a model's texts; implements `LanguageModel`. The model is borrowed."""
+
+    def __init__(self, model: HoldsTexts, text: int) -> None:
+        self._model = model
+        self._text = text
+        self.vocabulary = model.vocabulary
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._model.info
+
+    @property
+    def last_report(self) -> PassReport:
+        """Cost of the model's latest pass."""
+        return self._model.last_report
+
+    @property
+    def n_committed(self) -> int:
+        return self._model.committed_of(self._text)
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        self._model.prefill(tokens, progress, text=self._text)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        return self._model.evaluate_together([Part(self._text, tree, nodes)])[0]
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        self._model.commit(tree, path, keep, text=self._text)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._model.truncate(n_tokens, text=self._text)
+
+    def paging(self) -> PagingStats:
+        return self._model.paging()
+
+    def cancel(self) -> None:
+        self._model.cancel()
+
+    def close(self) -> None:
+        """The model is not its own."""
+
+
+def texts_of(model: LanguageModel) -> list[LanguageModel]:
+    """The texts of a model, each as a model of its own; the first is the model itself."""
+    if not isinstance(model, HoldsTexts):
+        return [model]
+    others = [TextOf(model, text) for text in range(1, model.info.n_texts)]
+    return [model, *others]
