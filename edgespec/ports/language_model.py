@@ -53,8 +53,10 @@ class LanguageModel(Protocol):
 
     info: ModelInfo
     vocabulary: Vocabulary
-    last_report: PassReport
-    """Cost of the latest `prefill` or `evaluate`."""
+
+    @property
+    def last_report(self) -> PassReport:
+        """Cost of the latest `prefill` or `evaluate`."""
 
     @property
     def n_committed(self) -> int:

@@ -62,11 +62,8 @@ class TextOf:
     def __init__(self, model: HoldsTexts, text: int) -> None:
         self._model = model
         self._text = text
+        self.info: ModelInfo = model.info
         self.vocabulary = model.vocabulary
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._model.info
 
     @property
     def last_report(self) -> PassReport:

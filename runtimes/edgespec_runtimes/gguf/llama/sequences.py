@@ -24,7 +24,7 @@ class Texts:
     def __init__(self, n_texts: int, n_branches: int, n_cells: int, memory: SequenceMemory) -> None:
         """A cache of `n_cells`; so many sequences are for branches besides the texts' own."""
         self.layout = Layout(memory, n_cells, n_texts + n_branches)
-        self._free = [*range(n_texts, n_texts + n_branches)][::-1]
+        self._free: list[int] = list(range(n_texts, n_texts + n_branches))[::-1]
         """Sequences for branches that hold nothing."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
         self.layout.texts += self.all
