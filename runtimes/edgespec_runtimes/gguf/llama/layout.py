@@ -58,10 +58,10 @@ class Occupant(Protocol):
     def n_committed(self) -> int: ...
 
     def places_from(self, cell: int) -> Iterable[Place]:
-        """What is in use from `cell` on. No sequence that is not named keeps its label."""
+        """Cells in use from `cell` on; no sequence that is not named keeps a label of theirs."""
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """What was in some cells is in others now."""
+        """Take note of cells whose contents are in others now."""
 
 
 class Layout:
