@@ -15,7 +15,7 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """The nodes of one text in a pass."""
 
     text: int
@@ -38,7 +38,7 @@ class HoldsTexts(LanguageModel, Protocol):
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None: ...
 
-    def evaluate_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         """Do as `evaluate` for each of `parts`, of different texts, in one pass.
 
         `info.max_nodes` counts the nodes of all parts, `info.max_branches` their leaves but for the
@@ -78,7 +78,7 @@ class TextOf:
         self._model.prefill(tokens, progress, text=self._text)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        return self._model.evaluate_together([Part(self._text, tree, nodes)])[0]
+        return self._model.evaluate_together([PassPart(self._text, tree, nodes)])[0]
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         self._model.commit(tree, path, keep, text=self._text)

@@ -22,7 +22,7 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.ports.texts import Part
+from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -153,9 +153,9 @@ class GgufModel:
 
         Raises UsageError for more nodes or branches than `info` allows.
         """
-        return self.evaluate_together([Part(0, tree, nodes)])[0]
+        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
 
-    def evaluate_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         n_rows = sum(len(part.nodes) for part in parts)
         if not 0 < n_rows <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_rows}")

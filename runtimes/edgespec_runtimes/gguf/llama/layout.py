@@ -64,7 +64,7 @@ class Occupant(Protocol):
         """Take note of cells whose contents are in others now."""
 
 
-class Layout:
+class CellLayout:
     """The cells of one cache, in their order; those from `top` on are free."""
 
     def __init__(self, memory: SequenceMemory, n_cells: int, spare: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.layout import Layout, Place, SequenceMemory
+from edgespec_runtimes.gguf.llama.layout import CellLayout, Place, SequenceMemory
 
 
 class Texts:
@@ -23,7 +23,7 @@ class Texts:
 
     def __init__(self, n_texts: int, n_branches: int, n_cells: int, memory: SequenceMemory) -> None:
         """A cache of `n_cells`; so many sequences are for branches besides the texts' own."""
-        self.layout = Layout(memory, n_cells, n_texts + n_branches)
+        self.layout = CellLayout(memory, n_cells, n_texts + n_branches)
         self._free: list[int] = list(range(n_texts, n_texts + n_branches))[::-1]
         """Sequences for branches that hold nothing."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
@@ -157,7 +157,7 @@ class Branches:
         self._chains = survivors
 
     def cut(self, n_tokens: int) -> list[tuple[int, int, Sequence[int]]]:
-        """Count no cell after `n_tokens` any more, and say where they are, for `Layout.drop`."""
+        """Count no cell after `n_tokens` any more, and say where they are, for `CellLayout.drop`."""
         places = [(self.home, n_tokens, self.cells[n_tokens:]), *self._provisional_places()]
         del self.cells[n_tokens:]
         self._cell_of.clear()
@@ -188,7 +188,7 @@ class Branches:
                 return sequence
         return None
 
-    # Layout's view
+    # CellLayout's view
 
     @property
     def last_cell(self) -> int:
