@@ -157,7 +157,7 @@ class Branches:
         self._chains = survivors
 
     def cut(self, n_tokens: int) -> list[tuple[int, int, Sequence[int]]]:
-        """Count no cell after `n_tokens` any more, and say where they are, for `CellLayout.drop`."""
+        """Count no cell after `n_tokens` any more. Returns places for `CellLayout.drop`."""
         places = [(self.home, n_tokens, self.cells[n_tokens:]), *self._provisional_places()]
         del self.cells[n_tokens:]
         self._cell_of.clear()
