@@ -35,7 +35,7 @@ class SequenceMemory(Protocol):
         """Tokens that `save` may take at once, of a sequence that holds `n_tokens`."""
 
 
-class Place(NamedTuple):
+class UsedCell(NamedTuple):
     """A cell in use."""
 
     cell: int
@@ -57,7 +57,7 @@ class Occupant(Protocol):
     @property
     def n_committed(self) -> int: ...
 
-    def places_from(self, cell: int) -> Iterable[Place]:
+    def places_from(self, cell: int) -> Iterable[UsedCell]:
         """Cells in use from `cell` on; no sequence that is not named keeps a label of theirs."""
 
     def move(self, moved: Mapping[int, int]) -> None:
@@ -128,7 +128,7 @@ class CellLayout:
             return
         begin = min(self._waste)
         self._free_waste()
-        in_use: dict[int, Place] = {}
+        in_use: dict[int, UsedCell] = {}
         for text in self.texts:
             for place in text.places_from(begin):
                 same = in_use.get(place.cell)
@@ -140,7 +140,7 @@ class CellLayout:
         for first in range(0, len(ordered), most):
             self._move_down(ordered[first : first + most])
 
-    def _move_down(self, places: Sequence[Place]) -> None:
+    def _move_down(self, places: Sequence[UsedCell]) -> None:
         """Move neighbouring cells to the first free ones. Nothing stands between them, so that
         those are in one piece once they are removed."""
         runs = _runs(places)
@@ -183,7 +183,7 @@ class _Run:
         return self.sequences[0], self.begin, self.begin + len(self.cells)
 
 
-def _runs(places: Iterable[Place]) -> list[_Run]:
+def _runs(places: Iterable[UsedCell]) -> list[_Run]:
     runs: list[_Run] = []
     latest: dict[tuple[int, ...], _Run] = {}
     for cell, position, sequences in places:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.layout import CellLayout, Place, SequenceMemory
+from edgespec_runtimes.gguf.llama.layout import CellLayout, UsedCell, SequenceMemory
 
 
 class Texts:
@@ -195,7 +195,7 @@ class Branches:
         last = self.cells[-1] if self.cells else -1
         return max(last, *self._cell_of.values()) if self._cell_of else last
 
-    def places_from(self, cell: int) -> Iterable[Place]:
+    def places_from(self, cell: int) -> Iterable[UsedCell]:
         begin = bisect_left(self.cells, cell)
         for sequence, synced in self._synced.items():
             if sequence != self.home and sequence not in self._chains and synced > begin:
@@ -203,12 +203,12 @@ class Branches:
                 self._synced[sequence] = begin
         holders = tuple(dict.fromkeys((self.home, *self._chains)))
         for position in range(begin, self.n_committed):
-            yield Place(self.cells[position], position, holders)
+            yield UsedCell(self.cells[position], position, holders)
         for key, its_cell in self._cell_of.items():
             if its_cell >= cell:
                 inside = tuple(s for s, chain in self._chains.items() if key in chain)
                 depth = self._chains[inside[0]].index(key)
-                yield Place(its_cell, self.n_committed + depth, inside)
+                yield UsedCell(its_cell, self.n_committed + depth, inside)
 
     def move(self, moved: Mapping[int, int]) -> None:
         begin = bisect_left(self.cells, min(moved))
