@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.layout import CellLayout, UsedCell, SequenceMemory
+from edgespec_runtimes.gguf.llama.layout import CellLayout, SequenceMemory, UsedCell
 
 
 class Texts:
