@@ -11,7 +11,6 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
 from edgespec.settings.units import parse_rate, parse_size
 
-CTX_SIZE = 512
 UNLIMITED = "unlimited"
 QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
 """Settings of `--quick`, unless flags say otherwise."""
@@ -35,27 +34,35 @@ def _names(value: object) -> object:
 
 
 class BenchSettings(Settings):
-    """One bench. `None` means what is usual."""
+    """One bench."""
 
     model: Path | None = None
-    """None is the embedded target, enlarged to `size`."""
+    """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
     draft: Path | None = None
+    """Small model that guesses. Default: none with -m."""
     size: Annotated[int, BeforeValidator(_size)] = 1 << 30
+    """Size of the enlarged target."""
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"
-    """Limit of each run's process: a size, a share of target plus draft, or `unlimited`."""
+    """Memory limit: 1GiB, a share of target plus draft like 30%, or unlimited."""
     disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
+    """Bytes read per second, like 300M, in decimal units as storage is sold. Default: no limit."""
     modes: Annotated[tuple[str, ...] | None, BeforeValidator(_names)] = None
-    """Names of modes; None for all."""
+    """Names from below, separated by commas. Default: all."""
     prompts: Path | None = None
-    """A file of them; None is the shipped one."""
+    """File of prompts: one a line, or in .jsonl an object's `prompt`. Default: beginnings of Python
+    code."""
     n_prompts: int = Field(default=3, ge=1)
-    """Number of prompts from the file."""
+    """Number of prompts, from the beginning of the file."""
     repetitions: int = Field(default=3, ge=1)
+    """Runs of each mode on each prompt."""
     max_tokens: int = Field(default=48, ge=1)
+    """Tokens of each run."""
     baseline_tokens: int = Field(default=16, ge=1)
-    """Tokens of modes whose passes yield hardly more than one."""
-    ctx_size: int = Field(default=CTX_SIZE, ge=1)
+    """Tokens of runs whose passes yield about one token each."""
+    ctx_size: int = Field(default=512, ge=1)
+    """Tokens of context."""
     threads: int | None = Field(default=None, ge=1)
+    """Threads of each run. Default: one for each physical core."""
 
     @model_validator(mode="after")
     def _applies(self) -> Self:

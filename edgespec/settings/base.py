@@ -4,10 +4,15 @@ file or Python. Knows no setting; `config` has them.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -109,6 +114,30 @@ class Settings(BaseModel):
 def spell(setting: str) -> str:
     """The command line's name of a setting."""
     return FLAGS.get(setting, "--" + setting.replace("_", "-"))
+
+
+@cache
+def descriptions(settings: type[Settings]) -> dict[str, str]:
+    """Docstrings of the settings, for `--help`: read from the source, empty where there is none."""
+    found: dict[str, str] = {}
+    for kind in reversed(settings.__mro__):
+        if not issubclass(kind, Settings) or kind is Settings:
+            continue
+        for statement, text in pairwise(_classes_of(kind.__module__).get(kind.__name__, ())):
+            match statement, text:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
+                    found[name] = " ".join(said.split())
+    return found
+
+
+@cache
+def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
+    """The bodies of a module's classes; none where its source is not there."""
+    try:
+        statements = ast.parse(inspect.getsource(sys.modules[module])).body
+    except OSError:
+        return {}
+    return {node.name: node.body for node in statements if isinstance(node, ast.ClassDef)}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

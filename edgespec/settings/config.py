@@ -150,26 +150,28 @@ class LoadSettings(Settings):
     draft: Path | None = None
     """None: the target decodes alone."""
     lookup_cache_static: Path | None = None
-    """The index of a corpus in which guesses are looked up; `edgespec models index` makes one."""
+    """Also guess from a corpus: an index of it that `edgespec models index` wrote with the target's
+    vocabulary."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
-    """Bytes, a percentage of the machine's memory, or `auto`: what is free now, less a margin."""
+    """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
+    auto, which is what is free now less a margin."""
     ctx_size: Count = 0
-    """Tokens of context; 0 is what the model was trained on, up to DEFAULT_CTX_SIZE."""
+    """Tokens of context; 0 is what the model was trained on, up to 4096."""
     batch_size: AtLeastOne | None = None
-    """Prompt tokens per pass; None plans it."""
+    """Prompt tokens per pass. Default: planned."""
     n_parallel: Annotated[int | Literal["auto"], BeforeValidator(_texts_at_once)] = 1
-    """Texts that are generated at once, in shared passes; others wait in line. `auto`: as many as
-    the memory budget affords."""
+    """Texts that are generated at once, in shared passes, or auto for as many as the budget
+    affords; others wait in line."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """None is every physical core that the process may use."""
+    """Threads of the target. Default: one for each physical core that the process may use."""
     threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads of the draft; None is the target's number."""
+    """Threads of the draft. Default: as many as the target's."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
-    """Memory of the GPU that computes ONNX models: bytes, a percentage of it, or `auto`, which is
-    what is free there now, less a margin. None is `auto` where there is such a GPU."""
+    """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
+    auto, which is what is free there now less a margin. Default: auto."""
     grammars: bool = False
     """Keep memory for structured answers; a target that is paged gives none without."""
     logprobs: bool = False
@@ -248,24 +250,28 @@ class Sampling(Settings):
     """Settings of sampling. The defaults are greedy, with every filter off."""
 
     temperature: float = Field(default=0.0, ge=0)
-    """0 is greedy: the highest logit, the lowest token id among equals."""
+    """Temperature; 0 is greedy: the highest logit, the lowest token id among equals."""
     top_k: Count = 0
-    """Keep the k best tokens; 0 keeps all."""
+    """Keep the K most probable tokens; 0 keeps all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the fewest best tokens whose probabilities reach p; 1 keeps all."""
+    """Keep the most probable tokens that together reach P; 1 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Keep tokens at least p times as probable as the best one; 0 keeps all."""
+    """Keep tokens at least P times as probable as the best one; 0 keeps all."""
     repeat_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    """Penalty of repeated tokens; 1 is none."""
     frequency_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
+    """Penalty for each earlier use of a token; 0 is none."""
     presence_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
+    """Penalty of tokens that were used at all; 0 is none."""
     repeat_last_n: int = Field(default=64, ge=-1, le=INT32_MAX)
-    """Recent tokens, prompt included, that the three penalties look at; -1 is all of them."""
+    """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
         BeforeValidator(_biases),
         AfterValidator(_checked_biases),
     ] = Field(default_factory=lambda: MappingProxyType({}))
-    """Added to the logits of these tokens; -inf forbids a token."""
+    """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
+    logit. May be given several times."""
 
 
 class SamplingParams(Sampling):
@@ -291,23 +297,27 @@ class GenerateSettings(Sampling):
     """Settings of generating a text."""
 
     max_tokens: int = Field(default=256, ge=-1, le=INT32_MAX)
-    """-1 goes on until the model ends the text or the context is full."""
+    """Most tokens; -1 goes on until the model ends the text or the context is full."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
-    """None draws one, which is reported."""
+    """Seed of the random draws. Default: -1, which chooses one and reports it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """End the text before this string. May be given several times."""
     no_draft: bool = False
     pacer: PacerName = PacerName.BEST_FIRST
+    """Rule that chooses the branch of the token tree that grows next."""
     fallback: FallbackName = FallbackName.MARGINAL
+    """Rule that says when the target verifies the guesses."""
     acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
     draft_max: int = Field(default=USUAL_DRAFT_MAX, ge=1, le=MOST_DRAFTED)
-    """Most drafted nodes that one pass verifies. Where it is not set, the plan chooses it: more if
-    their buffers take little from the weights, fewer if they would take much."""
+    """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
+    their buffers take memory from the weights; 48 where nothing is paged."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
-    """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
+    """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: bool | None = None
-    """Guess from the text so far, too. None: beside a draft model, not without one."""
+    """Also guess from the text so far: what followed when its last words occurred before. Default:
+    beside a draft model, not without one."""
     no_overlap: bool = False
-    """Never draft beside a pass."""
+    """Do not draft while the target verifies."""
 
     @property
     def limit(self) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import TypeVar
 
-from edgespec.bench.settings import CTX_SIZE, QUICK, BenchSettings
+from edgespec.bench.settings import QUICK, BenchSettings
+from edgespec.cli.flags import groups
 
 Parser = TypeVar("Parser", bound=ArgumentParser)
 
@@ -47,51 +48,20 @@ def add_to(parser: Parser) -> Parser:
     """Give `parser` the flags of a bench."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
-    defaults = {name: of.default for name, of in BenchSettings.model_fields.items()}
     models = parser.add_argument_group("models")
-    models.add_argument(
-        "-m",
-        "--model",
-        metavar="FILE",
-        help="target, a GGUF file or an ONNX model's folder (default: the embedded one, enlarged)",
-    )
-    models.add_argument(
-        "-md", "--model-draft", metavar="FILE", dest="draft", help="small model that guesses"
-    )
-    models.add_argument("--size", metavar="SIZE", help="of the enlarged target (default: 1GiB)")
+    usual = {"size": "1GiB"}
+    groups.add(models, BenchSettings, usual, model="-m FILE", draft="-md FILE", size="SIZE")
     limits = parser.add_argument_group("limits of each run's process")
-    limits.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="1GiB, a share of target plus draft like 30%%, or unlimited (default: 50%%)",
-    )
-    limits.add_argument(
-        "--disk-bandwidth",
-        metavar="RATE",
-        help="bytes per second like 300M, in decimal units as storage is sold (default: none)",
-    )
+    groups.add(limits, BenchSettings, memory="SIZE", disk_bandwidth="RATE")
     runs = parser.add_argument_group("runs")
-    runs.add_argument(
-        "--modes", metavar="LIST", help="names from below, with commas (default: all)"
-    )
-    for flag, metavar, setting, text in (
-        (("-n", "--n-predict"), "N", "max_tokens", "tokens of a run"),
-        (("--baseline-tokens",), "N", "baseline_tokens", "of modes with one token or so a pass"),
-        (("--n-prompts",), "N", "n_prompts", "prompts"),
-        (("--repetitions",), "N", "repetitions", "runs of each mode on each prompt"),
-    ):
-        help_text = f"{text} (default: {defaults[setting]}, with --quick {QUICK[setting]})"
-        runs.add_argument(*flag, metavar=metavar, dest=setting, help=help_text)
+    quick = {
+        name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
+        for name, value in QUICK.items()
+    }
+    groups.add(runs, BenchSettings, quick, modes="LIST", max_tokens="-n N", baseline_tokens="N")
+    groups.add(runs, BenchSettings, quick, n_prompts="N", repetitions="N", prompts="FILE")
+    groups.add(runs, BenchSettings, ctx_size="-c N", threads="-t N")
     runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
-    runs.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="one a line, or in .jsonl an object's `prompt` (default: Python code begun)",
-    )
-    runs.add_argument(
-        "-c", "--ctx-size", metavar="N", help=f"context in tokens (default: {CTX_SIZE})"
-    )
-    runs.add_argument("-t", "--threads", metavar="N", help="(default: the physical cores)")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, _ArgumentGroup
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import get_origin
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import spell
+from edgespec.settings.base import Settings, descriptions, spell
 from edgespec.settings.config import (
-    DEFAULT_CTX_SIZE,
     LOSSLESS,
     AcceptanceName,
     FallbackName,
     GenerateSettings,
+    LoadSettings,
     PacerName,
 )
 from edgespec.settings.options import declared
 
 HUB_NAME = "USER/REPO[:QUANT]"
+NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
@@ -63,34 +66,10 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
 
 
 def add_memory(parser: ArgumentParser) -> None:
+    """Flags of memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
-    group.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="peak resident memory of the whole process: 6GiB, 512M, 75%% or auto "
-        "(default: auto, what is free now less a margin)",
-    )
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        metavar="N",
-        help=f"context in tokens (default: 0, the model's own up to {DEFAULT_CTX_SIZE})",
-    )
-    group.add_argument(
-        "-b", "--batch-size", metavar="N", help="prompt tokens per pass (default: planned)"
-    )
-    group.add_argument(
-        "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
-    )
-    group.add_argument(
-        "-td", "--threads-draft", metavar="N", help="of the draft (default: as --threads)"
-    )
-    group.add_argument(
-        "--gpu-memory-budget",
-        metavar="SIZE",
-        help="memory of the GPU for ONNX models, the draft's first: 6GiB, 512M, 75%% or auto "
-        "(default: auto, what is free there now less a margin)",
-    )
+    add(group, LoadSettings, memory_budget="SIZE", ctx_size="-c N", batch_size="-b N")
+    add(group, LoadSettings, threads="-t N", threads_draft="-td N", gpu_memory_budget="SIZE")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")
         for name, flag in options.flags():
@@ -99,114 +78,68 @@ def add_memory(parser: ArgumentParser) -> None:
 
 
 def add_parallel(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("several texts")
-    group.add_argument(
-        "-np",
-        "--parallel",
-        metavar="N",
-        dest="n_parallel",
-        help="texts that are generated at once, sharing the weights that a pass reads, or auto for "
-        "as many as the budget affords; others wait in line (default: 1)",
-    )
+    add(parser.add_argument_group("several texts"), LoadSettings, n_parallel="-np N")
 
 
 def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
     """Flags of sampling. `chats`: defaults are the values that the model's makers recommend."""
     group = parser.add_argument_group("sampling")
-    for flags, metavar, setting, text in (
-        (("-n", "--n-predict"), "N", "max_tokens", "most tokens, -1 for no limit"),
-        (("--temp",), "T", "temperature", "temperature, 0 for greedy"),
-        (("--top-k",), "K", "top_k", "keep the K best tokens, 0 for all"),
-        (("--top-p",), "P", "top_p", "keep the best tokens that reach P together, 1 for all"),
-        (("--min-p",), "P", "min_p", "keep tokens at least P times as probable as the best"),
-        (("--repeat-penalty",), "X", "repeat_penalty", "on repeated tokens, 1 for none"),
-        (
-            ("--frequency-penalty",),
-            "X",
-            "frequency_penalty",
-            "per use so far, 0 for none",
-        ),
-        (("--presence-penalty",), "X", "presence_penalty", "on what was used at all, 0 for none"),
-        (("--repeat-last-n",), "N", "repeat_last_n", "tokens the three look back, -1 for all"),
-    ):
-        default = GenerateSettings.model_fields[setting].default
-        if chats and setting == "max_tokens":
-            default = -1
-        elif chats and setting in CHAT_DEFAULTS:
-            default = f"the model's own, otherwise {CHAT_DEFAULTS[setting]}"
-        group.add_argument(
-            *flags, metavar=metavar, dest=setting, help=f"{text} (default: {default})"
-        )
-    group.add_argument(
-        "-l",
-        "--logit-bias",
-        metavar="TOKEN_ID(+/-)BIAS",
-        action="append",
-        help="make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf); may be "
-        "repeated",
-    )
-    group.add_argument(
-        "-s", "--seed", metavar="N", help="-1 draws one, which is reported (default: -1)"
-    )
-    group.add_argument(
-        "--stop", metavar="TEXT", action="append", help="end before this text; may be repeated"
-    )
+    recommended = {
+        name: f"the model's own, otherwise {value}" for name, value in CHAT_DEFAULTS.items()
+    }
+    defaults = recommended | {"max_tokens": "-1"} if chats else {}
+    add(group, GenerateSettings, defaults, max_tokens="-n N", temperature="T", top_k="K")
+    add(group, GenerateSettings, defaults, top_p="P", min_p="P", repeat_penalty="X")
+    add(group, GenerateSettings, frequency_penalty="X", presence_penalty="X", repeat_last_n="N")
+    add(group, GenerateSettings, logit_bias="-l TOKEN_ID(+/-)BIAS", seed="-s N", stop="TEXT")
 
 
 def add_speculation(parser: ArgumentParser) -> None:
     defaults = {name: field.default for name, field in GenerateSettings.model_fields.items()}
     group = parser.add_argument_group("speculation (never changes the text)")
-    group.add_argument(
-        "--pacer",
-        metavar=_choices(PacerName),
-        help=f"which branch of the token tree grows next (default: {defaults['pacer']})",
-    )
-    group.add_argument(
-        "--fallback",
-        metavar=_choices(FallbackName),
-        help=f"when the target verifies (default: {defaults['fallback']})",
-    )
+    add(group, GenerateSettings, pacer=_choices(PacerName), fallback=_choices(FallbackName))
     group.add_argument(
         "--acceptance",
         metavar=_choices(AcceptanceName),
-        help=f"which guesses stand; none changes the text with {', '.join(sorted(LOSSLESS))} "
-        f"(default: {defaults['acceptance']})",
+        help=f"which guesses are accepted; none changes the text with "
+        f"{', '.join(sorted(LOSSLESS))} (default: {defaults['acceptance']})",
     )
+    add(group, GenerateSettings, draft_max="N", max_depth="N", lookup="")
     group.add_argument(
-        "--draft-max",
-        metavar="N",
-        help="most guesses that one pass verifies, 0 for no draft "
-        f"(default: planned; {defaults['draft_max']} where nothing is paged)",
+        "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
     )
-    group.add_argument(
-        "--draft-depth",
-        metavar="N",
-        dest="max_depth",
-        help="most guesses in a row, down one branch (default: as many as --draft-max)",
-    )
-    group.add_argument(
-        "--lookup",
-        action="store_true",
-        help="guess from the text itself, too: what followed when its last words occurred before "
-        "(default: beside a draft model, not without one)",
-    )
-    group.add_argument(
-        "--no-lookup", action="store_false", dest="lookup", help="leave the guesses to the draft"
-    )
-    add_corpus(group)
-    group.add_argument(
-        "--no-overlap", action="store_true", help="do not draft while the target verifies"
-    )
+    add(group, LoadSettings, lookup_cache_static="-lcs FILE")
+    add(group, GenerateSettings, no_overlap="")
 
 
-def add_corpus(group: ArgumentParser | _ArgumentGroup) -> None:
-    group.add_argument(
-        "-lcs",
-        "--lookup-cache-static",
-        metavar="FILE",
-        help="guess from a corpus, too: an index of it that `edgespec models index` wrote with the "
-        "target's vocabulary",
-    )
+def add(
+    group: _ArgumentGroup | ArgumentParser,
+    settings: type[Settings],
+    defaults: Mapping[str, str] = NO_DEFAULTS,
+    /,
+    **spellings: str,
+) -> None:
+    """The flags of settings, with their docstrings as help; `defaults` replace those shown.
+
+    A spelling is the short flag, if there is one, and the placeholder; a switch has none.
+    """
+    for name, spelling in spellings.items():
+        *flags, metavar = spelling.split(" ")
+        field, text = settings.model_fields[name], descriptions(settings).get(name, "")
+        text = (text[:1].lower() + text[1:]).removesuffix(".")
+        text, _, default = text.partition(". Default: ")
+        if not default and isinstance(field.default, int | float | str):
+            default = str(field.default)
+        default = defaults.get(name, default)
+        text += f" (default: {default})" if default and metavar else ""
+        text = text.replace("%", "%%")  # argparse formats it
+        flags.append(spell(name))
+        if not metavar:
+            group.add_argument(*flags, dest=name, action="store_true", help=text)
+            continue
+        repeats = get_origin(field.annotation) in (tuple, Mapping)
+        action = "append" if repeats else "store"
+        group.add_argument(*flags, dest=name, metavar=metavar, action=action, help=text)
 
 
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.cli.flags import groups
+from edgespec.settings.config import LoadSettings
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -187,7 +188,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
     parser.add_argument("draft", metavar="DRAFT", help="the small one")
-    groups.add_corpus(parser)
+    groups.add(parser, LoadSettings, lookup_cache_static="-lcs FILE")
     _measuring_flags(parser)
 
 

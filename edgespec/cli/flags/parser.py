@@ -16,6 +16,7 @@ from edgespec import extras
 from edgespec.cli.flags import bench, chat, grammars, groups, models, prompt_caches, serve, tune
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
+from edgespec.settings.config import GenerateSettings, LoadSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -229,12 +230,8 @@ def _plan(parser: _Parser) -> _Parser:
     groups.add_memory(parser)
     groups.add_parallel(parser)
     guesses = parser.add_argument_group("draft")
-    groups.add_corpus(guesses)
-    guesses.add_argument(
-        "--draft-max",
-        metavar="N",
-        help="most guesses per pass: decides buffer sizes, 0 for no draft (default: planned)",
-    )
+    groups.add(guesses, LoadSettings, lookup_cache_static="-lcs FILE")
+    groups.add(guesses, GenerateSettings, draft_max="N")
     storage = parser.add_argument_group("storage")
     storage.add_argument(
         "--disk-bandwidth",

@@ -1,0 +1,46 @@
+"""What `--help` says: settings describe themselves, once for every door."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.bench.settings import BenchSettings
+from edgespec.cli.flags import parser
+from edgespec.settings.base import Settings, descriptions
+from edgespec.settings.config import (
+    DEFAULT_CTX_SIZE,
+    USUAL_DRAFT_MAX,
+    GenerateSettings,
+    LoadSettings,
+    Sampling,
+)
+
+
+def flags() -> Iterator[tuple[str, argparse.Action]]:
+    _, commands, of_models = parser._parsers()
+    for name, command in (commands | of_models).items():
+        yield from ((name, action) for action in command._actions if action.option_strings)
+
+
+def test_every_flag_has_a_help_text() -> None:
+    assert not [(name, action.option_strings) for name, action in flags() if not action.help]
+
+
+@pytest.mark.parametrize("settings", [GenerateSettings, BenchSettings])
+def test_settings_are_described_in_whole_sentences(settings: type[Settings]) -> None:
+    said = descriptions(settings)
+    assert said.keys() >= settings.model_fields.keys() - {"no_draft", "acceptance"}
+    assert all(text.endswith(".") for text in said.values())
+
+
+def test_a_setting_is_described_where_it_is_inherited_from() -> None:
+    inherited = {name: descriptions(GenerateSettings)[name] for name in Sampling.model_fields}
+    assert inherited == descriptions(Sampling)
+
+
+def test_descriptions_name_the_numbers_that_hold() -> None:
+    assert f"up to {DEFAULT_CTX_SIZE}." in descriptions(LoadSettings)["ctx_size"]
+    assert f"{USUAL_DRAFT_MAX} where" in descriptions(GenerateSettings)["draft_max"]
