@@ -67,13 +67,9 @@ def enlarge(
     Raises UsageError where `out` or the size cannot be meant, ModelError for `source`, and
     EdgespecError for a full disk or an installation without the tool.
     """
-    if _is_model(out) and not overwrite:
+    if out.is_file() and not overwrite:
         raise UsageError(f"{out} exists: --force overwrites it")
     return tool_for(source).enlarge(source, out, size_bytes, progress)
-
-
-def _is_model(path: Path) -> bool:
-    return path.is_file() or any(path.glob("*.onnx"))
 
 
 def tool_for(source: Path) -> Enlarger:
@@ -92,4 +88,4 @@ def tool_for(source: Path) -> Enlarger:
             return tool
     if missing:
         raise EdgespecError(f"no installed tool enlarges {source}: {', '.join(missing)}")
-    raise ModelError(f"{source} is no model that can be enlarged: name a GGUF or ONNX one")
+    raise ModelError(f"{source} cannot be enlarged: name a GGUF model")

@@ -1,5 +1,8 @@
-"""Exports a LLaMA checkpoint of the recipe to ONNX, by Optimum's task text-generation-with-past.
-Reads a checkpoint folder; needs no training code, and transformers 4 (the extra `export`)."""
+"""Exports a LLaMA to ONNX, by Optimum's task text-generation-with-past.
+
+Reads a checkpoint folder of the recipe, or a GGUF file such as `edgespec models enlarge` writes;
+needs no training code, and transformers 4 (the extra `export`).
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,26 @@ def export(checkpoint: Path, out: Path, *, dtype: str, tokenizer: Path | None = 
 def load(checkpoint: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     """The model, with the base of its rotation, which transformers 5 writes where 4 does not
     look."""
+    if checkpoint.suffix == ".gguf":
+        keep_equal_tensors()
+        folder, file = checkpoint.parent, checkpoint.name
+        return LlamaForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype).eval()
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     rope_theta = config["rope_parameters"]["rope_theta"]
     return LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype, rope_theta=rope_theta).eval()
 
 
+def keep_equal_tensors() -> None:
+    """Let the exporter store tensors of equal content, such as an enlarged model has, each."""
+    share = torch._C._jit_pass_onnx_deduplicate_initializers
+    torch._C._jit_pass_onnx_deduplicate_initializers = lambda graph, tensors, training: share(
+        graph, tensors, True
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint")
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or a GGUF file")
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="default: fp32")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to copy beside the model")

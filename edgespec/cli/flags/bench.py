@@ -35,8 +35,7 @@ examples:
       the embedded pair, its target enlarged to 1 GiB, as on a slow device
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
-      an ONNX pair: `edgespec models enlarge models/edgespec-target-onnx-fp16 big-onnx --size 1GiB`
-      made its target
+      an ONNX pair
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
       what guesses bring over mmap, and the free ones over the draft alone
 

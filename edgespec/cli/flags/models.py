@@ -70,8 +70,7 @@ examples:
   edgespec models enlarge embedded big.gguf --size 1GiB
   edgespec models enlarge embedded big.gguf --size 24GiB --type Q4_K --check
   edgespec models enlarge embedded big.gguf --type Q4_K --check --memory-budget 1GiB
-      compare a model that was written before
-  edgespec models enlarge export/model.onnx big-onnx --size 2GiB"""
+      compare a model that was written before"""
 
 
 _INDEX = """\
@@ -196,14 +195,14 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
     parser.description = _ENLARGE
     parser.epilog = _ENLARGE_EXAMPLES
     parser.add_argument(
-        "source", metavar="SOURCE", help="a GGUF file, an ONNX file or folder, or a name"
+        "source", metavar="SOURCE", help="a GGUF file of a LLaMA, or a name"
     )
-    parser.add_argument("out", metavar="OUT", help="the file, for ONNX the folder, to write")
+    parser.add_argument("out", metavar="OUT", help="the file to write")
     parser.add_argument("--size", metavar="SIZE", help="such as 512MiB or 24GiB")
     parser.add_argument(
         "--type",
         metavar="TYPE",
-        help="of a GGUF: Q4_0, Q4_K, Q8_0, F16 and so on, as llama.cpp names them "
+        help="Q4_0, Q4_K, Q8_0, F16 and so on, as llama.cpp names them "
         "(default: the source's own)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")

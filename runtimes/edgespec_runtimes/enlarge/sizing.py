@@ -1,6 +1,6 @@
-"""Finds the layers and copies of a LLaMA that make a given size, and checks that all formats share.
+"""Finds the layers and copies of a LLaMA that make a given size, and checks the disk.
 
-Knows no format: a plan for a number of copies and layers comes from the caller.
+A plan for a number of copies and layers comes from the caller.
 """
 
 from __future__ import annotations

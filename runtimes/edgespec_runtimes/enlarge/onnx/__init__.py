@@ -1,1 +1,0 @@
-"""Enlarges ONNX exports."""
