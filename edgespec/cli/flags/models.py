@@ -194,16 +194,13 @@ def _check(parser: argparse.ArgumentParser) -> None:
 def _enlarge(parser: argparse.ArgumentParser) -> None:
     parser.description = _ENLARGE
     parser.epilog = _ENLARGE_EXAMPLES
-    parser.add_argument(
-        "source", metavar="SOURCE", help="a GGUF file of a LLaMA, or a name"
-    )
+    parser.add_argument("source", metavar="SOURCE", help="a GGUF file of a LLaMA, or a name")
     parser.add_argument("out", metavar="OUT", help="the file to write")
     parser.add_argument("--size", metavar="SIZE", help="such as 512MiB or 24GiB")
     parser.add_argument(
         "--type",
         metavar="TYPE",
-        help="Q4_0, Q4_K, Q8_0, F16 and so on, as llama.cpp names them "
-        "(default: the source's own)",
+        help="Q4_0, Q4_K, Q8_0, F16 and so on, as llama.cpp names them (default: the source's own)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     parser.add_argument(
