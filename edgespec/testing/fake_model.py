@@ -10,13 +10,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import Progress, Vocabulary, check_token
 from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.texts import PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
@@ -85,9 +86,28 @@ class Cell:
     parent: Cell | None
 
 
+@dataclass
+class FakeText:
+    """One text of a fake model."""
+
+    committed: list[int] = field(default_factory=list)
+    cells: dict[int, Cell] = field(default_factory=dict)
+    """Provisional nodes by their keys."""
+
+    def context(self, key: int) -> tuple[int, ...]:
+        """The tokens down to a provisional node."""
+        branch = []
+        cell: Cell | None = self.cells[key]
+        while cell is not None:
+            branch.append(cell.token)
+            cell = cell.parent
+        return (*self.committed, *reversed(branch))
+
+
 class FakeModel:
-    """A language model in memory. `hook` runs inside every `prefill` and `evaluate` and may wait or
-    raise; `cost` makes the report of a call from its number of tokens."""
+    """A language model in memory, of one text or several. `hook` runs inside every `prefill` and
+    `evaluate` and may wait or raise; `cost` makes the report of a call from its number of
+    tokens."""
 
     def __init__(
         self,
@@ -99,6 +119,7 @@ class FakeModel:
         pieces: Sequence[bytes] = (),
         max_nodes: int = 64,
         max_branches: int = 32,
+        n_texts: int = 1,
         tree_capable: bool = True,
         max_rollback: int = 0,
         stall_share: float = 0.0,
@@ -117,6 +138,7 @@ class FakeModel:
             max_rollback=max_rollback,
             max_nodes=max_nodes,
             max_branches=max_branches,
+            n_texts=n_texts,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.last_report = PassReport()
@@ -127,81 +149,108 @@ class FakeModel:
         """Number of tokens of every `prefill` that succeeded."""
         self._stall_share = stall_share
         self._cost = cost
-        self._committed: list[int] = []
-        self._cells: dict[int, Cell] = {}
+        self._texts = [FakeText() for _ in range(n_texts)]
         self._is_running = False
         self._is_cancelled = threading.Event()
         self._is_closed = False
 
     @property
     def n_committed(self) -> int:
-        return len(self._committed)
+        return self.committed_of(0)
+
+    def committed_of(self, text: int) -> int:
+        return len(self._texts[text].committed)
 
     @property
     def committed(self) -> tuple[int, ...]:
-        return tuple(self._committed)
+        return self.text(0)
+
+    def text(self, text: int) -> tuple[int, ...]:
+        """The committed tokens of a text."""
+        return tuple(self._texts[text].committed)
 
     @property
     def n_provisional(self) -> int:
-        return len(self._cells)
+        return sum(len(text.cells) for text in self._texts)
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        assert not self._cells, "prefill with provisional nodes around"
-        if self.n_committed + len(tokens) > self.info.n_ctx:
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
+        of = self._texts[text]
+        assert not of.cells, "prefill with provisional nodes around"
+        if len(of.committed) + len(tokens) > self.info.n_ctx:
             raise UsageError("past the end of the context")
         self._begin()
         try:
             self._run_hook()
         finally:
             self._is_running = False
-        self._committed += tokens
+        of.committed += tokens
         self.prefilled.append(len(tokens))
         self.last_report = self._report(len(tokens))
         if progress is not None:
             progress("prompt", 1.0)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
+
+    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        n_rows = sum(len(part.nodes) for part in parts)
         self._begin()
         try:
-            self._check_batch(tree, nodes)
+            self._check_batch(parts)
             self._run_hook()
-            for node in nodes:
-                self._fill(tree, node)
-            rows = [self.language(self._context(int(tree.key[node]))) for node in nodes]
+            logits = []
+            for part in parts:
+                of = self._texts[part.text]
+                for node in part.nodes:
+                    self._fill(of, part.tree, node)
+                contexts = [of.context(int(part.tree.key[node])) for node in part.nodes]
+                logits.append(np.stack(list(map(self.language, contexts))).astype(np.float32))
         except BaseException:
-            self._cells.clear()
+            for part in parts:
+                self._texts[part.text].cells.clear()
             raise
         finally:
             self._is_running = False
-        self.evaluations.append(len(nodes))
-        self.last_report = self._report(len(nodes))
-        return np.stack(rows).astype(np.float32)
+        self.evaluations.append(n_rows)
+        self.last_report = self._report(n_rows)
+        return logits
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None:
+        cells = self._texts[text].cells
         assert not self._is_running, "commit while another call runs"
         assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
         for parent, node in itertools.pairwise(path):
             assert tree.parent[node] == parent, f"path {list(path)} is not contiguous"
         below_end = set(tree.subtree(path[-1])) - {path[-1]}
         for node in (*path, *keep):
-            assert int(tree.key[node]) in self._cells, f"node {node} was never evaluated"
+            assert int(tree.key[node]) in cells, f"node {node} was never evaluated"
         assert set(keep) <= below_end, f"{list(keep)} do not all hang below the path's end"
-        kept = {int(tree.key[node]): self._cells[int(tree.key[node])] for node in keep}
-        end = self._cells[int(tree.key[path[-1]])]
-        self._committed += (self._cells[int(tree.key[node])].token for node in path)
+        kept = {int(tree.key[node]): cells[int(tree.key[node])] for node in keep}
+        end = cells[int(tree.key[path[-1]])]
+        self._texts[text].committed += (cells[int(tree.key[node])].token for node in path)
         for cell in kept.values():
             cell.depth -= len(path)
             if cell.parent is end:
                 cell.parent = None
             assert cell.parent is None or any(cell.parent is other for other in kept.values())
-        self._cells = kept
+        self._texts[text].cells = kept
 
-    def truncate(self, n_tokens: int) -> None:
+    def truncate(self, n_tokens: int, text: int = 0) -> None:
+        of, n_committed = self._texts[text], self.committed_of(text)
         assert not self._is_running, "truncate while another call runs"
-        assert 0 <= n_tokens <= self.n_committed, f"truncate({n_tokens}) of {self.n_committed}"
-        assert self.info.tree_capable or n_tokens in (0, self.n_committed), "recurrent state"
-        self._cells.clear()
-        del self._committed[n_tokens:]
+        assert 0 <= n_tokens <= n_committed, f"truncate({n_tokens}) of {n_committed}"
+        assert self.info.tree_capable or n_tokens in (0, n_committed), "recurrent state"
+        of.cells.clear()
+        del of.committed[n_tokens:]
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        assert n_tokens <= self.committed_of(source), "more than the source holds"
+        self._texts[target].cells.clear()
+        self._texts[target].committed = self._texts[source].committed[:n_tokens]
 
     @property
     def state_origin(self) -> StateOrigin:
@@ -212,19 +261,20 @@ class FakeModel:
         return 0
 
     def write_state(self, write: Write) -> None:
-        assert not self._cells, "state with provisional nodes around"
-        for token in self._committed:  # a piece each
+        assert not self._texts[0].cells, "state with provisional nodes around"
+        for token in self.committed:  # a piece each
             write(memoryview(token.to_bytes(4, "little")))
 
     def read_state(self, n_tokens: int, read: Read) -> None:
-        assert not self._cells, "state with provisional nodes around"
-        self._committed = []
+        of = self._texts[0]
+        assert not of.cells, "state with provisional nodes around"
+        of.committed = []
         tokens = []
         for _ in range(n_tokens):
             piece = bytearray(read.size())
             read(memoryview(piece))
             tokens.append(int.from_bytes(piece, "little"))
-        self._committed = tokens
+        of.committed = tokens
 
     def paging(self) -> PagingStats:
         return PagingStats()
@@ -255,39 +305,37 @@ class FakeModel:
         if self._is_cancelled.is_set():
             raise Cancelled("the fake was cancelled")
 
-    def _check_batch(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+    def _check_batch(self, parts: Sequence[PassPart]) -> None:
         info = self.info
-        assert nodes, "an empty batch"
-        assert len(nodes) <= info.max_nodes, f"{len(nodes)} nodes in one batch"
-        assert info.tree_capable or len(nodes) <= 1 + info.max_rollback, "too long to drop again"
-        keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
-        stale = self._cells.keys() - keys.keys()
-        assert not stale, f"provisional nodes of no tree: {stale}"
-        together = [*(keys[key] for key in self._cells), *nodes]
-        n_branches = tree.branch_count(together)
-        assert n_branches <= info.max_branches, "too many branches"
-        assert info.tree_capable or n_branches == 1, "a tree for a recurrent model"
-        assert self.n_committed + len(together) <= info.n_ctx, "more cells than the context has"
+        n_rows = sum(len(part.nodes) for part in parts)
+        assert all(part.nodes for part in parts), "an empty batch"
+        assert n_rows <= info.max_nodes, f"{n_rows} nodes in one batch"
+        assert info.tree_capable or n_rows <= 1 + info.max_rollback, "too long to drop again"
+        assert len({part.text for part in parts}) == len(parts), "a text twice"
+        n_further = sum(self._n_branches(part) - 1 for part in parts)
+        assert n_further < info.max_branches, "too many branches"
+        assert info.tree_capable or n_further == 0, "a tree for a recurrent model"
 
-    def _fill(self, tree: TokenTree, node: int) -> None:
+    def _n_branches(self, part: PassPart) -> int:
+        of, tree = self._texts[part.text], part.tree
+        keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
+        stale = of.cells.keys() - keys.keys()
+        assert not stale, f"provisional nodes of no tree: {stale}"
+        together = [*(keys[key] for key in of.cells), *part.nodes]
+        assert len(of.committed) + len(together) <= self.info.n_ctx, "more cells than the context"
+        return tree.branch_count(together)
+
+    def _fill(self, of: FakeText, tree: TokenTree, node: int) -> None:
         key, parent = int(tree.key[node]), int(tree.parent[node])
-        assert key not in self._cells, f"node {node} was evaluated before"
-        assert self.n_committed + tree.depth[node] < self.info.n_ctx, "past the end of the context"
+        assert key not in of.cells, f"node {node} was evaluated before"
+        assert len(of.committed) + tree.depth[node] < self.info.n_ctx, "past the context's end"
         above = None
         if parent >= 0:
-            above = self._cells.get(int(tree.key[parent]))
+            above = of.cells.get(int(tree.key[parent]))
             assert above is not None, f"node {node} was evaluated before its parent {parent}"
         cell = Cell(int(tree.token[node]), int(tree.depth[node]), above)
         assert cell.depth == (0 if above is None else above.depth + 1), "a gap in the positions"
-        self._cells[key] = cell
-
-    def _context(self, key: int) -> tuple[int, ...]:
-        branch = []
-        cell: Cell | None = self._cells[key]
-        while cell is not None:
-            branch.append(cell.token)
-            cell = cell.parent
-        return (*self._committed, *reversed(branch))
+        of.cells[key] = cell
 
     def _report(self, n_tokens: int) -> PassReport:
         if self._cost is not None:

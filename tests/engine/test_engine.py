@@ -21,6 +21,7 @@ from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
+from edgespec.testing.texts_contract import TextsContract
 from edgespec.tree import TokenTree
 from engine_cases import (
     COUNTING,
@@ -42,6 +43,12 @@ class TestFakeModelKeepsTheContract(PortContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
+
+
+class TestFakeModelHoldsTexts(TextsContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64, n_texts=3)
 
 
 class TestFakeModelKeepsItsState(StateContract):

@@ -24,6 +24,7 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT, PortContract
+from edgespec.testing.texts_contract import TextsContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import contexts, loading
@@ -37,7 +38,7 @@ KV_BYTES_PER_CELL = 3072
 """Bytes of the embedded target's keys and values, of all layers in half precision."""
 
 
-def request(path: Path) -> ModelRequest:
+def request(path: Path, n_texts: int = 1) -> ModelRequest:
     return ModelRequest(
         path=path,
         owner="target",
@@ -47,19 +48,20 @@ def request(path: Path) -> ModelRequest:
         n_threads=2,
         options=GgufOptions(flash_attn="on"),
         batch_size=32,
+        n_texts=n_texts,
     )
 
 
-def open_resident(path: Path) -> LanguageModel:
-    prepared = runtime.prepare(request(path))
+def open_resident(path: Path, n_texts: int = 1) -> LanguageModel:
+    prepared = runtime.prepare(request(path, n_texts))
     try:
         return prepared.load(None)
     finally:
         prepared.close()
 
 
-def open_paged(path: Path, share: float = 0.5) -> GgufModel:
-    model = load_paged(runtime.prepare(request(path)), share)
+def open_paged(path: Path, share: float = 0.5, n_texts: int = 1) -> GgufModel:
+    model = load_paged(runtime.prepare(request(path, n_texts)), share)
     assert isinstance(model, GgufModel)
     return model
 
@@ -86,6 +88,18 @@ class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: open_paged(PAIR.target, share=0.0)
+
+
+class TestSeveralTextsOfAResidentTarget(TextsContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(PAIR.target, n_texts=3)
+
+
+class TestSeveralTextsOfAPagedTarget(TextsContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(PAIR.target, n_texts=3)
 
 
 @pytest.fixture

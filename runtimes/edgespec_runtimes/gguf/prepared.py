@@ -121,7 +121,10 @@ class PreparedGguf:
         owner, on_gpu = self._request.owner, self._offloading
         resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self._contexts)
-        fixed = [MemoryRow(owner, f"KV cache ({self.info.n_ctx} tokens)", kv_bytes)]
+        tokens = f"{self.info.n_ctx} tokens"
+        if self.info.n_texts > 1:
+            tokens = f"{self.info.n_texts} texts of {tokens}"
+        fixed = [MemoryRow(owner, f"KV cache ({tokens})", kv_bytes)]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
         else:
@@ -207,7 +210,13 @@ class PreparedGguf:
             max_rollback=n_rollback,
             max_nodes=request.max_nodes if tree_capable else 1 + n_rollback,
             max_branches=request.max_branches if tree_capable else 1,
+            n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
         )
+
+    def _may_hold_texts(self, tree_capable: bool) -> bool:
+        """True unless the number of cells would change what the model computes, or it has none."""
+        names = self._header.tensors_by_name
+        return tree_capable and not any("rope_factors_long" in name for name in names)
 
     def _choose_rollback(self, model: loading.Model) -> int:
         """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
@@ -239,6 +248,7 @@ class PreparedGguf:
                 flash_attn=self._options.flash_attn,
                 n_rollback=info.max_rollback,
                 has_spare=info.tree_capable,
+                n_texts=info.n_texts,
             )
             for max_nodes in self._numbers_of_nodes
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)

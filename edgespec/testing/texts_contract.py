@@ -1,0 +1,186 @@
+"""Contract tests of models that hold several texts, behind `edgespec.ports.texts.HoldsTexts`.
+
+A suite inherits from `TextsContract` and defines the fixture `model_factory`, as for
+`PortContract`. The model holds three texts at least, each of at least 48 tokens, and takes eight
+branches and sixteen nodes a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.ports import LanguageModel
+from edgespec.ports.texts import HoldsTexts, PassPart, texts_of
+from edgespec.testing.port_contract import TEXT
+from edgespec.tree import ROOT, TokenTree
+
+
+class TextsContract:
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        raise NotImplementedError("a runtime's test class says how to open its model")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept_open(cls) -> Iterator[list[LanguageModel]]:
+        """The open model: most tests are shorter than opening one."""
+        models: list[LanguageModel] = []
+        yield models
+        for model in models:
+            model.close()
+
+    @pytest.fixture
+    def model(
+        self, kept_open: list[LanguageModel], model_factory: Callable[[], LanguageModel]
+    ) -> HoldsTexts:
+        """A model whose texts are empty."""
+        if not kept_open:
+            kept_open.append(model_factory())
+        model = kept_open[0]
+        assert isinstance(model, HoldsTexts)
+        for text in range(model.info.n_texts):
+            model.truncate(0, text=text)
+        return model
+
+    @pytest.fixture
+    def texts(self, model: HoldsTexts) -> list[list[int]]:
+        """Three texts of twelve tokens."""
+        tokens = model.vocabulary.encode(TEXT)
+        assert len(tokens) >= 16
+        return [(3 * tokens[begin:])[:12] for begin in range(3)]
+
+    def alone(self, model: HoldsTexts, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after the last of `tokens` in text 0, with nothing else in the model."""
+        for text in range(model.info.n_texts):
+            model.truncate(0, text=text)
+        model.prefill(tokens[:-1])
+        row: np.ndarray = model.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+        model.truncate(0)
+        return row
+
+    def test_every_text_has_a_prefix_of_its_own(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        for text, tokens in enumerate(texts):
+            model.prefill(tokens[: 3 + text], text=text)
+        assert [model.committed_of(text) for text in range(3)] == [3, 4, 5]
+        model.truncate(1, text=1)
+        assert [model.committed_of(text) for text in range(3)] == [3, 1, 5]
+        assert [text.n_committed for text in texts_of(model)[:3]] == [3, 1, 5]
+
+    def test_texts_have_the_logits_that_they_have_alone(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        expected = [self.alone(model, tokens[: 6 + n]) for n, tokens in enumerate(texts)]
+        for n, tokens in enumerate(texts):
+            model.prefill(tokens[: 5 + n], text=n)
+        parts = [PassPart(n, TokenTree(texts[n][5 + n]), [ROOT]) for n in (2, 0, 1)]
+        for part, logits in zip(parts, model.evaluate_together(parts), strict=True):
+            assert np.array_equal(logits[0], expected[part.text])
+
+    def test_trees_of_several_texts_see_their_own_text_alone(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        trees = [_fork(tokens[4:7]) for tokens in texts]
+        expected = [
+            [
+                self.alone(model, [*tokens[:4], *tree.token[tree.path(node)].tolist()])
+                for node in range(len(tree))
+            ]
+            for tokens, tree in zip(texts, trees, strict=True)
+        ]
+        for n, tokens in enumerate(texts):
+            model.prefill(tokens[:4], text=n)
+        parts = [PassPart(n, tree, range(len(tree))) for n, tree in enumerate(trees)]
+        for rows, logits in zip(expected, model.evaluate_together(parts), strict=True):
+            assert all(map(np.array_equal, rows, logits))
+
+    def test_rounds_of_one_text_leave_the_others_as_they_are(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        """Rejected guesses of all kinds, commits in any order, and texts that end and begin."""
+        expected = [self.alone(model, tokens) for tokens in texts]
+        for n, tokens in enumerate(texts):
+            model.prefill(tokens[:2], text=n)
+        for position in range(2, 11):
+            parts = []
+            for n, tokens in enumerate(texts):
+                tree = TokenTree(tokens[position], first_key=100 * position)
+                wrong = tree.add(ROOT, (tokens[position + 1] + 1) % model.info.n_vocab, 0.9)
+                tree.add(wrong, tokens[0], 0.9)
+                tree.add(ROOT, tokens[position + 1], 0.1)
+                parts.append(PassPart(n, tree, range(3 if position % 2 else 4)))
+            model.evaluate_together(parts)
+            for n in (position % 3, (position + 1) % 3, (position + 2) % 3):
+                model.commit(parts[n].tree, [ROOT], text=n)
+            if position == 5:
+                model.truncate(0, text=1)
+                model.prefill(texts[1][:6], text=1)
+        last = [PassPart(n, TokenTree(tokens[11]), [ROOT]) for n, tokens in enumerate(texts)]
+        for n, logits in enumerate(model.evaluate_together(last)):
+            assert np.array_equal(logits[0], expected[n]), f"text {n}"
+
+    def test_many_rounds_in_a_small_cache(self, model: HoldsTexts, texts: list[list[int]]) -> None:
+        """Dropped cells are many more than the cache has."""
+        long = [(5 * tokens)[:40] for tokens in texts]
+        expected = [self.alone(model, tokens) for tokens in long]
+        for position in range(39):
+            parts = []
+            for n, tokens in enumerate(long):
+                tree = TokenTree(tokens[position], first_key=100 * position)
+                for other in range(3):
+                    tree.add(ROOT, (tokens[position + 1] + 1 + other) % model.info.n_vocab, 0.3)
+                parts.append(PassPart(n, tree, [0, 1, 2, 3]))
+            model.evaluate_together(parts)
+            for n, part in enumerate(parts):
+                model.commit(part.tree, [ROOT], text=n)
+        last = [PassPart(n, TokenTree(tokens[39]), [ROOT]) for n, tokens in enumerate(long)]
+        for n, logits in enumerate(model.evaluate_together(last)):
+            assert np.array_equal(logits[0], expected[n]), f"text {n}"
+
+    def test_a_shared_beginning_is_the_same_text(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        text = [*texts[0][:6], *texts[1][:3]]
+        expected = self.alone(model, text)
+        model.prefill(texts[0])
+        model.prefill(texts[2], text=2)
+        model.share(0, 2, 6)
+        model.truncate(3)
+        model.prefill(texts[1])
+        assert model.committed_of(2) == 6
+        model.prefill(text[6:-1], text=2)
+        logits = model.evaluate_together([PassPart(2, TokenTree(text[-1]), [ROOT])])[0]
+        assert np.array_equal(logits[0], expected)
+
+    def test_what_is_refused_leaves_every_text_as_it_was(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        expected = [self.alone(model, tokens[:5]) for tokens in texts]
+        for n, tokens in enumerate(texts):
+            model.prefill(tokens[:4], text=n)
+        tree = TokenTree(texts[1][4])
+        orphan = tree.add(ROOT, texts[1][5], 0.5)
+        parts = [
+            PassPart(0, TokenTree(texts[0][4]), [ROOT]),
+            PassPart(1, tree, [orphan]),
+        ]
+        with pytest.raises((UsageError, AssertionError)):
+            model.evaluate_together(parts)
+        assert [model.committed_of(text) for text in range(3)] == [4, 4, 4]
+        parts = [PassPart(n, TokenTree(tokens[4]), [ROOT]) for n, tokens in enumerate(texts)]
+        for n, logits in enumerate(model.evaluate_together(parts)):
+            assert np.array_equal(logits[0], expected[n])
+
+
+def _fork(tokens: Sequence[int]) -> TokenTree:
+    """A root with two children, of which the less likely one stands first."""
+    tree = TokenTree(tokens[0])
+    tree.add(ROOT, tokens[1], 0.2)
+    if tokens[2] != tokens[1]:
+        tree.add(ROOT, tokens[2], 0.7)
+    return tree
