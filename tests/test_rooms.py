@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "corpus": PORTS,
     "completions": PORTS | {"chat", "grammar"},
     "server": SESSION | {"completions"},
+    "batch": RESOURCES | {"completions"},
     "runtimes": RESOURCES,
     "tracing.trace_file": RESOURCES,
     "session": LOADING | {"chat", "completions", "corpus", "grammar", "state"},
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": SESSION | {"jobs", "models"},
     "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
-    | {"bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
+    | {"batch", "bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
     | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"engine", "errors", "grammar", "session", "settings"}

@@ -139,10 +139,13 @@ class Console:
         if not self._quiet:
             self._progress.show(what, share)
 
-    def progress_with_rest(self, what: str, share: float) -> None:
-        """Like `progress`, with the estimated remaining time."""
+    def progress_with_rest(self, what: str, share: float | None, counts: str = "") -> None:
+        """Like `progress`, with the estimated remaining time, and `counts` behind it.
+
+        Without a share, the counts alone.
+        """
         if not self._quiet:
-            self._progress.show(what, share, with_rest=True)
+            self._progress.show(what, share, with_rest=True, counts=counts)
 
     def end_of_progress(self) -> None:
         self._progress.clear()
@@ -173,7 +176,9 @@ class _Progress:
         self._shown_s = 0.0
         self._on_screen = False
 
-    def show(self, what: str, share: float, with_rest: bool = False) -> None:
+    def show(
+        self, what: str, share: float | None, with_rest: bool = False, counts: str = ""
+    ) -> None:
         now = self._clock()
         if what != self._what:
             self._what, self._began_s, self._shown_s = what, now, 0.0
@@ -182,11 +187,14 @@ class _Progress:
         if now - self._began_s < PATIENCE_S or now - self._shown_s < wait:
             return
         self._shown_s = now
-        share = min(max(share, 0.0), 1.0)
-        line = f"{printable(what)}: {100 * share:.0f}%"
-        if with_rest and share >= LEAST_SHARE:
-            left_s = (now - self._began_s) * (1 - share) / share
-            line += f", about {format_duration(left_s)} left"
+        parts = []
+        if share is not None:
+            share = min(max(share, 0.0), 1.0)
+            parts.append(f"{100 * share:.0f}%")
+            if with_rest and share >= LEAST_SHARE:
+                left_s = (now - self._began_s) * (1 - share) / share
+                parts.append(f"about {format_duration(left_s)} left")
+        line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
         # the cursor goes back: an error that comes now begins where the line does
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()

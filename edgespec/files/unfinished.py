@@ -79,6 +79,15 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
         yield part
 
 
+def claim(descriptor: int, out: Path) -> None:
+    """Lock the open file `out` until its descriptor is closed. Raises UsageError while another
+    process holds the lock."""
+    try:
+        _lock(descriptor)
+    except BlockingIOError:
+        raise _taken(out) from None
+
+
 def sweep(folder: Path) -> None:
     """Delete unfinished files and folders in `folder` whose processes have ended."""
     if fcntl is None:

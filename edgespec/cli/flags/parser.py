@@ -13,7 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import extras
-from edgespec.cli.flags import bench, chat, grammars, groups, models, prompt_caches, serve, tune
+from edgespec.cli.flags import (
+    batch,
+    bench,
+    chat,
+    grammars,
+    groups,
+    models,
+    prompt_caches,
+    serve,
+    tune,
+)
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import GenerateSettings, LoadSettings
@@ -181,6 +191,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         ),
         "serve": serve.add_to(
             adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")
+        ),
+        "batch": batch.add_to(
+            adder.add_parser("batch", help="answer a file of requests, OpenAI's batch format")
         ),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),

@@ -1,0 +1,162 @@
+"""Lines of OpenAI's batch files: requests that are read, answers that are written.
+
+Knows no session and no file.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from edgespec.completions.answers import Answer
+from edgespec.completions.decoding import decoded
+from edgespec.completions.refusals import Refusal
+from edgespec.completions.requests import ChatRequest, CompletionRequest
+
+URLS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
+"""Addresses that are answered, and the requests in their bodies."""
+FIELDS = ("custom_id", "method", "url", "body")
+MOST_ID_CHARACTERS = 512
+ENVELOPE_BYTES = 8 << 10
+"""Bytes of a line besides its body."""
+
+
+class LineError(Exception):
+    """A line that holds no request; its text says why."""
+
+    def __init__(self, message: str, code: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.custom_id = custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """The request of one line, whose body is not validated yet."""
+
+    custom_id: str
+    kind: type[ChatRequest] | type[CompletionRequest]
+    body: dict[str, Any]
+
+    def parse(self) -> ChatRequest | CompletionRequest:
+        """The validated body. Raises RequestError."""
+        return self.kind.parse(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """One line of the output as far as resuming needs it."""
+
+    key: str
+    """Identifies its request among all lines of the input."""
+    status: int
+    """HTTP status; 400 for a line that held no request."""
+
+
+def numbered_lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, without blank ones; None for one of more bytes.
+
+    Raises OSError.
+    """
+    number = 0
+    while line := file.readline(most_bytes + 1):
+        number += 1
+        if len(line) > most_bytes and not line.endswith(b"\n"):
+            while (rest := file.readline(most_bytes)) and not rest.endswith(b"\n"):
+                pass
+            yield number, None
+        elif line.strip():
+            yield number, line
+
+
+def parse_line(line: bytes) -> BatchRequest:
+    """The request of a line. Raises LineError."""
+    try:
+        content = decoded(line, "the line")
+    except Refusal as error:
+        raise LineError(str(error), "invalid_json") from error
+    if not isinstance(content, dict):
+        raise LineError(f"the line is no object with {', '.join(FIELDS)}", "invalid_line")
+    name = content.get("custom_id")
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
+        raise LineError(
+            f"custom_id is missing: give each line a text of 1 to {MOST_ID_CHARACTERS} characters "
+            "of its own",
+            "invalid_line",
+        )
+    for field in content.keys() - set(FIELDS):
+        raise LineError(f"unknown field {field!r}: a line has {', '.join(FIELDS)}", _INVALID, name)
+    if content.get("method", "POST") != "POST":
+        raise LineError(f"method is {content['method']!r}: it must be POST", _INVALID, name)
+    kind = URLS.get(str(content.get("url")))
+    if kind is None:
+        url = content.get("url", "missing")
+        raise LineError(f"url is {url}: it must be one of {', '.join(URLS)}", _INVALID, name)
+    if not isinstance(content.get("body"), dict):
+        raise LineError("body is missing: give the request's object", _INVALID, name)
+    if content["body"].get("stream"):
+        raise LineError("body.stream: answers are written whole: leave it out", _INVALID, name)
+    return BatchRequest(name, kind, content["body"])
+
+
+_INVALID = "invalid_line"
+
+
+def answer_line(custom_id: str, status: int, body: Answer) -> bytes:
+    """The line of a request that was answered, with an error's body too."""
+    request_id = body.get("id", f"req_{secrets.token_hex(12)}")
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return _line(custom_id, response, None)
+
+
+def error_line(number: int, error: LineError) -> bytes:
+    """The line of one that held no request; `error.line` is its number in the input."""
+    details = {"code": error.code, "message": str(error), "line": number}
+    return _line(error.custom_id, None, details)
+
+
+def error_key(number: int, error: LineError) -> str:
+    """Key of a line that held no request: its number and what is wrong with it."""
+    return f"{number}:{error.code}:{error}"
+
+
+def request_key(custom_id: str) -> str:
+    return f"id:{custom_id}"
+
+
+def parse_answer(line: bytes) -> BatchAnswer | None:
+    """The answer in a line of the output; None if it is none."""
+    try:
+        content = json.loads(line)
+        error = content["error"]
+        if error is not None:
+            number, code, message = error["line"], error["code"], error["message"]
+            return BatchAnswer(error_key(int(number), LineError(message, code)), 400)
+        custom_id, status = content["custom_id"], content["response"]["status_code"]
+        return BatchAnswer(request_key(custom_id), int(status))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def is_begun_answer(torn: bytes) -> bool:
+    """True if `torn` may be the beginning of a line of the output."""
+    return torn.startswith(_OPENING[: len(torn)])
+
+
+_OPENING = b'{"id": "batch_req_'
+
+
+def _line(custom_id: str | None, response: Answer | None, error: Answer | None) -> bytes:
+    content = {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return json.dumps(content, ensure_ascii=False).encode()

@@ -1,0 +1,205 @@
+"""Answers the requests of a file, several at a time, and writes each answer as it ends.
+
+Knows requests and threads; the files' owners open and close them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from edgespec.batch.lines import (
+    BatchRequest,
+    LineError,
+    answer_line,
+    error_key,
+    error_line,
+    parse_line,
+    request_key,
+)
+from edgespec.batch.seen import KeySet, Past
+from edgespec.completions.completion import Completion
+from edgespec.completions.refusals import refusal_of
+from edgespec.completions.requests import ChatRequest
+from edgespec.completions.service import Completions
+from edgespec.concurrency.owning import POLL_S
+from edgespec.errors import Cancelled, EdgespecError, SessionClosed
+from edgespec.memory import process
+
+MOST_REQUESTS = 250_000
+"""Lines of one file: what is kept of each fits into the plan's headroom."""
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Requests of one run by how they ended."""
+
+    answered: int = 0
+    """With an answer or an error, in this run."""
+    failed: int = 0
+    """Those with an error."""
+    skipped: int = 0
+    """Answered by earlier runs."""
+    skipped_failed: int = 0
+    """Those with an error."""
+
+
+class BatchRun:
+    """One run over the lines of a file."""
+
+    def __init__(
+        self,
+        completions: Completions,
+        lines: Iterator[tuple[int, bytes | None]],
+        write: Callable[[bytes], None],
+        cancel: Callable[[], None],
+        past: Past,
+        n_at_once: int = 1,
+    ) -> None:
+        """`lines` come from `numbered_lines`, None for one that is too long. `write` appends a line
+        to the output, and `cancel` ends all generations of the session soon."""
+        self._completions = completions
+        self._lines = lines
+        self._write_line = write
+        self._cancel = cancel
+        self._past = past
+        self._n_at_once = n_at_once
+        self._seen = KeySet()
+        self._reading = threading.Lock()
+        self._at_input: list[threading.Thread] = []
+        """Threads that wait for a line, which a pipe may never give."""
+        self._preparing = threading.Lock()
+        """Held while a request is prepared, which takes far more memory than its bytes."""
+        self._writing = threading.Lock()
+        self._failure: BaseException | None = None
+        self.is_stopping = False
+        self.counts = BatchCounts()
+
+    def run(self, show: Callable[[BatchCounts], None] = lambda counts: None) -> BatchCounts:
+        """Answer all lines. `show` is called in this thread, ten times a second.
+
+        Raises Cancelled after `stop`, and what ends a run: OSError of the files, EdgespecError for
+        too many lines. Requests that fail have their own lines.
+        """
+        threads = [
+            threading.Thread(target=self._work, name=f"edgespec-batch-{i}", daemon=True)
+            for i in range(self._n_at_once)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._wait_for(threads, lambda: show(self.counts))
+        except BaseException:
+            self.stop()
+            self._wait_for(threads, self._cancel)
+            raise
+        if self._failure is not None:
+            raise self._failure
+        if self.is_stopping:
+            raise Cancelled("the batch was stopped")
+        return self.counts
+
+    def stop(self) -> None:
+        """End the run soon, from any thread: requests under way get no line."""
+        self.is_stopping = True
+        self._cancel()
+
+    def _wait_for(self, threads: Sequence[threading.Thread], meanwhile: Callable[[], None]) -> None:
+        """Come back when no thread answers a request; one may still wait for input that is of no
+        use any more."""
+        while under_way := [
+            thread
+            for thread in threads
+            if thread.is_alive() and not (self.is_stopping and thread in self._at_input)
+        ]:
+            meanwhile()
+            under_way[0].join(POLL_S)
+
+    def _work(self) -> None:
+        try:
+            while (task := self._next()) is not None:
+                self._end(*task)
+        except (Cancelled, SessionClosed) as error:
+            self._fail(None if self.is_stopping else error)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._fail(error)
+
+    def _fail(self, error: BaseException | None) -> None:
+        self._failure = self._failure or error
+        with suppress(SessionClosed):
+            self.stop()
+
+    def _next(self) -> tuple[str, Callable[[], tuple[int, bytes]]] | None:
+        """The key of the next line, and what answers it with a status and a line; None at the
+        end."""
+        self._at_input.append(threading.current_thread())
+        with self._reading:
+            line = None if self.is_stopping else next(self._lines, None)
+            self._at_input.remove(threading.current_thread())
+            if line is None or self.is_stopping:
+                return None
+            number, text = line
+            if number > MOST_REQUESTS:
+                raise EdgespecError(
+                    f"there are more than {MOST_REQUESTS:,} lines, as many as one run takes: split "
+                    "the file"
+                )
+            try:
+                request = self._parse(text)
+            except LineError as error:
+                written = error_line(number, error)
+                return error_key(number, error), lambda: (400, written)
+        return request_key(request.custom_id), partial(self._respond, request)
+
+    def _parse(self, line: bytes | None) -> BatchRequest:
+        if line is None:
+            raise LineError("the line is too long: --max-body admits more", "too_large")
+        request = parse_line(line)
+        if not self._seen.add(request.custom_id):
+            raise LineError(
+                f"custom_id {request.custom_id!r} is that of an earlier line: give each line its "
+                "own",
+                "duplicate_custom_id",
+            )
+        return request
+
+    def _end(self, key: str, answer: Callable[[], tuple[int, bytes]]) -> None:
+        """Write the line of `answer`, unless an earlier run has answered `key`."""
+        if key in self._past.answered:
+            with self._writing:
+                self.counts.skipped += 1
+                self.counts.skipped_failed += key in self._past.refused
+            return
+        status, written = answer()
+        with self._writing:
+            self._write_line(written)
+            self.counts.answered += 1
+            self.counts.failed += status != 200
+
+    def _respond(self, request: BatchRequest) -> tuple[int, bytes]:
+        try:
+            with self._preparing:
+                completion = self._start(request)
+            with completion:
+                if self.is_stopping:  # `cancel` may have come before it began
+                    raise Cancelled("the batch was stopped")
+                body = completion.whole()
+            if completion.is_cut:
+                raise Cancelled("the batch was stopped")
+            return 200, answer_line(request.custom_id, 200, body)
+        except (Cancelled, SessionClosed):
+            raise
+        except Exception as error:  # noqa: BLE001 - the request's own, others go on
+            refusal = refusal_of(error)
+            return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
+        finally:
+            process.return_free_memory()
+
+    def _start(self, request: BatchRequest) -> Completion:
+        parsed = request.parse()
+        if isinstance(parsed, ChatRequest):
+            return self._completions.chat(parsed)
+        return self._completions.text(parsed)

@@ -1,0 +1,212 @@
+"""`edgespec batch`: answer a file of requests, with progress, and go on where a run was ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from edgespec.cli.console import Console
+from edgespec.cli.flags import chat_templates
+from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.invocation import engine_settings, settings_from
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.line_log import LineLog
+from edgespec.files.regular import open_regular
+from edgespec.settings.units import parse_size
+
+if TYPE_CHECKING:
+    from edgespec.batch.running import BatchCounts
+    from edgespec.batch.seen import Past
+    from edgespec.completions.service import Completions
+    from edgespec.session.session import Session
+
+STREAM = "-"
+MOST_ANSWER_BYTES = 64 << 20
+"""Longest line of the output that is read back."""
+
+
+def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Answer all requests. Ctrl-C ends the run; what is answered stays."""
+    from edgespec.batch.running import BatchRun
+    from edgespec.session import session
+
+    template = chat_templates.template_from(args)
+    body_bytes = parse_size(args.max_body, named="--max-body") if "max_body" in args else None
+    console = Console(quiet="quiet" in args)
+    with ExitStack() as stack:
+        requests, n_lines = _open_input(args.input, stack)
+        log = stack.enter_context(_open_output(args.out, args.input))
+        past = _past(log, args.out)
+        args.grammars = args.logprobs = True
+        args.most_body_bytes = body_bytes or 0
+        command = settings_from(args)
+        for note in command.notes:
+            console.note(note)
+        loaded = stack.enter_context(
+            session.load(command.load, engine_settings(command.generate), console.progress)
+        )
+        console.end_of_progress()
+        if template is not None:
+            loaded.use_chat_template(template)
+        batch = BatchRun(
+            _completions(loaded),
+            _lines(requests, args.input, body_bytes or _body_bytes(loaded)),
+            _writer(log, args.out),
+            loaded.cancel,
+            past,
+            loaded.n_parallel,
+        )
+        try:
+            with interrupts.stopping(batch.stop):
+                counts = batch.run(lambda counts: _show(console, counts, n_lines))
+        except EdgespecError:
+            if args.out != STREAM:
+                answered = batch.counts.answered + batch.counts.skipped
+                console.note(f"{args.out} has {answered:,} answers; the same command goes on")
+            raise
+        finally:
+            console.end_of_progress()
+    return _report(console, counts, args.out)
+
+
+def _show(console: Console, counts: BatchCounts, n_lines: int | None) -> None:
+    """Progress over what earlier runs have left."""
+    said = f"{counts.answered:,} answered"
+    if counts.failed:
+        said += f", {counts.failed:,} of them with an error"
+    share = None
+    if n_lines is not None:
+        n_left = max(1, n_lines - counts.skipped)
+        share, said = counts.answered / n_left, f"{said}, {n_left:,} to answer"
+    console.progress_with_rest("requests", share, said)
+
+
+def _report(console: Console, counts: BatchCounts, name: str) -> int:
+    """Say how the run ended; 1 if requests have errors."""
+    earlier = f", by earlier runs: {counts.skipped:,}" if counts.skipped else ""
+    console.note(f"requests answered: {counts.answered:,}{earlier}")
+    n_failed = counts.failed + counts.skipped_failed
+    if n_failed:
+        where = "the output" if name == STREAM else name
+        console.complain(
+            f"edgespec: error: {n_failed:,} of {counts.answered + counts.skipped:,} requests have "
+            f"an error, which their lines in {where} tell"
+        )
+    return 1 if n_failed else 0
+
+
+def _open_input(name: str, stack: ExitStack) -> tuple[BinaryIO, int | None]:
+    """The file of requests and the number of its lines; None for a pipe. Raises UsageError."""
+    if name == STREAM:
+        # never closed, since a thread may be waiting for its next line
+        return open(sys.stdin.fileno(), "rb", closefd=False), None
+    try:
+        file = stack.enter_context(open_regular(Path(name)))
+        n_lines = _n_lines(file)
+        file.seek(0)
+    except OSError as error:
+        raise UsageError(f"IN {name}: {error.strerror}") from error
+    return file, n_lines
+
+
+def _n_lines(file: BinaryIO) -> int:
+    """Number of lines that are not blank."""
+    from edgespec.batch.lines import numbered_lines
+
+    return sum(1 for _ in numbered_lines(file, _COUNTED_BYTES))
+
+
+_COUNTED_BYTES = 64 << 10
+"""Bytes of a line that counting keeps at once."""
+
+
+def _open_output(name: str, input_name: str) -> LineLog:
+    if name == STREAM:
+        return LineLog.stdout()
+    path = Path(name)
+    if input_name != STREAM and path.exists() and path.samefile(input_name):
+        raise UsageError(f"OUT {name} is IN: name another file for the answers")
+    try:
+        return LineLog.at(path)
+    except OSError as error:
+        raise UsageError(f"OUT {name}: {error.strerror}") from error
+
+
+def _past(log: LineLog, name: str) -> Past:
+    """Answers of earlier runs; their torn last line is cut off.
+
+    Raises UsageError for a file that no batch has written, which stays as it is.
+    """
+    from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
+    from edgespec.batch.seen import Past
+
+    def answers() -> Iterator[BatchAnswer]:
+        for number, line in enumerate(log.lines(MOST_ANSWER_BYTES), 1):
+            answer = parse_answer(line)
+            if answer is None:
+                raise foreign(number)
+            yield answer
+
+    def foreign(number: int | None = None) -> UsageError:
+        place = "the last line" if number is None else f"line {number}"
+        return UsageError(
+            f"OUT {name}: {place} is no answer of a batch: name another file, or delete it"
+        )
+
+    try:
+        past = Past(answers())
+        if not is_begun_answer(log.torn):
+            raise foreign()
+        log.cut_torn_line()
+    except OSError as error:
+        raise EdgespecError(f"OUT {name} cannot be read: {error.strerror}") from error
+    return past
+
+
+def _completions(loaded: Session) -> Completions:
+    """The answers of a server: the same defaults and limits."""
+    from edgespec.completions.service import Completions
+    from edgespec.memory import requests
+
+    return Completions(
+        loaded,
+        most_prompt_tokens=loaded.target.n_ctx,
+        sampling=loaded.chat_sampling,
+        most_logged_tokens=requests.most_answer_tokens,
+        most_characters=requests.MOST_ANSWER_CHARACTERS,
+    )
+
+
+def _body_bytes(loaded: Session) -> int:
+    from edgespec.memory import requests
+
+    return requests.most_body_bytes(loaded.target.n_ctx)
+
+
+def _lines(requests: BinaryIO, name: str, body_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """The lines of IN. Raises EdgespecError where it cannot be read."""
+    from edgespec.batch.lines import ENVELOPE_BYTES, numbered_lines
+
+    try:
+        yield from numbered_lines(requests, body_bytes + ENVELOPE_BYTES)
+    except OSError as error:
+        raise EdgespecError(f"IN {name} cannot be read: {error.strerror}") from error
+
+
+def _writer(log: LineLog, name: str) -> Callable[[bytes], None]:
+    """Appends a line to OUT. Raises EdgespecError where it cannot be written, such as on a full
+    disk, and BrokenPipeError."""
+
+    def write(line: bytes) -> None:
+        try:
+            log.append(line)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise EdgespecError(f"OUT {name} cannot be written: {error.strerror}") from error
+
+    return write

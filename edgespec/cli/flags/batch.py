@@ -1,0 +1,59 @@
+"""The flags of `edgespec batch` and its `--help` text. Values stay text."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import TypeVar
+
+from edgespec.cli.flags import chat_templates, groups
+
+P = TypeVar("P", bound=ArgumentParser)
+
+_DESCRIPTION = """\
+Answer a file of requests, each a line in OpenAI's batch format:
+
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}}
+
+(on one line), or with the url /v1/completions and a body like {"prompt": "Once", "max_tokens": 64}.
+OUT gets a line for each as it ends, in the order in which they end; custom_id tells which it is:
+
+  {"id": "batch_req_...", "custom_id": "a", "error": null,
+   "response": {"status_code": 200, "request_id": "...", "body": {"choices": ...}}}"""
+
+_EXAMPLES = """\
+examples:
+  edgespec batch requests.jsonl answers.jsonl -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec batch requests.jsonl answers.jsonl -m big.gguf -np auto
+      as many texts at a time as the budget affords: they share the weights that a pass reads
+  make-requests | edgespec batch - - | jq .response.body.choices[0]
+      through pipes
+
+A run that was ended, by Ctrl-C, by kill -9 or by a power cut, goes on with the same command: lines
+that OUT has are skipped, a torn last one is cut off. A line that holds no valid request, or a
+custom_id for the second time, gets a line with its error, and the others go on; a request at which
+the model failed (a status of 500 or more) is tried again by the next run, and its last line counts.
+To answer others again, delete their lines from OUT, or the whole file.
+
+exit codes: 0 all were answered, 1 some have errors or the run failed, 130 interrupted"""
+
+
+def add_to(parser: P) -> P:
+    """Give `parser` the flags of a batch."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
+    parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_parallel(parser)
+    groups.add_speculation(parser)
+    chat_templates.add_flags(parser)
+    requests = parser.add_argument_group("requests")
+    requests.add_argument(
+        "--max-body",
+        metavar="SIZE",
+        help="of a request; the plan keeps memory for it (default: 64 KiB and 16 bytes for each "
+        "token of the context)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
+    return parser

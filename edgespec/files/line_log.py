@@ -1,0 +1,112 @@
+"""A file of lines that grows at its end, and that a later process goes on with.
+
+A line is written whole; the torn last line of a killed process is cut off. Knows nothing about the
+meaning of lines.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from edgespec.concurrency.owning import Closeable
+from edgespec.files.unfinished import claim
+
+SYNC_S = 5.0
+"""Seconds between two writes to the disk: a crash of the machine may cost the lines between."""
+
+
+class LineLog(Closeable):
+    """Lines of a file, or of a pipe, which has no earlier ones."""
+
+    def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`descriptor` is closed at the end. Use `at` for a path, and `stdout`."""
+        self._descriptor = descriptor
+        self._clock = clock
+        self._synced_s = clock()
+        self._end = 0
+        """Bytes of whole lines."""
+        self.torn = b""
+        """The line without an end that `lines` found."""
+        self._has_past = False
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """The file at `path`, which is created if it is missing.
+
+        Raises UsageError while another process writes it, and OSError.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            log = cls(descriptor)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                claim(descriptor, path)
+                log._has_past = True
+            return log
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def stdout(cls) -> Self:
+        """The process's standard output; earlier lines are not looked at."""
+        sys.stdout.flush()
+        return cls(os.dup(sys.stdout.fileno()))
+
+    def lines(self, most_bytes: int) -> Iterator[bytes]:
+        """The lines that are there, without those that are blank; of a longer one the beginning.
+
+        Afterwards `torn` is the last one if it has no end. Raises OSError.
+        """
+        if not self._has_past:
+            return
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            while line := file.readline(most_bytes):
+                if not line.endswith(b"\n") and len(line) < most_bytes:
+                    self.torn = line
+                    return
+                self._end += len(line)
+                if line.strip():
+                    yield line
+
+    def cut_torn_line(self) -> None:
+        """Remove what follows the whole lines that `lines` has yielded. Raises OSError."""
+        if self._has_past:
+            os.ftruncate(self._descriptor, self._end)
+            os.lseek(self._descriptor, self._end, os.SEEK_SET)
+
+    def append(self, line: bytes) -> None:
+        """Write `line` and an end of line. Raises OSError, after which nothing of it is there."""
+        rest = memoryview(line + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            with suppress(OSError):
+                self.cut_torn_line()
+            raise
+        self._end += len(line) + 1
+        if self._clock() - self._synced_s >= SYNC_S:
+            self._sync()
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            self._sync()
+        finally:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def _sync(self) -> None:
+        """Write to the disk what the system holds back."""
+        self._synced_s = self._clock()
+        if self._has_past:
+            os.fsync(self._descriptor)

@@ -1,0 +1,118 @@
+"""Lines of batch files: what is a request, and what an error says."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from edgespec.batch.lines import (
+    LineError,
+    answer_line,
+    error_key,
+    error_line,
+    is_begun_answer,
+    numbered_lines,
+    parse_answer,
+    parse_line,
+    request_key,
+)
+from edgespec.batch.seen import KeySet, Past
+
+
+def line(**changes: Any) -> bytes:
+    fields = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "x"},
+    } | changes
+    return json.dumps({k: v for k, v in fields.items() if v is not ...}).encode()
+
+
+def test_blank_lines_are_counted_and_left_out() -> None:
+    file = io.BytesIO(b"one\n\n  \r\nfour")
+    assert list(numbered_lines(file, 100)) == [(1, b"one\n"), (4, b"four")]
+
+
+def test_the_rest_of_a_line_that_is_too_long_is_not_taken_for_another() -> None:
+    file = io.BytesIO(b"x" * 25 + b"\nshort\n" + b"y" * 10 + b"\n")
+    assert list(numbered_lines(file, 10)) == [(1, None), (2, b"short\n"), (3, b"y" * 10 + b"\n")]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", ""])
+def test_a_line_is_a_request(ending: str) -> None:
+    request = parse_line(line() + ending.encode())
+    assert request.custom_id == "a"
+    assert request.parse().prompt == ["x"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("bad", "custom_id", "message"),
+    [
+        (b"{", None, "the line is no JSON"),
+        (b"\xff", None, "the line is not UTF-8 at byte 0"),
+        (b"[" * 100_000, None, "the line is nested too deep"),
+        (b"[]", None, "the line is no object with custom_id, method, url, body"),
+        (line(custom_id=...), None, "custom_id is missing"),
+        (line(custom_id=7), None, "custom_id is missing"),
+        (line(custom_id="x" * 600), None, "a text of 1 to 512 characters"),
+        (line(method="GET"), "a", "method is 'GET': it must be POST"),
+        (line(url=...), "a", "url is missing: it must be one of /v1/chat/completions, /v1/compl"),
+        (line(url="/v1/embeddings"), "a", "url is /v1/embeddings"),
+        (line(body=...), "a", "body is missing"),
+        (line(priority=1), "a", "unknown field 'priority'"),
+        (line(body={"prompt": "x", "stream": True}), "a", "body.stream: answers are written whole"),
+    ],
+)
+def test_a_line_that_holds_no_request_says_why(bad: bytes, custom_id: Any, message: str) -> None:
+    with pytest.raises(LineError) as refusal:
+        parse_line(bad)
+    assert message in str(refusal.value)
+    assert refusal.value.custom_id == custom_id
+    written = json.loads(error_line(3, refusal.value))
+    assert (written["custom_id"], written["response"]) == (custom_id, None)
+    assert written["error"] == {
+        "code": refusal.value.code,
+        "message": str(refusal.value),
+        "line": 3,
+    }
+
+
+def test_what_was_written_is_recognised_by_the_next_run() -> None:
+    error = LineError("no JSON", "invalid_json")
+    past = Past(
+        answer
+        for written in (
+            answer_line("good", 200, {"id": "cmpl-1", "choices": []}),
+            answer_line("refused", 400, {"error": {}}),
+            answer_line("failed", 500, {"error": {}}),
+            error_line(3, error),
+        )
+        if (answer := parse_answer(written))
+    )
+    keys = [request_key(name) for name in ("good", "refused", "failed")] + [error_key(3, error)]
+    assert [key in past.answered for key in keys] == [True, True, False, True]
+    assert [key in past.refused for key in keys] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("foreign", [b"{}", b"[]", b"x", line(), b'{"error": 3}', b"null"])
+def test_other_files_are_not_taken_for_answers(foreign: bytes) -> None:
+    assert parse_answer(foreign) is None
+    assert not is_begun_answer(foreign + b" ")
+
+
+def test_every_beginning_of_an_answer_is_one() -> None:
+    written = answer_line("good", 200, {"choices": []})
+    assert all(is_begun_answer(written[:n]) for n in range(len(written)))
+
+
+def test_a_set_of_keys_knows_what_was_added() -> None:
+    keys = KeySet()
+    assert all(keys.add(f"id:{i}") for i in range(3000))
+    assert not any(keys.add(f"id:{i}") for i in range(3000))
+    assert len(keys) == 3000
+    assert "id:2999" in keys
+    assert "id:3000" not in keys

@@ -1,0 +1,239 @@
+"""`edgespec batch`: files, pipes, exit codes, and runs that were ended."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli import entry
+from edgespec.files.line_log import LineLog
+from edgespec.session import session
+from edgespec.session.session import Session
+from engine_cases import counting
+from session_cases import holds_passes, open_session
+
+
+def request(name: str, **body: Any) -> str:
+    body = {"prompt": [1, 2], "max_tokens": 3} | body
+    line = {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+    return json.dumps(line) + "\n"
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Settings with which fake models were loaded in the place of real ones."""
+    loads: list[Any] = []
+
+    def load(settings: Any, *others: object) -> Session:
+        loads.append(settings)
+        return open_session(counting())
+
+    monkeypatch.setattr(session, "load", load)
+    return loads
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "in").write_text("".join(request(f"r{i}") for i in range(4)))
+    return str(tmp_path / "in"), str(tmp_path / "out")
+
+
+def names(path: str) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in Path(path).read_bytes().splitlines()]
+
+
+def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) -> None:
+    assert entry.main(["batch", *files]) == 0
+    assert names(files[1]) == ["r0", "r1", "r2", "r3"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "requests answered: 4\n" in err
+    settings = loads[0]
+    assert settings.grammars and settings.logprobs and settings.most_body_bytes == 0
+
+
+def test_wherever_a_run_was_killed_the_next_one_goes_on(
+    loads: list[Any], files: tuple[str, str], capsys
+) -> None:
+    assert entry.main(["batch", *files]) == 0
+    whole = Path(files[1]).read_bytes()
+    for n_bytes in range(0, len(whole), 401):
+        Path(files[1]).write_bytes(whole[:n_bytes])
+        n_kept = whole[:n_bytes].count(b"\n")
+        assert entry.main(["batch", *files]) == 0
+        assert names(files[1]) == ["r0", "r1", "r2", "r3"]
+        kept = b"".join(whole.splitlines(True)[:n_kept])
+        assert Path(files[1]).read_bytes().startswith(kept)
+        err = capsys.readouterr().err
+        assert f"requests answered: {4 - n_kept}" in err.splitlines()[-1]
+        assert f"by earlier runs: {n_kept}" in err or n_kept == 0
+
+
+def test_lines_with_errors_decide_the_exit_code_in_later_runs_too(
+    loads: list[Any], files: tuple[str, str], capsys
+) -> None:
+    with Path(files[0]).open("a") as file:
+        file.write("nonsense\n")
+    said = f"error: 1 of 5 requests have an error, which their lines in {files[1]} tell"
+    for _ in range(2):
+        assert entry.main(["batch", *files, "--quiet"]) == 1
+        assert said in capsys.readouterr().err
+    assert len(names(files[1])) == 5
+
+
+def test_through_pipes(
+    loads: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd
+) -> None:
+    path = tmp_path / "in"
+    path.write_text(request("a") + request("b"))
+    with path.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert entry.main(["batch", "-", "-"]) == 0
+    assert [json.loads(line)["custom_id"] for line in capfd.readouterr().out.splitlines()] == (
+        ["a", "b"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["batch"], "the following arguments are required: IN, OUT"),
+        (["batch", "missing", "out"], "IN missing: No such file"),
+        (["batch", ".", "out"], "it is a directory, not a regular file"),
+        (["batch", "in", "no/folder/out"], "OUT no/folder/out: No such file"),
+        (["batch", "in", "."], "OUT .: Is a directory"),
+        (["batch", "in", "in"], "OUT in is IN"),
+        (["batch", "in", "foreign"], "OUT foreign: line 2 is no answer of a batch"),
+        (["batch", "in", "begun"], "OUT begun: the last line is no answer of a batch"),
+        (["batch", "in", "out", "--max-body", "much"], "--max-body: 'much' is not a size"),
+        (["batch", "in", "out", "-np", "0"], "--parallel 0: it must be auto, or a whole number"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_loaded(
+    command: list[str],
+    message: str,
+    loads: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text(request("a"))
+    answer = '{"id": "batch_req_1", "custom_id": "x", "response": {"status_code": 200}, '
+    foreign = answer + '"error": null}\nmy diary\n'
+    Path("foreign").write_text(foreign)
+    Path("begun").write_text("my diary")
+    assert entry.main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not loads
+    assert Path("foreign").read_text() == foreign
+    assert Path("begun").read_text() == "my diary"
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, str], capsys
+) -> None:
+    target = counting()
+
+    def hold(model: Any) -> None:
+        if len(names(files[1])) == 2:
+            hook(model)
+
+    def load(*args: object) -> Session:
+        return open_session(target)
+
+    holds_passes(target)
+    hook, target.hook = target.hook, hold
+    interrupt = LineLog.append
+
+    def append(log: LineLog, line: bytes) -> None:
+        interrupt(log, line)
+        if len(names(files[1])) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(session, "load", load)
+    monkeypatch.setattr(LineLog, "append", append)
+    assert entry.main(["batch", *files]) == 130
+    assert names(files[1]) == ["r0", "r1"]
+    err = capsys.readouterr().err
+    assert f"{files[1]} has 2 answers; the same command goes on" in err
+    assert err.endswith("edgespec: error: interrupted\n")
+
+
+def test_a_full_disk_is_one_error(
+    loads: list[Any], files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def full(log: LineLog, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LineLog, "append", full)
+    assert entry.main(["batch", *files]) == 1
+    err = capsys.readouterr().err
+    assert err.endswith(f"error: OUT {files[1]} cannot be written: No space left on device\n")
+
+
+def test_an_input_that_cannot_be_read_to_its_end_is_one_error(
+    loads: list[Any], files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    class Failing(io.BytesIO):
+        def seek(self, *args: int) -> int:
+            self.is_counted = True
+            return super().seek(*args)
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            if self.tell() and getattr(self, "is_counted", False):
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(size)
+
+    content = Path(files[0]).read_bytes()
+    monkeypatch.setattr("edgespec.cli.commands.batch.open_regular", lambda path: Failing(content))
+    assert entry.main(["batch", *files]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"error: IN {files[0]} cannot be read: Input/output error\n"
+    )
+    assert names(files[1]) == ["r0"]
+
+
+def test_a_reader_that_leaves_ends_the_run(
+    loads: list[Any], files: tuple[str, str], capsys
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    def stdout() -> LineLog:
+        return LineLog(writing)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineLog, "stdout", stdout)
+        assert entry.main(["batch", files[0], "-"]) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_process_that_was_killed_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    requests, out = tmp_path / "in", tmp_path / "out"
+    requests.write_text(
+        "".join(request(f"r{i}", prompt="def f(", max_tokens=24, temperature=0) for i in range(60))
+    )
+    command = [sys.executable, "-m", "edgespec", "batch", str(requests), str(out), "--quiet"]
+    with subprocess.Popen(command) as process:
+        while not out.exists() or out.read_bytes().count(b"\n") < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    with out.open("ab") as file:
+        file.write(b'{"id": "batch_req_torn')
+    requests.write_text("".join(requests.read_text().splitlines(True)[:8]))
+    subprocess.run(command, check=True, timeout=120)
+    answered = names(str(out))
+    assert sorted(set(answered)) == sorted(answered)
+    assert set(answered) >= {f"r{i}" for i in range(8)}
