@@ -28,21 +28,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": PORTS,
     "state": PORTS | {"engine"},
     "grammar": PORTS,
-    "corpus": PORTS,
     "completions": PORTS | {"chat", "grammar"},
     "server": SESSION | {"completions"},
     "batch": RESOURCES | {"completions"},
     "runtimes": RESOURCES,
     "tracing.trace_file": RESOURCES,
-    "session": LOADING | {"chat", "completions", "corpus", "grammar", "state"},
+    "session": LOADING | {"chat", "completions", "grammar", "state"},
     "testing": RESOURCES | {"engine", "runtimes"},
-    "models": SESSION | {"corpus"},
+    "models": SESSION,
     "diagnosis": SESSION | {"models", "tuning"},
     "jobs": RESOURCES,
     "bench": SESSION | {"jobs", "models"},
     "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
-    | {"batch", "bench", "chat", "completions", "corpus", "diagnosis", "grammar", "hub", "models"}
+    | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
     | {"jobs", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"engine", "errors", "grammar", "session", "settings"}

@@ -56,7 +56,6 @@ def settings_from(args: argparse.Namespace) -> CommandSettings:
     _settle_draft(flags, config, notes, Names(file, frozenset(config)))
     settings = config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
-    _settle_lookup(settings, names)
     _choose_models(settings, notes, names)
     if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
@@ -198,17 +197,6 @@ def _settle_draft(
         _drop({"draft", "threads_draft", *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
-
-
-def _settle_lookup(settings: dict[str, Any], names: Names) -> None:
-    """Switch lookup on with a corpus. Raises UsageError if a flag switches it off."""
-    if settings.get("lookup_cache_static") is None:
-        return
-    if settings.get("lookup") is False:
-        raise UsageError(
-            f"--no-lookup contradicts {names.of('lookup_cache_static')}: leave one of them out"
-        )
-    settings["lookup"] = True
 
 
 def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> None:

@@ -15,7 +15,6 @@ from itertools import count
 import numpy as np
 
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -115,17 +114,16 @@ def measure(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
-    drafters: Sequence[Drafter] = (),
 ) -> PairFit:
     """Let the target continue each prompt greedily, by up to `max_tokens`, and replay its texts.
 
-    While it writes, all sources of guesses are counted, `drafters` among them. `draft` has the
+    While it writes, all sources of guesses are counted. `draft` has the
     target's vocabulary. Raises PairError where no tree can be grown or verified, and UsageError for
     a prompt without tokens or beyond the context.
     """
     _check("target", target.info, target.info.verifies_guesses)
     _check("draft", draft.info, draft.info.tree_capable)
-    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _FULL_WITH_ALL, drafters)
+    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _FULL_WITH_ALL)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
 
@@ -165,7 +163,6 @@ def greedy_texts(
     max_tokens: int,
     progress: Progress,
     rules: EngineSettings = LOADED_FOR,
-    drafters: Sequence[Drafter] = (),
 ) -> list[GenerationResult]:
     """The target's own texts. The draft helps as it does in any generation, and changes none."""
 
@@ -174,7 +171,7 @@ def greedy_texts(
         progress("writing with the target", share)
 
     texts: list[GenerationResult] = []
-    with Engine(target, draft, rules, drafters=drafters) as engine:
+    with Engine(target, draft, rules) as engine:
         for prompt in prompts:
             events = engine.generate(prompt, _GREEDY, max_tokens)
             texts.append(_finish(events, partial(written, len(texts))))

@@ -16,10 +16,6 @@ from typing import Literal, TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.corpus import index as corpus_index
-from edgespec.corpus.index import CorpusIndex
-from edgespec.engine.drafting.corpus import CorpusDrafter
-from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
@@ -29,7 +25,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import TREE_SIZES, plan_models
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
-from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu, vocabulary_fingerprint
+from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import Role, refuse_unused
@@ -37,7 +33,6 @@ from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
 
-CORPUS = "index of a corpus"
 GRAMMARS = "grammars"
 """The row of a plan that keeps memory for structured answers."""
 LOGPROBS = "log probabilities"
@@ -91,20 +86,11 @@ class LoadedModels(Closeable):
     plan: MemoryPlan
     load_report: dict[str, float]
     """Seconds by phase of loading, and `total`."""
-    corpus: CorpusIndex | None = None
-    """Corpus in which guesses are looked up."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
-        owned = (self.target, self.corpus, self.draft)
+        owned = (self.target, self.draft)
         close_all(*(part.close for part in owned if part is not None))
-
-
-def corpus_drafters(models: LoadedModels) -> list[Drafter]:
-    """Drafters of an engine over these models that guess from the corpus; none without a corpus."""
-    if models.corpus is None:
-        return []
-    return [CorpusDrafter(models.corpus, models.target.vocabulary.eog_tokens)]
 
 
 class _Opening(Closeable):
@@ -124,15 +110,13 @@ class _Opening(Closeable):
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
-        self._corpus: CorpusIndex | None = None
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
         self._worker = self._cleanup.enter_context(Worker())
 
     def close(self) -> None:
-        corpus = self._corpus
-        close_all(*((corpus.close,) if corpus else ()), self._cleanup.close)
+        self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
         return self._run("planning", self._plan)
@@ -159,8 +143,7 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            corpus, self._corpus = self._corpus, None
-            return LoadedModels(target, draft, memory_plan, self._report, corpus)
+            return LoadedModels(target, draft, memory_plan, self._report)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -178,7 +161,7 @@ class _Opening(Closeable):
         """Headers, sizes and the vocabulary check: target first, then the draft."""
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
-        guesses = settings.draft or rules.lookup or settings.lookup_cache_static
+        guesses = settings.draft or rules.lookup
         max_nodes, *fewer_nodes = _tree_sizes(rules) if guesses else (1,)
         request = ModelRequest(
             path=settings.model,
@@ -201,11 +184,6 @@ class _Opening(Closeable):
         refuse_unused(settings.options, models)
         request = replace(request, options=settings.options.get(runtime.name))
         target = self._adopt(runtime.prepare(request))
-        if settings.lookup_cache_static is not None:
-            fingerprint = vocabulary_fingerprint(target.tokens())
-            self._corpus = CorpusIndex(
-                settings.lookup_cache_static, fingerprint, target.info.n_vocab
-            )
         if settings.draft is None or draft_runtime is None:
             return
         # as much context as the target has, or what the draft was trained on
@@ -252,8 +230,6 @@ class _Opening(Closeable):
             others.append(MemoryRow("process", LOGPROBS, requests.ANSWER_BYTES))
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
-        if self._corpus:
-            others.append(MemoryRow("process", CORPUS, corpus_index.RESIDENT_BYTES))
         if self._settings.state_files:
             most_bytes = max(need.state_bytes for need in needs)
             others.append(MemoryRow("process", STATE_FILES, most_bytes))

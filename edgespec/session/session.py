@@ -32,7 +32,6 @@ from edgespec.session.loading import (
     GRAMMARS,
     STATE_FILES,
     LoadedModels,
-    corpus_drafters,
     open_models,
     plan,
 )
@@ -94,10 +93,7 @@ class Session(Closeable):
         if engine_settings is None or engine_settings.remember:
             draft_info = draft.info if draft else None
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
-        drafters = corpus_drafters(models)
-        engine = Engine(
-            target, draft, engine_settings, trace=trace, drafters=drafters, memory=memory
-        )
+        engine = Engine(target, draft, engine_settings, trace=trace, memory=memory)
         self._engine = SharedEngine(engine, models.close)
         room_bytes = sum(row.nbytes for row in models.plan.rows if row.what == STATE_FILES)
         self._keeper = StateKeeper(engine, target, draft, room_bytes)

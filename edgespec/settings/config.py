@@ -149,9 +149,6 @@ class LoadSettings(Settings):
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Path | None = None
     """None: the target decodes alone."""
-    lookup_cache_static: Path | None = None
-    """Also guess from a corpus: an index of it that `edgespec models index` wrote with the target's
-    vocabulary."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
     auto, which is what is free now less a margin."""
@@ -189,7 +186,6 @@ class LoadSettings(Settings):
             *,
             model: str | Path,
             draft: str | Path | None = None,
-            lookup_cache_static: str | Path | None = None,
             memory_budget: int | str = "auto",
             ctx_size: int = 0,
             batch_size: int | None = None,
@@ -380,4 +376,4 @@ def read_config(path: Path) -> dict[str, Any]:
     return settings
 
 
-_PATHS = frozenset({"model", "draft", "lookup_cache_static"})
+_PATHS = frozenset({"model", "draft"})

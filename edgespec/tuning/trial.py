@@ -27,7 +27,7 @@ from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
-from edgespec.session.loading import corpus_drafters, open_models, plan
+from edgespec.session.loading import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
@@ -120,10 +120,9 @@ def _do(job: TuningTrial | PlanJob) -> TrialFigures | MemoryPlan:
 def write_texts(trial: TuningTrial) -> TrialFigures:
     """Load the models of a trial and continue its prompts."""
     with open_models(trial.load, trial.engine) as models:
-        drafters = corpus_drafters(models)
         deadline = time.monotonic() + trial.seconds
         results: list[GenerationResult] = []
-        with Engine(models.target, models.draft, trial.engine, drafters=drafters) as engine:
+        with Engine(models.target, models.draft, trial.engine) as engine:
             for number, prompt in enumerate(trial.prompts):
                 left_s = deadline - time.monotonic()
                 if results and left_s <= 0:

@@ -14,7 +14,6 @@ from edgespec.cli.commands.reports import memory_line, memory_report
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.corpus.building import Written
     from edgespec.memory.budget import MemoryPlan
     from edgespec.models.catalogue import FileState
     from edgespec.models.compare import Comparison
@@ -214,13 +213,6 @@ def enlarged_line(written: EnlargeReport) -> str:
     return (
         f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
         f"{_count(written.parameters)} parameters"
-    )
-
-
-def indexed_line(out: Path, written: Written) -> str:
-    return (
-        f"{out}: {written.n_tokens:,} tokens of {written.n_texts:,} files in "
-        f"{format_size(written.size_bytes)}"
     )
 
 

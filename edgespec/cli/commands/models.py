@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,6 @@ def run_check(args: argparse.Namespace) -> None:
     from edgespec.memory import process
     from edgespec.models import pair_fit
     from edgespec.session import session
-    from edgespec.session.loading import corpus_drafters
 
     console = Console(quiet="quiet" in args)
     target, draft = catalogue.find(args.target), catalogue.find(args.draft)
@@ -88,7 +86,6 @@ def run_check(args: argparse.Namespace) -> None:
             encoded,
             max_tokens,
             console.progress_with_rest,
-            corpus_drafters(models),
         )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
@@ -185,21 +182,6 @@ def run_draft(args: argparse.Namespace) -> None:
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 
-def run_index(args: argparse.Namespace) -> None:
-    """`edgespec models index`."""
-    from edgespec.models import indexing
-
-    console = Console(quiet="quiet" in args)
-    model = catalogue.find(getattr(args, "model", "target"))
-    files, out = [Path(file) for file in args.files], Path(args.out)
-    written = indexing.index(files, out, model, console.progress_with_rest, "force" in args)
-    console.end_of_progress()
-    if "json" in args:
-        console.json({"path": str(out)} | asdict(written))
-        return
-    console.write(model_report.indexed_line(out, written))
-
-
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
     for kind in types:
@@ -228,7 +210,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "pull": fetching.run_pull,
     "enlarge": run_enlarge,
     "draft": run_draft,
-    "index": run_index,
 }
 
 

@@ -108,7 +108,6 @@ def add_speculation(parser: ArgumentParser) -> None:
     group.add_argument(
         "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
     )
-    add(group, LoadSettings, lookup_cache_static="-lcs FILE")
     add(group, GenerateSettings, no_overlap="")
 
 

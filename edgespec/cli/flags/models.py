@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.cli.flags import groups
-from edgespec.settings.config import LoadSettings
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -40,9 +39,9 @@ Then the target continues some prompts greedily, once, and its texts are replaye
                     that stand and one of the target's own, for trees of 1, 4, 8, 16 and 32 drafted
                     nodes (best-first, as full as --draft-max allows)
 
-  who guessed       of every source of guesses (the draft, the text itself, the target's own words,
-                    with -lcs a corpus), how many nodes the target looked at and how many stood
-                    while it wrote with full trees of 16 nodes
+  who guessed       of every source of guesses (the draft, the text itself, the target's own words),
+                    how many nodes the target verified and how many it accepted while it wrote
+                    with full trees of 16 nodes
 
 All depend on the prompts and on no machine, so choose prompts like those that you will use. Which
 tree is fastest also depends on what a node and a pass cost there: `edgespec generate` measures that
@@ -71,20 +70,6 @@ examples:
   edgespec models enlarge embedded big.gguf --size 24GiB --type Q4_K --check
   edgespec models enlarge embedded big.gguf --type Q4_K --check --memory-budget 1GiB
       compare a model that was written before"""
-
-
-_INDEX = """\
-Index a corpus, so that guesses can be looked up in it: text files, and all text files below folders
-that are named (hidden ones are left out).
-
-OUT holds the text in the tokens of MODEL and serves every model with the same vocabulary. It takes
-about nine bytes a token, thirteen where the vocabulary has more than 65,535 tokens, and while it is
-written some forty or seventy bytes a token beside it. Memory stays small, whatever the size."""
-
-_INDEX_EXAMPLES = """\
-examples:
-  edgespec models index src docs/guide.md project.idx -m big.gguf
-  edgespec generate -m big.gguf -md small.gguf -lcs project.idx -f prompt.txt"""
 
 
 _PULL = """\
@@ -127,7 +112,7 @@ examples:
 
 def add_to(parser: P) -> dict[str, P]:
     """The commands of `edgespec models`, by name."""
-    parser.description = "List, describe, fetch, compare and enlarge models; index a corpus."
+    parser.description = "List, describe, fetch, compare and enlarge models."
     parser.epilog = _EXAMPLES
     adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
     grammars: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -138,7 +123,6 @@ def add_to(parser: P) -> dict[str, P]:
         "pull": (_pull, "fetch a model by its name on Hugging Face"),
         "enlarge": (_enlarge, "blow a model up without changing its text"),
         "draft": (_draft, "make a draft from the target itself"),
-        "index": (_index, "index a corpus to look guesses up in"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -187,7 +171,6 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
     parser.add_argument("draft", metavar="DRAFT", help="the small one")
-    groups.add(parser, LoadSettings, lookup_cache_static="-lcs FILE")
     _measuring_flags(parser)
 
 
@@ -230,21 +213,6 @@ def _draft(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     _measuring_flags(parser)
-
-
-def _index(parser: argparse.ArgumentParser) -> None:
-    parser.description = _INDEX
-    parser.epilog = _INDEX_EXAMPLES
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, or a folder of them")
-    parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="whose tokens: a name or a path (default: the embedded target)",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite OUT")
-    _output_flags(parser)
 
 
 def _measuring_flags(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from edgespec.cli.flags import (
 )
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
-from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.config import GenerateSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -243,7 +243,6 @@ def _plan(parser: _Parser) -> _Parser:
     groups.add_memory(parser)
     groups.add_parallel(parser)
     guesses = parser.add_argument_group("draft")
-    groups.add(guesses, LoadSettings, lookup_cache_static="-lcs FILE")
     groups.add(guesses, GenerateSettings, draft_max="N")
     storage = parser.add_argument_group("storage")
     storage.add_argument(

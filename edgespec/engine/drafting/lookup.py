@@ -9,14 +9,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from edgespec.engine.drafting.endings import EndingDrafter, voted
-from edgespec.engine.drafting.free import Answer
+import numpy as np
+
+from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.tree import TokenTree
 
 SHORTEST = 2
 """Tokens that two places must share for one to say something of the other."""
 LONGEST = 24
 """More in common says no more."""
+N_CANDIDATES = 4
+FADING = 0.9
+"""Weight of a place's vote, as a multiple of that of the next later place."""
 
 
 class TextIndex:
@@ -97,20 +101,47 @@ def kind_of(alike: int, is_sole: bool) -> str:
     return f"{most}{'!' if is_sole else ''}"
 
 
-class LookupDrafter(EndingDrafter):
+def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float]]:
+    """The next token by the votes of `places`, each a token and the number of tokens before it that
+    agree.
+
+    The largest number that agree, the best tokens, and their shares of all votes. A place with one
+    token less in common counts half.
+    """
+    most = max(alike for _, alike in places)
+    votes: dict[int, float] = {}
+    for rank, (token, alike) in enumerate(places):
+        votes[token] = votes.get(token, 0.0) + 0.5 ** (most - alike) * FADING**rank
+    best = sorted(votes, key=lambda token: -votes[token])[:N_CANDIDATES]
+    total = sum(votes.values())
+    return most, best, [votes[token] / total for token in best]
+
+
+class LookupDrafter(FreeDrafter):
     """Implements `Drafter` with the text so far, prompt included."""
 
     source = "lookup"
     kinds = KINDS
-    n_words = LONGEST
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
         self._index = TextIndex()
+        self._words: dict[int, tuple[int, ...]] = {}
+        """Last tokens of the text down to each node that was looked up, by the node's key."""
 
-    @property
-    def text(self) -> array[int]:
-        return self._index.tokens
+    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+        places = self._index.places(self._words_at(tree, node))
+        if not places:
+            return None
+        said = [(self._index.tokens[place + 1], alike) for place, alike in places]
+        alike, tokens, shares = voted(said)
+        return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)
+
+    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Ignore the logits: only picked tokens are part of the text."""
+
+    def is_behind(self, committed: Sequence[int]) -> bool:
+        return len(self._index) < len(committed)
 
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
         for node in path:
@@ -125,11 +156,19 @@ class LookupDrafter(EndingDrafter):
         self.rest()
         self._index.truncate(min(n_tokens, len(self._index)))
 
-    def look_up(self, words: Sequence[int]) -> Answer | None:
-        places = self._index.places(words)
-        if not places:
-            return None
-        # What is older counts a little less.
-        said = [(self._index.tokens[place + 1], alike) for place, alike in places]
-        alike, tokens, shares = voted(said, 0.9, self.n_candidates)
-        return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)
+    def rest(self) -> None:
+        super().rest()
+        self._words.clear()
+
+    def _words_at(self, tree: TokenTree, node: int) -> tuple[int, ...]:
+        """The last tokens of the text down to `node`."""
+        below: list[int] = []
+        while node >= 0 and int(tree.key[node]) not in self._words:
+            below.append(node)
+            node = int(tree.parent[node])
+        text = self._index.tokens
+        words = tuple(text[-LONGEST:]) if node < 0 else self._words[int(tree.key[node])]
+        for node in reversed(below):
+            words = (*words[1 - LONGEST :], int(tree.token[node]))
+            self._words[int(tree.key[node])] = words
+        return words
