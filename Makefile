@@ -15,14 +15,19 @@ NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 known_by = echo 'int x;' | $(1) -Werror $(NO_AMX) -x $(2) -c -o /dev/null - 2>/dev/null
 BUILD_FLAGS = $(shell uname -m | grep -qE '^(x86_64|amd64)$$' \
 	&& $(call known_by,$${CC:-cc},c) && $(call known_by,$${CXX:-c++},c++) && echo '$(NO_AMX)')
-PIP_INSTALL = CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
+# Other machines lend their memory through RPC; CMAKE_ARGS of the environment may add to it.
+PIP_INSTALL = CMAKE_ARGS="-DGGML_RPC=ON $$CMAKE_ARGS" CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
 	$(BIN)/python -m pip install
 
-define HAS_AMX
+# Why this build of llama.cpp is not the one that is wanted; nothing if it is.
+define WRONG_BUILD
 import sys, llama_cpp
-sys.exit(b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info())
+if sys.argv[1] and b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
+    print("with AMX, which fails with GCC")
+elif not llama_cpp.llama_supports_rpc():
+    print("without RPC")
 endef
-export HAS_AMX
+export WRONG_BUILD
 
 .PHONY: demo test check docs clean
 
@@ -58,8 +63,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --upgrade pip
 	$(PIP_INSTALL) -e ".[gguf,dev]"
 	@# pip's cache does not look at flags: it may hold a wheel that was built without them
-	@if test -n "$(BUILD_FLAGS)" && $(BIN)/python -c "$$HAS_AMX"; then \
-		echo "this llama.cpp was built with AMX, which fails with GCC: building it again"; \
+	@wrong="$$($(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \
+		echo "this llama.cpp was built $$wrong: building it again"; \
 		$(BIN)/python -m pip cache remove llama_cpp_python; \
 		$(PIP_INSTALL) --force-reinstall --no-deps "$$($(BIN)/python -m pip freeze | grep -i '^llama.cpp.python')"; \
 	fi

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 from edgespec import extras
 from edgespec.errors import ModelError
@@ -161,6 +161,17 @@ class OffersGpu(Protocol):
     def gpu(self) -> str | None:
         """The name of the GPU that its library would use here; None without one, and where the
         library was built without support for it."""
+
+
+@runtime_checkable
+class LendsDevices(Protocol):
+    """Optional protocol of a runtime: it serves this machine's devices to other machines."""
+
+    def lend(
+        self, host: str, port: int, budget_bytes: int | None, n_threads: int | None
+    ) -> NoReturn:
+        """Serve until the process ends; `budget_bytes` are for all of it. Raises BudgetError if
+        they leave nothing to lend, and EdgespecError if the address cannot be used."""
 
 
 @contextmanager

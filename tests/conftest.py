@@ -46,3 +46,16 @@ def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a test keeps what edgespec keeps; it is not made yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "edgespec"
+
+
+@pytest.fixture(scope="session")
+def rpc_server() -> Iterator[str]:
+    """The address of an RPC server, a device with memory of its own; skipped if the build of
+    llama.cpp has no RPC."""
+    from edgespec_runtimes.gguf.llama import rpc
+    from rpc_servers import running
+
+    if not rpc.is_supported():
+        pytest.skip(f"no device to test with: {rpc.MISSING}")
+    with running() as (address, _):
+        yield address

@@ -37,6 +37,10 @@ def test_llama_cpp_is_built_without_amx(tmp_path: Path):
     assert command.count("-mno-amx-int8") == 2  # for C and for C++
 
 
+def test_llama_cpp_is_built_with_rpc(tmp_path: Path):
+    assert "-DGGML_RPC=ON" in install_command(tmp_path, "aarch64", REFUSES, REFUSES)
+
+
 @pytest.mark.parametrize(
     ("machine", "cc", "cxx"),
     [

@@ -45,7 +45,9 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         if args.command == "completion":
             Console().write(parser.completion(args.shell))
             return 0
-        command: Command = import_module(f"edgespec.cli.commands.{args.command}").run
+        command: Command = import_module(
+            f"edgespec.cli.commands.{args.command.replace('-', '_')}"
+        ).run
         return command(args, interrupts)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)

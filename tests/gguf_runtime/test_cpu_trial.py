@@ -255,7 +255,7 @@ def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
 def buffers(path: Path) -> dict[str, float]:
     """MiB by the kind of buffer, as llama.cpp loads a resident model."""
     with log.captured() as lines:
-        loading.load_resident(path, 0, AbortFlag()).close()
+        loading.load_resident(path, loading.NOWHERE, AbortFlag()).close()
     found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
     return {name: float(mib) for name, mib in found}
 

@@ -1,4 +1,4 @@
-"""GPUs as ggml lists them, with the CPU's device in the place of one: no GPU is needed."""
+"""GPUs as ggml lists them, with an RPC server's device in the place of one."""
 
 from __future__ import annotations
 
@@ -6,39 +6,61 @@ from contextlib import ExitStack
 
 import pytest
 
-from edgespec.errors import EdgespecError
-from edgespec.runtimes import OffersGpu
-from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import ggml, gpu, loading
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest, OffersGpu
+from edgespec_runtimes.gguf import diagnosis, runtime
+from edgespec_runtimes.gguf.llama import ggml, gpu
+from edgespec_runtimes.gguf.options import GgufOptions
+from rpc_servers import use_as_gpu
 
 
 @pytest.fixture
-def cpu() -> int:
-    loading.supports_gpu()  # starts the library
-    device = ggml.device_of(ggml.CPU)
-    assert device is not None
-    return device
+def device(rpc_server: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    return use_as_gpu(monkeypatch, rpc_server)
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ggml, "gpus", list)
 
 
 def test_the_runtime_offers_what_tuning_asks_for():
     assert isinstance(runtime, OffersGpu)
 
 
-def test_without_a_gpu_none_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu.loading, "supports_gpu", lambda: False)
+@pytest.mark.usefixtures("without_gpu")
+def test_without_a_gpu_none_is_named():
     assert runtime.gpu() is None
+    assert any("finds no GPU" in finding.says for finding in diagnosis.diagnose())
 
 
-def test_a_device_has_a_name(cpu: int):
-    assert ggml.device_name(cpu)
+@pytest.mark.usefixtures("without_gpu")
+def test_layers_for_a_gpu_that_is_not_there_are_refused():
+    """They were placed in the process's memory, and were not counted."""
+    options = GgufOptions(n_gpu_layers=99)
+    with pytest.raises(UsageError, match="finds none here"):
+        runtime.prepare(
+            ModelRequest(embedded_pair().target, "target", 256, 1, 1, 1, options=options)
+        )
 
 
-def test_a_device_that_is_there_is_named(cpu: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu.loading, "supports_gpu", lambda: True)
-    monkeypatch.setattr(gpu, "KINDS", (ggml.CPU,))
-    assert runtime.gpu() == ggml.device_name(cpu)
+def test_a_device_that_is_there_is_named(device: int, rpc_server: str):
+    assert runtime.gpu() == ggml.device_name(device) == rpc_server
+    assert any(rpc_server in finding.says for finding in diagnosis.diagnose())
 
 
-def test_a_device_without_room_is_an_error(cpu: int):
+def test_a_device_tells_its_memory(device: int):
+    free, total = ggml.memory_of(device)
+    assert 0 < free <= total < 400 << 20
+
+
+def test_a_server_of_another_machine_is_no_gpu_of_this_one(device: int):
+    """A build with RPC says that it can place layers elsewhere, device or none."""
+    assert device not in ggml.devices_of(ggml.GPU)
+    assert gpu.find() == device  # by the fixture alone
+
+
+def test_a_device_without_room_is_an_error(device: int):
     with ExitStack() as owned, pytest.raises(EdgespecError, match="has no room for"):
-        ggml.new_buffer(owned, ggml.buffer_type_of(cpu), 1 << 60)
+        ggml.new_buffer(owned, ggml.buffer_type_of(device), 1 << 40)

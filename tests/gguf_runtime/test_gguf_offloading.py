@@ -1,4 +1,4 @@
-"""Layers on a GPU, planned before any is there. The CPU's device stands in the GPU's place."""
+"""Layers on a GPU, planned before any is there. An RPC server's device is in the GPU's place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,13 @@ from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import ggml, gpu, loading
+from edgespec_runtimes.gguf.llama import abi, ggml, gpu, loading
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from gpu_stand_in import use_stand_in
+from rpc_servers import use_as_gpu
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)
@@ -36,8 +37,8 @@ ROW = "GPU library"
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_stand_in(monkeypatch)
+def device(rpc_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_as_gpu(monkeypatch, rpc_server)
     monkeypatch.setattr(gpu, "library_memory", lambda: LIBRARY)
 
 
@@ -144,18 +145,24 @@ def test_planning_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch):
     """Its library is not in memory before the plan has room for it."""
     asked: list[int] = []
     place = loading._place
-    monkeypatch.setattr(loading, "_place", lambda params, n: (asked.append(n), place(params, n)))
+
+    def placed(params: Any, placement: loading.LayerPlacement) -> list[Any]:
+        asked.append(placement.n_layers)
+        return place(params, placement)
+
+    monkeypatch.setattr(loading, "_place", placed)
     assert planned(n_gpu_layers=2, n_gpu_layers_draft=99).smallest_bytes
     assert set(asked) == {0}
 
 
 def test_models_without_layers_there_start_no_gpus_library():
     params = loading.lib.llama_model_default_params()
-    loading._place(params, 0)
+    kept_alive = loading._place(params, loading.NOWHERE)
+    assert kept_alive
     assert ctypes.c_void_p.from_address(params.devices).value is None
 
 
-@pytest.mark.parametrize("n_gpu_layers", [1, 3])
+@pytest.mark.parametrize("n_gpu_layers", [1, 3, 6])
 def test_what_stays_is_paged_and_computes_the_same(n_gpu_layers: int):
     logits, segments = [], []
     for n in (0, n_gpu_layers):
@@ -183,10 +190,10 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
     target.needs()
     monkeypatch.setattr(
         "edgespec_runtimes.gguf.segments.in_host_memory",
-        lambda weight: "ffn_up" not in weight.entry.name,
+        lambda tensor: b"ffn_up" not in abi.name_of(tensor),
     )
     with pytest.raises(ModelError, match="otherwise than planned"):
-        target._mapped.place_on_gpu(target._n_gpu_layers)
+        target._mapped.place(target._offloading.placement)
     target.close()
 
 

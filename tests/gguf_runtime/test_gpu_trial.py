@@ -10,23 +10,21 @@ import pytest
 from edgespec.memory.process import STEP_BYTES
 from edgespec_runtimes.gguf.llama import gpu, gpu_trial, trial_process
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
-from gpu_stand_in import TRIAL, use_stand_in
+from gpu_stand_in import trial
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def trials(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[LibraryMemory]:
-    """Results of the next trials, the last one first, in the place of a GPU."""
-    use_stand_in(monkeypatch)
+    """Results of the next trials, the last one first."""
     found: list[LibraryMemory] = []
     monkeypatch.setattr(gpu, "measure", lambda _: found.pop())
     return found
 
 
-def test_a_device_that_computes_makes_a_process_grow():
-    """The CPU's device takes the GPU's place."""
-    measured = gpu.measure(TRIAL)
+def test_a_device_that_computes_makes_a_process_grow(rpc_server: str):
+    measured = gpu.measure(trial(rpc_server))
     assert measured.nbytes is not None and measured.note is None
     assert measured.nbytes >= 0 and measured.nbytes % STEP_BYTES == 0
 

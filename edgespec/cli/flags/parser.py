@@ -21,6 +21,7 @@ from edgespec.cli.flags import (
     groups,
     models,
     prompt_caches,
+    rpc_server,
     serve,
     tune,
 )
@@ -194,6 +195,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         ),
         "batch": batch.add_to(
             adder.add_parser("batch", help="answer a file of requests, OpenAI's batch format")
+        ),
+        "rpc-server": rpc_server.add_to(
+            adder.add_parser("rpc-server", help="lend this machine to a model on another")
         ),
         "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
         "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),

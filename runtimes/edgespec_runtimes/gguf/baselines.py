@@ -171,7 +171,7 @@ class _SingleSequence(Closeable):
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
         load = loading.load_resident if keeps_all else _load_mapped
-        self._model = load(path, 0, AbortFlag())
+        self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
         params.n_ctx = request.ctx_size
@@ -220,12 +220,12 @@ class _SingleSequence(Closeable):
             self._model.close()
 
 
-def _load_mapped(path: Path, n_gpu_layers: int, stop: AbortFlag) -> loading.Model:
+def _load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:
     """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = 1, False
-    params.n_gpu_layers = n_gpu_layers
+    params.n_gpu_layers = placement.n_layers
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from edgespec.errors import EdgespecError
 from edgespec.ports.findings import Finding
-from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 
 
 def diagnose() -> Sequence[Finding]:
@@ -17,18 +17,24 @@ def diagnose() -> Sequence[Finding]:
         return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
     built_with = ", ".join(loading.cpu_features())
     library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
-    if loading.supports_gpu():
-        gpu = Finding("gpu", "llama.cpp", "can put layers on a GPU with -ngl and -ngld")
+    names = [ggml.device_name(device) for device in gpu.find_all()]
+    if names:
+        has = f"can put layers on {', '.join(names)} with -ngl and -ngld"
+        found = Finding("gpu", "llama.cpp", has)
     else:
-        gpu = Finding(
+        found = Finding(
             "gpu",
             "llama.cpp",
-            "was built without GPU support",
+            "finds no GPU that this build can use",
             "note",
             "where there is a GPU, install a build of llama-cpp-python that supports it",
         )
+    if rpc.is_supported():
+        servers = Finding("gpu", "RPC servers", "can hold layers of a target, with --rpc")
+    else:
+        servers = Finding("gpu", "RPC servers", "cannot be used", "note", rpc.MISSING)
     if packing.allowed:
         packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
     else:
         packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
-    return [Finding("libraries", "llama-cpp-python", library), packs, gpu]
+    return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]

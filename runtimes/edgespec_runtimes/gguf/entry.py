@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import open_regular
@@ -16,11 +17,11 @@ from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
-from edgespec_runtimes.gguf import baselines, diagnosis
+from edgespec_runtimes.gguf import baselines, diagnosis, lending
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import ggml, gpu, loading
+from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
@@ -42,11 +43,13 @@ class GgufRuntime:
             return False
 
     def prepare(self, request: ModelRequest) -> PreparedGguf:
-        n_gpu_layers = GgufOptions.of(request.options).gpu_layers_of(request.owner)
-        if n_gpu_layers and not loading.supports_gpu():
+        options = GgufOptions.of(request.options)
+        n_gpu_layers = options.gpu_layers_of(request.owner)
+        on_servers = bool(options.servers_of(request.owner))
+        if n_gpu_layers and not on_servers and gpu.find() is None:
             raise UsageError(
-                f"{n_gpu_layers} layers cannot go to a GPU: this llama-cpp-python was "
-                "built without GPU support; leave -ngl and -ngld out, or install a GPU build"
+                f"{n_gpu_layers} layers cannot go to a GPU: this build of llama.cpp finds none "
+                "here; leave -ngl and -ngld out, or install a build for the GPU"
             )
         began = time.perf_counter()
         header = read_header(request.path)
@@ -63,6 +66,11 @@ class GgufRuntime:
     def gpu(self) -> str | None:
         device = gpu.find()
         return ggml.device_name(device) if device else None
+
+    def lend(
+        self, host: str, port: int, budget_bytes: int | None, n_threads: int | None
+    ) -> NoReturn:
+        lending.lend(host, port, budget_bytes, n_threads)
 
     def diagnose(self) -> Sequence[Finding]:
         return diagnosis.diagnose()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 
 from edgespec.errors import ModelError
@@ -19,7 +20,7 @@ from edgespec_runtimes.gguf.offloading import Offloading
 
 
 class MappedWeights:
-    """Maps the model when first asked. GPUs are left alone until `place_on_gpu`."""
+    """Maps the model when first asked. Devices are left alone until `place`."""
 
     def __init__(
         self,
@@ -69,24 +70,29 @@ class MappedWeights:
         unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
 
-    def place_on_gpu(self, n_gpu_layers: int) -> None:
-        """Map the model again, with layers on the GPU. Raises ModelError where other tensors went
+    def place(self, placement: loading.LayerPlacement) -> None:
+        """Map the model again, with layers on devices. Raises ModelError where other tensors went
         there than were planned."""
-        planned = [weight.entry.name for weight in self.traced]
+        planned = self.traced
         self.close()
         for name in ("traced", "mixtures", "cuts"):
             self.__dict__.pop(name, None)
         with self._mapping():
-            traced = self._trace(n_gpu_layers)
-        self.traced = self._offloading().staying(
-            [weight for weight in traced if segments.in_host_memory(weight)]
-        )
-        if misplaced := {*planned} ^ {weight.entry.name for weight in self.traced}:
+            self._model, self.is_lazy = loading.load_mapped(self._header.path, placement)
+        places = {
+            name: address
+            for name, address in self._model.tensors()
+            if segments.in_host_memory(address)
+        }
+        staying = {weight.entry.name for weight in planned}
+        here = {name for name in places if name in staying | self._offloading().names}
+        if misplaced := staying ^ here:
             raise ModelError(
-                f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the GPU "
-                f"or beside it otherwise than planned ({min(misplaced)} is one): choose another "
-                "-ngl"
+                f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the "
+                f"device or beside it otherwise than planned ({min(misplaced)} is one): choose "
+                "another -ngl"
             )
+        self.traced = [replace(w, address=places[w.entry.name]) for w in planned]
 
     def take_model(self) -> loading.Model:
         """Hand over the mapped model, which the caller closes from now on."""
@@ -99,6 +105,6 @@ class MappedWeights:
             self._model.close()
             self._model = None
 
-    def _trace(self, n_gpu_layers: int = 0) -> list[segments.TracedWeight]:
-        self._model, self.is_lazy = loading.load_mapped(self._header.path, n_gpu_layers)
+    def _trace(self) -> list[segments.TracedWeight]:
+        self._model, self.is_lazy = loading.load_mapped(self._header.path)
         return segments.trace_weights(self._model, self._header, self._stop)

@@ -1,7 +1,7 @@
-"""The tensors that llama.cpp puts on GPUs, known before the model is loaded.
+"""The tensors that llama.cpp puts on devices, known before the model is loaded.
 
 The rule is llama.cpp's (`llama_model_base::load_tensors`): the last layers, the output head counted
-as one. `MappedWeights` checks the result.
+as one. Where RPC servers hold layers, the head stays here. `MappedWeights` checks the result.
 """
 
 from __future__ import annotations
@@ -10,29 +10,39 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.memory.budget import MemoryRow
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import MIB, MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import ggml, gpu
+from edgespec_runtimes.gguf.llama.devices import DeviceMemory
+from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
 from edgespec_runtimes.gguf.segments import TracedWeight
 
 STAGING_BYTES = 4 << 20
 """Pinned buffers through which weights pass to a device that has them. For others a tensor is read
 whole before it is copied."""
+SERVER_SHARE = 0.05
+"""Share of a server's free memory that stays free, for the graphs that it is sent."""
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _AFTER_LAYERS = re.compile(r"output(_norm)?\.")
+_ALL_LAYERS = "rope_"
+"""Tensors that every layer reads lie where the first one does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offloading:
-    """The part of one model that goes to GPUs."""
+    """The part of one model that goes to devices: GPUs or RPC servers."""
 
     names: frozenset[str] = frozenset()
-    """Names of the tensors that go to a GPU."""
+    """Names of the tensors that go there."""
+    placement: LayerPlacement = NOWHERE
     nbytes: int = 0
-    """Bytes that they take on the GPU."""
+    """Bytes that the tensors take there."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what each server holds."""
     has_cache: bool = False
-    """True if the whole KV cache is on the GPU: each layer's goes with the layer."""
+    """True if the whole KV cache is there: each layer's goes with the layer."""
     has_own_memory: bool = True
     """False for a GPU that shares the process's memory, which then holds all of this."""
     loading_bytes: int = 0
@@ -44,6 +54,13 @@ class Offloading:
     def has_head(self) -> bool:
         """True if the output head is on the GPU: it goes first. A tied one is copied."""
         return self.library is not None
+
+    @property
+    def where(self) -> str:
+        """The devices for people; empty if nothing goes to any."""
+        if not self.names:
+            return ""
+        return ", ".join(self.placement.servers) or ", ".join(map(ggml.device_name, gpu.find_all()))
 
     @property
     def rows(self) -> tuple[MemoryRow, ...]:
@@ -77,11 +94,71 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
     tied = header.tensors_by_name.get(_EMBEDDINGS) if _HEAD not in header.tensors_by_name else None
     return Offloading(
         names=frozenset(tensor.name for tensor in offloaded),
+        placement=LayerPlacement(n_gpu_layers),
         nbytes=sum(tensor.nbytes for tensor in offloaded) + (tied.nbytes if tied else 0),
         has_cache=first == 0,
         has_own_memory=all(gpu.has_own_memory(device) for device in gpu.find_all()),
         loading_bytes=max([STAGING_BYTES, *(tensor.nbytes for tensor in offloaded)]),
         library=gpu.library_memory(),
+    )
+
+
+def to_servers(
+    header: GgufFile,
+    servers: Sequence[DeviceMemory],
+    most_layers: int | None,
+    kv_bytes: int,
+    compute_bytes: int,
+) -> Offloading:
+    """Give RPC servers as many of the last layers as their memory allows, or as were asked for.
+
+    A layer takes its keys and values along, and every server computes in buffers as large as ours.
+    Raises BudgetError if no layer fits, or fewer than asked for.
+    """
+    n_layers = _n_layers(header)
+    sizes = [kv_bytes // n_layers] * n_layers
+    for tensor in header.tensors:
+        if 0 <= (layer := _layer(tensor, n_layers)) < n_layers:
+            sizes[layer] += tensor.nbytes
+    counts = [0] * len(servers)
+    first = n_layers
+    taken = [compute_bytes] * len(servers)
+    for i in reversed(range(len(servers))):
+        room = int((1 - SERVER_SHARE) * servers[i].free_bytes)
+        while first and n_layers - first != most_layers and taken[i] + sizes[first - 1] <= room:
+            first -= 1
+            taken[i] += sizes[first]
+            counts[i] += 1
+    n_placed = n_layers - first
+    if not n_placed or (most_layers is not None and n_placed < min(most_layers, n_layers)):
+        free = ", ".join(f"{s.free_bytes / MIB:.0f} at {s.name}" for s in servers)
+        raise BudgetError(
+            f"the RPC servers have memory for {n_placed} layers: each layer takes "
+            f"{max(sizes) / MIB:.0f} MiB, each server {compute_bytes / MIB:.0f} for computing, and "
+            f"free are, in MiB, {free}: give `edgespec rpc-server` a larger --memory-budget, name "
+            + (f"-ngl {n_placed}" if n_placed else "more servers or lower --ctx-size")
+        )
+    offloaded = [t for t in header.tensors if first <= _layer(t, n_layers) < n_layers]
+    used = [i for i, count in enumerate(counts) if count]
+    notes = []
+    begin = first
+    for i in used:
+        last = begin + counts[i] - 1
+        notes.append(
+            f"{servers[i].name} holds layers {begin} to {last} with their keys and values: "
+            f"{taken[i] / MIB:.0f} of the {servers[i].free_bytes / MIB:.0f} MiB that it has free"
+        )
+        begin = last + 1
+    return Offloading(
+        names=frozenset(tensor.name for tensor in offloaded),
+        placement=LayerPlacement(
+            n_placed + 1, tuple(servers[i].name for i in used), tuple(counts[i] for i in used)
+        ),
+        nbytes=sum(tensor.nbytes for tensor in offloaded),
+        notes=tuple(notes),
+        has_cache=first == 0,
+        # llama.cpp copies a tensor into a message
+        loading_bytes=2 * max(tensor.nbytes for tensor in offloaded),
     )
 
 
@@ -93,6 +170,8 @@ def _n_layers(header: GgufFile) -> int:
 
 def _layer(tensor: TensorEntry, n_layers: int) -> int:
     """The layer of a tensor: `n_layers` for the output head, -1 for the input."""
+    if tensor.name.startswith(_ALL_LAYERS):
+        return 0
     if match := _LAYER.match(tensor.name):
         return int(match[1])
     return n_layers if _AFTER_LAYERS.match(tensor.name) else -1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Names
@@ -20,7 +24,20 @@ _GPU_LAYERS: Mapping[Role, tuple[str, str]] = {
     "target": ("n_gpu_layers", "-ngl"),
     "draft": ("n_gpu_layers_draft", "-ngld"),
 }
+_SERVER = re.compile(r"[\w.-]+:[1-9]\d{0,4}", re.ASCII)
 _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
+
+
+def _servers(value: object) -> object:
+    """One address or several, each once, without spaces."""
+    servers = [server.strip() for server in value.split(",")] if isinstance(value, str) else []
+    wrong = [s for s in servers if not _SERVER.fullmatch(s) or int(s.rpartition(":")[2]) > 65535]
+    if not isinstance(value, str) or (value and wrong) or len({*servers}) < len(servers):
+        raise PydanticCustomError(
+            "server",
+            "write the addresses of servers like 192.168.1.2:50052, with commas, each once",
+        )
+    return ",".join(servers)
 
 
 class GgufOptions(RuntimeOptions):
@@ -42,6 +59,18 @@ class GgufOptions(RuntimeOptions):
     n_gpu_layers_draft: Annotated[
         Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld", "draft")
     ] = 0
+
+    rpc: Annotated[
+        str,
+        BeforeValidator(_servers),
+        Flag(
+            "llama.cpp's RPC servers, which hold as many layers of the target as they have memory "
+            "for (-ngl: at most so many); see `edgespec rpc-server`",
+            "HOST:PORT[,HOST:PORT]",
+            None,
+            "target",
+        ),
+    ] = ""
 
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
@@ -65,6 +94,10 @@ class GgufOptions(RuntimeOptions):
             return {}
         everything = n_layers + 1  # the output head counts as a layer
         return {f"-ngld {everything}": self.model_copy(update={"n_gpu_layers_draft": everything})}
+
+    def servers_of(self, owner: str) -> tuple[str, ...]:
+        """RPC servers that hold layers of the target; a draft, which is asked often, stays here."""
+        return tuple(filter(None, self.rpc.split(","))) if owner == "target" else ()
 
     def gpu_layers_of(self, owner: str) -> int:
         """Layers of the target or of the draft that go to a GPU."""

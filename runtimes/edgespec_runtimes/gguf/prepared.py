@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
@@ -36,7 +36,7 @@ from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TI
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.offloading import Offloading, offloading
+from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packing import (
     packing_is_invariant,
@@ -92,7 +92,9 @@ class PreparedGguf:
                 products_are_invariant=not self._offloading.names and can_replace_products(),
                 is_packed=self._is_packed(plan),
                 tiles_are_avoidable=sys.platform == "linux",
+                on_device=self._offloading.where,
             )
+        notes += self._offloading.notes
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
         return notes
@@ -178,7 +180,7 @@ class PreparedGguf:
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
         if self._offloading.names:
-            self._mapped.place_on_gpu(self._n_gpu_layers)
+            self._mapped.place(self._offloading.placement)
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
@@ -262,7 +264,12 @@ class PreparedGguf:
         if not self.info.tree_capable or not self._request.fewer_nodes:
             return [self.info.max_nodes]
         numbers = (self.info.max_nodes, *self._request.fewer_nodes)
-        return [n for n in numbers if sys.platform == "linux" or n < TILE_ROWS]
+        tiles_are_avoidable = sys.platform == "linux" and not self._is_remote
+        return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
+
+    @property
+    def _is_remote(self) -> bool:
+        return bool(self._options.servers_of(self._request.owner))
 
     @property
     def _n_gpu_layers(self) -> int:
@@ -280,7 +287,16 @@ class PreparedGguf:
 
     @cached_property
     def _offloading(self) -> Offloading:
-        return offloading(self._header, self._n_gpu_layers)
+        servers = self._options.servers_of(self._request.owner)
+        if not servers:
+            return offloading(self._header, self._n_gpu_layers)
+        return to_servers(
+            self._header,
+            devices.of_servers(servers),
+            self._n_gpu_layers or None,
+            max(sizes.kv_bytes for _, sizes in self._contexts),
+            max(sizes.compute_bytes for _, sizes in self._contexts),
+        )
 
     @property
     def _packing_rows(self) -> tuple[MemoryRow, ...]:
@@ -299,7 +315,7 @@ class PreparedGguf:
         self.close()
         with self._phase("weights"):
             model = loading.load_resident(
-                self._header.path, self._n_gpu_layers, self._stop, progress
+                self._header.path, self._offloading.placement, self._stop, progress
             )
         return self._open(model, shape, None, loading.packing().allowed)
 
@@ -396,7 +412,8 @@ class PreparedGguf:
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
-            "--n-gpu-layers": str(self._n_gpu_layers),
+            "--n-gpu-layers": str(self._offloading.placement.n_layers),
+            "--rpc": ",".join(self._offloading.placement.servers),
             "kernels for prompts": "those of single rows, but for tiles",
         }
         return StateOrigin(self._header.paths, settings)

@@ -29,6 +29,7 @@ def rounding_notes(
     products_are_invariant: bool,
     is_packed: bool,
     tiles_are_avoidable: bool,
+    on_device: str = "",
 ) -> list[str]:
     """Sentences that say why a draft may change a token if two are as good as equal; often none.
 
@@ -36,6 +37,7 @@ def rounding_notes(
     or the other way round; there is no way for stacks of matrices but experts.
     `is_packed`: weights are packed for the CPU, as resident ones are.
     `tiles_are_avoidable`: llama.cpp can be kept from tiles, as it is on Linux.
+    `on_device`: names of the devices that compute layers of it, with kernels of their own.
     """
     matrices = [
         tensor.name
@@ -56,6 +58,8 @@ def rounding_notes(
         )
     if is_packed and not packing_is_invariant(header):
         reasons.append("it stays in memory, packed for the CPU")
+    if on_device:
+        reasons.append(f"{on_device} computes layers of it")
     if flash_attn == "off":
         reasons.append("flash attention is off")
     return [

@@ -177,10 +177,9 @@ def _first_product(uses: Sequence[_Use]) -> int:
     return min((use.node for use in uses if use.op != LOOKUP), default=uses[0].node)
 
 
-def in_host_memory(weight: TracedWeight) -> bool:
-    """False for tensors that were copied to a GPU while loading."""
-    tensor = abi.GgmlTensor.from_address(weight.address)
-    return abi.buffer_is_host(tensor.buffer)
+def in_host_memory(tensor: int) -> bool:
+    """False for a tensor that was copied to a device while loading."""
+    return abi.buffer_is_host(abi.GgmlTensor.from_address(tensor).buffer)
 
 
 @dataclass(frozen=True, slots=True)

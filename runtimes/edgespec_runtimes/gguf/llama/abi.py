@@ -81,12 +81,13 @@ def library(stem: str) -> ctypes.CDLL:
 
 
 def library_file(stem: str) -> Path:
-    """One of llama.cpp's libraries, as llama-cpp-python brings them. Raises EdgespecError.
+    """One of llama.cpp's libraries: those that llama-cpp-python brings, or those that the variable
+    LLAMA_CPP_LIB_PATH names instead. Raises EdgespecError.
 
     Wheels hold copies under several names, where builds have links: the one that is loaded counts,
     since another copy would be a library with a state of its own.
     """
-    folder = Path(lib.__file__).parent / "lib"
+    folder = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
     names = (
         f"lib{stem}.so",
         f"lib{stem}.so.*",

@@ -120,6 +120,34 @@ def kind_of(device: int) -> int:
     return int(_call(ctypes.c_int, "ggml_backend_dev_type", device))
 
 
+def gpus() -> list[int]:
+    """The GPUs that share layers: those with memory of their own, as in llama.cpp, else others."""
+    return devices_of(GPU) or devices_of(INTEGRATED_GPU)
+
+
+def memory_of(device: int) -> tuple[int, int]:
+    """Free and total bytes of a device's memory, as its library tells them."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _call(None, "ggml_backend_dev_memory", device, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+
+
+def devices_in(registry: int) -> list[int]:
+    """All devices of one registry; none of no registry."""
+    if not registry:
+        return []
+    n_devices = int(_call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
+    return [
+        _address("ggml_backend_reg_dev_get", registry, ctypes.c_size_t(n)) for n in range(n_devices)
+    ]
+
+
+def function_of(registry: bytes, name: bytes) -> int:
+    """The address of a function that a backend offers by name; 0 if there is none."""
+    found = _address("ggml_backend_reg_by_name", registry)
+    return _address("ggml_backend_reg_get_proc_address", found, name) if found else 0
+
+
 def device_of(kind: int) -> int | None:
     """The first device of a kind."""
     return _address("ggml_backend_dev_by_type", ctypes.c_int(kind)) or None

@@ -16,8 +16,6 @@ from edgespec.concurrency.endings import crash_name
 from edgespec.memory.process import in_steps
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
-KINDS = (ggml.GPU, ggml.INTEGRATED_GPU)
-"""Kinds of devices: GPUs with memory of their own come first, as they do in llama.cpp."""
 TIMEOUT_S = 60.0
 """A driver may take seconds to start, and a library that compiles its kernels longer."""
 _TRIAL = "edgespec_runtimes.gguf.llama.gpu_trial"
@@ -43,15 +41,14 @@ class LibraryMemory:
 
 
 def find() -> int | None:
-    """The first GPU's address; None without one, or if the build supports none."""
+    """The first GPU's address; None without one."""
     return next(iter(find_all()), None)
 
 
 def find_all() -> list[int]:
-    """Addresses of the GPUs that share the layers: those of the first kind that there is."""
-    if not loading.supports_gpu():
-        return []
-    return next((found for kind in KINDS if (found := ggml.devices_of(kind))), [])
+    """Addresses of the GPUs that share the layers; none of those of other machines."""
+    loading.start()
+    return ggml.gpus()
 
 
 def has_own_memory(device: int) -> bool:

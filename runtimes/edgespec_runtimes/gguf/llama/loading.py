@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.process import return_free_memory
 from edgespec.ports import Progress
-from edgespec_runtimes.gguf.llama import abi, cpu, log
+from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 
@@ -26,16 +27,49 @@ SMALL_MODEL_BYTES = 64 << 20
 """Size of weights below which waking a second thread costs more than it brings."""
 
 _LOAD_NONE, _LOAD_MMAP = 0, 1
-_NO_DEVICES = (ctypes.c_void_p * 1)()
-"""An empty list of devices; without a list llama.cpp takes all of them."""
+_BESIDE_LAYERS = rb"^(output|token_embd)"
+"""Names of the tensors that stay here where servers hold layers."""
+_TENSOR_MAPS = (
+    ("_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model", 40),
+    ("_Z29llama_internal_get_tensor_mapPK11llama_model", 32),
+)
+"""The function that lists a model's tensors, and bytes of an entry, for libstdc++ and libc++."""
+
+
+class _BufferOverride(ctypes.Structure):
+    """`struct llama_model_tensor_buft_override`."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlacement:
+    """The last layers of a model, which go to devices; by default none do."""
+
+    n_layers: int = 0
+    """Number of layers, as llama.cpp counts them: the output head is the last one."""
+    servers: tuple[str, ...] = ()
+    """RPC servers that hold them, `HOST:PORT`; without any, the local GPUs do."""
+    shares: tuple[int, ...] = ()
+    """Layers of each server."""
+
+    @property
+    def keeps_head(self) -> bool:
+        """True if the output head stays: logits of a vocabulary are long to send."""
+        return bool(self.servers)
+
+
+NOWHERE = LayerPlacement()
 
 
 class Model:
     """A llama_model. `load_resident`, `load_mapped` and `load_sizes_only` make one."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, servers: tuple[str, ...] = ()) -> None:
         log.take()
+        rpc.count(servers, 1)
         self.handle = handle
+        self._servers = servers
         self.users = Users("the model")
         self.vocab = lib.llama_model_get_vocab(handle)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
@@ -57,21 +91,34 @@ class Model:
             lib.llama_model_has_encoder(self.handle) or lib.llama_model_is_diffusion(self.handle)
         )
 
+    def tensors(self) -> list[tuple[str, int]]:
+        """Names and addresses of all tensors; one that lies in two places is there twice. Raises
+        EdgespecError if the library does not tell."""
+        library = ctypes.CDLL(abi.library_path())
+        for name, entry_bytes in _TENSOR_MAPS:
+            if function := getattr(library, name, None):
+                function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+                begin, end = (ctypes.c_uint64 * 2).from_address(function(self.handle))
+                pointers = range(begin + entry_bytes - 8, end, entry_bytes)
+                found = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
+                return [(abi.name_of(tensor).decode(), tensor) for tensor in found]
+        raise EdgespecError("this build of llama.cpp does not tell where it placed its tensors")
+
     def close(self) -> None:
         if self.handle is not None:
             lib.llama_model_free(self.handle)
             self.handle = None
+            rpc.count(self._servers, -1)
             log.give_back()
             return_free_memory()
 
 
 def load_resident(
-    path: Path, n_gpu_layers: int, stop: AbortFlag, progress: Progress | None = None
+    path: Path, placement: LayerPlacement, stop: AbortFlag, progress: Progress | None = None
 ) -> Model:
     """All weights in memory, packed for the CPU where that works. Stops early on `stop`."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_NONE, packing().allowed
-    _place(params, n_gpu_layers)
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -81,20 +128,19 @@ def load_resident(
 
     params.progress_callback = proceed
     try:
-        return _load(path, params)
+        return _load(path, params, placement)
     except ModelError:
         if stop.is_set():
             raise Cancelled("loading was cancelled") from None
         raise
 
 
-def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
-    """Weights mapped, none read but those that go to a GPU, one after the other; the second value
+def load_mapped(path: Path, placement: LayerPlacement = NOWHERE) -> tuple[Model, bool]:
+    """Weights mapped, none read but those that go to devices, one after the other; the second value
     says whether the platform kept that promise."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
-    _place(params, n_gpu_layers)
-    _start()
+    start()
     with lazy_mapping(abi.library_path()) as mappings:
 
         @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
@@ -103,16 +149,15 @@ def load_mapped(path: Path, n_gpu_layers: int = 0) -> tuple[Model, bool]:
                 mappings.drop_pages()
             return True
 
-        if n_gpu_layers:
+        if placement.n_layers:
             params.progress_callback = forget
-        return _load(path, params), mappings.is_lazy
+        return _load(path, params, placement), mappings.is_lazy
 
 
 def load_sizes_only(path: Path) -> Model:
     """No weights at all: good for `context_sizes` and vocabulary."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
-    _place(params, 0)
     return _load(path, params)
 
 
@@ -136,7 +181,7 @@ def cpu_features() -> list[str]:
 @functools.cache
 def packing() -> cpu.PackingDecision:
     """The decision about packing resident weights for the CPU. The first call of all tries it."""
-    _start()
+    start()
     system_info = lib.llama_print_system_info().decode()
     return cpu.decide_packing(system_info, _trial(), llama_cpp.__version__)
 
@@ -146,26 +191,43 @@ def useful_threads(weight_bytes: int, n_threads: int) -> int:
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
 
 
-def supports_gpu() -> bool:
-    """True if this build of llama.cpp can place layers on a GPU."""
-    _start()
-    return bool(lib.llama_supports_gpu_offload())
+def _place(params: Any, placement: LayerPlacement) -> list[Any]:
+    """Say which devices take which layers; returns what must live until the model is loaded.
+
+    Without layers for them, GPUs are left alone: llama.cpp would start the library of each.
+    """
+    params.n_gpu_layers = placement.n_layers
+    found = _devices(placement) if placement.n_layers else []
+    devices = (ctypes.c_void_p * (len(found) + 1))(*found)
+    params.devices = ctypes.addressof(devices)
+    if not placement.keeps_head:
+        return [devices]
+    shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
+    split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
+    stay = (_BufferOverride * 2)(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))
+    params.tensor_split = ctypes.cast(split, type(params.tensor_split))
+    overrides = type(params).tensor_buft_overrides
+    ctypes.c_void_p.from_address(
+        ctypes.addressof(params) + overrides.offset
+    ).value = ctypes.addressof(stay)
+    return [devices, split, stay]
 
 
-def _place(params: Any, n_gpu_layers: int) -> None:
-    """Without layers for them, GPUs are left alone: llama.cpp would start the library of each."""
-    params.n_gpu_layers = n_gpu_layers
-    if not n_gpu_layers:
-        params.devices = ctypes.addressof(_NO_DEVICES)
+def _devices(placement: LayerPlacement) -> list[int]:
+    if not placement.servers:
+        return ggml.gpus()
+    return [rpc.devices_of(server)[0] for server in placement.servers]
 
 
-def _load(path: Path, params: Any) -> Model:
-    _start()
+def _load(path: Path, params: Any, placement: LayerPlacement = NOWHERE) -> Model:
+    start()
+    kept_alive = _place(params, placement)
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {log.complaint(lines)}")
-        return Model(handle)
+        del kept_alive
+        return Model(handle, placement.servers)
 
 
 @functools.cache
@@ -178,7 +240,8 @@ def _trial() -> cpu.TrialResult:
 
 
 @functools.cache
-def _start() -> None:
+def start() -> None:
+    """Start the library, once. Raises EdgespecError if it cannot be used here."""
     cpu.check_usable(_trial(), llama_cpp.__version__)
     lib.llama_backend_init()
     abi.verify_mirror()

@@ -26,14 +26,13 @@ class NoAnswer(Exception):
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a command: its stdout and exit code. Raises NoAnswer."""
+    """Run a command: its stdout, stderr and exit code. Raises NoAnswer."""
     try:
         return subprocess.run(
             command,
             check=False,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
             timeout=timeout_s,
             start_new_session=os.name == "posix",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),

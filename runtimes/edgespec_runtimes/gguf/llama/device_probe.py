@@ -1,0 +1,26 @@
+"""A program of its own: asks devices for their memory, the local GPUs or those of an RPC server.
+
+It may crash, hang or take memory instead of the process that plans. Writes JSON to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(servers: Sequence[str]) -> int:
+    """Exit code 0 if every device answered."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # read by the library, which would start a debugger
+    from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
+
+    found = [d for server in servers for d in rpc.devices_of(server)] if servers else gpu.find_all()
+    answers = [(ggml.device_name(device), *ggml.memory_of(device)) for device in found]
+    os.write(1, json.dumps(answers).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""The memory of devices that is not this process's: of local GPUs and of RPC servers.
+
+Asked of a process of its own, `device_probe`, which a driver or a missing server may end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from edgespec.concurrency.endings import crash_name
+from edgespec.errors import EdgespecError, ModelError
+from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
+
+TIMEOUT_S = 20.0
+"""Seconds for an answer: a driver may take some to start, a server may answer somebody else."""
+_PROBE = [sys.executable, "-m", "edgespec_runtimes.gguf.llama.device_probe"]
+_VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device's memory in bytes, as its library tells it."""
+
+    name: str
+    """Its name for people; of a server `HOST:PORT`."""
+    free_bytes: int
+    total_bytes: int
+
+
+def of_gpus() -> list[DeviceMemory]:
+    """The GPUs that share layers. Raises EdgespecError if they do not answer."""
+    try:
+        done = trial_process.run(_PROBE, TIMEOUT_S)
+    except trial_process.NoAnswer as error:
+        raise EdgespecError(f"the GPU's memory is not known: {error}") from error
+    if done.returncode:
+        ended = crash_name(done.returncode) or f"exit code {done.returncode}"
+        raise EdgespecError(f"the GPU's memory is not known: asking it ended with {ended}")
+    return _devices(done.stdout)
+
+
+def of_servers(servers: Sequence[str]) -> list[DeviceMemory]:
+    """The first device of each RPC server. Raises ModelError if one cannot be used."""
+    if not rpc.is_supported():
+        raise ModelError(rpc.MISSING)
+    with ThreadPoolExecutor(max_workers=len(servers)) as asking:
+        return list(asking.map(_of_server, servers))
+
+
+def _of_server(server: str) -> DeviceMemory:
+    if rpc.is_connected(server):
+        return DeviceMemory(server, *ggml.memory_of(rpc.devices_of(server)[0]))
+    try:
+        done = trial_process.run([*_PROBE, server], TIMEOUT_S)
+    except trial_process.NoAnswer as error:
+        raise ModelError(
+            f"the RPC server {server} does not answer ({error}): it serves one client at a time, "
+            "and may be busy with another"
+        ) from error
+    if not done.returncode:
+        return _devices(done.stdout)[0]
+    said = done.stderr.decode(errors="replace")
+    if found := _VERSION.search(said):
+        raise ModelError(
+            f"the RPC server {server} speaks version {found[1]} of llama.cpp's protocol, which is "
+            "not this one's: install the same llama-cpp-python on both machines"
+        )
+    if "handshake" in said or "HELLO" in said or "crashed" in said:
+        raise ModelError(f"{server} is no RPC server of llama.cpp's, or one of another version")
+    raise ModelError(
+        f"there is no RPC server at {server}: start one there with `edgespec rpc-server`, and "
+        "check the address and what stands between the machines"
+    )
+
+
+def _devices(answer: bytes) -> list[DeviceMemory]:
+    return [DeviceMemory(*device) for device in json.loads(answer)]

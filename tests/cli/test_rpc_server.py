@@ -1,0 +1,58 @@
+"""`edgespec rpc-server`: what it refuses and says, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edgespec.cli.commands.rpc_server import _is_local
+from rpc_servers import free_port, needs_rpc, running
+
+pytest.importorskip("llama_cpp")
+
+
+def refused(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "edgespec", "rpc-server", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
+def test_what_is_no_port_is_refused(port: str):
+    assert refused("--port", port) == (
+        2,
+        f"edgespec: error: --port {port}: it must be a whole number from 1 to 65,535",
+    )
+
+
+@needs_rpc
+def test_a_budget_that_leaves_nothing_is_refused():
+    code, line = refused("--memory-budget", "20MiB", "--port", str(free_port()))
+    assert code == 4
+    assert "leaves nothing to lend" in line
+
+
+@needs_rpc
+def test_an_address_that_is_taken_is_an_error():
+    with running("120MiB") as (address, _):
+        code, line = refused("--port", address.rpartition(":")[2])
+    assert code == 1
+    assert "is another program there?" in line
+
+
+@needs_rpc
+def test_a_signal_ends_it():
+    with running("120MiB") as (_, server):
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
+)
+def test_only_addresses_of_this_machine_need_no_warning(host: str, is_local: bool):
+    assert _is_local(host) is is_local

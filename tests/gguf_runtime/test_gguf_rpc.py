@@ -1,0 +1,224 @@
+"""Layers on RPC servers: real devices, which compute in a process of their own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.models.embedded import embedded_pair
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.testing.port_contract import TEXT, PortContract
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import devices
+from edgespec_runtimes.gguf.llama.devices import DeviceMemory
+from edgespec_runtimes.gguf.offloading import to_servers
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+from rpc_servers import free_port, needs_rpc, running, use_as_gpu
+
+PAIR = embedded_pair()
+TARGET = read_header(PAIR.target)
+LAYER_BYTES = max(
+    sum(t.nbytes for t in TARGET.tensors if t.name.startswith(f"blk.{layer}."))
+    for layer in range(TARGET.n_layers)
+)
+
+
+def prepared(server: str = "", n_layers: int = 0) -> PreparedGguf:
+    options = GgufOptions(flash_attn="on", rpc=server, n_gpu_layers=n_layers)
+    return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
+
+
+def on_server(server: str, n_layers: int = 0) -> LanguageModel:
+    """The target with layers there and the rest paged, or with all layers there."""
+    if n_layers:
+        return load_paged(prepared(server, n_layers))
+    target = prepared(server)
+    try:
+        return target.load(None)
+    finally:
+        target.close()
+
+
+class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
+        return lambda: on_server(rpc_server, 3)
+
+
+class TestAllLayersThereKeepTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
+        return lambda: on_server(rpc_server)
+
+
+class TestDraftOnADeviceKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(
+        self, rpc_server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], LanguageModel]:
+        use_as_gpu(monkeypatch, rpc_server)
+        options = GgufOptions(flash_attn="on", n_gpu_layers_draft=99)
+        request = ModelRequest(PAIR.draft, "draft", 256, 17, 17, 2, options=options)
+
+        def load() -> LanguageModel:
+            draft = runtime.prepare(request)
+            try:
+                return draft.load(None)
+            finally:
+                draft.close()
+
+        return load
+
+
+@pytest.mark.parametrize("n_layers", [1, 3, 0])
+def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
+    here, there = load_paged(prepared()), on_server(rpc_server, n_layers)
+    tokens = here.vocabulary.encode(TEXT)[:12]
+    expected, found = one_by_one(here, tokens), one_by_one(there, tokens)
+    here.close()
+    there.close()
+    assert np.array_equal(found, expected)
+
+
+def text(no_draft: bool, **options: object) -> str:
+    given = {"draft": None if no_draft else PAIR.draft, "ctx_size": 256} | options
+    load = LoadSettings.model_validate({"model": PAIR.target, "memory_budget": "200MiB"} | given)
+    with session.load(load) as loaded:
+        return loaded.generate("def gcd(a, b):", max_tokens=24).text
+
+
+@pytest.mark.parametrize("n_layers", [3, 0])
+def test_a_text_is_the_same_there_and_with_a_draft(rpc_server: str, n_layers: int):
+    expected = text(no_draft=True)
+    assert text(no_draft=True, rpc=rpc_server, n_gpu_layers=n_layers) == expected
+    assert text(no_draft=False, rpc=rpc_server, n_gpu_layers=n_layers) == expected
+
+
+def planned(server: str, **options: object) -> MemoryPlan:
+    given = {"model": PAIR.target, "draft": PAIR.draft, "memory_budget": "1GiB", "ctx_size": 256}
+    return session.plan(LoadSettings.model_validate(given | {"rpc": server} | options))
+
+
+def test_the_plan_says_what_a_server_holds_and_that_it_rounds_by_itself(rpc_server: str):
+    notes = planned(rpc_server).notes
+    assert any(f"{rpc_server} holds layers 0 to 5" in note for note in notes)
+    assert any(f"{rpc_server} computes layers of it" in note for note in notes)
+
+
+def test_weights_that_are_there_are_not_planned_here(rpc_server: str):
+    weights = [
+        sum(row.nbytes for row in planned(server).rows if row.what == "weights")
+        for server in ("", rpc_server)
+    ]
+    assert weights[0] - weights[1] > 0.9 * LAYER_BYTES * TARGET.n_layers
+
+
+def test_trees_stay_smaller_than_a_servers_tiles(rpc_server: str):
+    """Its processor cannot be told to keep from them."""
+    request = ModelRequest(
+        PAIR.target,
+        "target",
+        ctx_size=256,
+        max_nodes=97,
+        max_branches=32,
+        n_threads=2,
+        fewer_nodes=(65, 49),
+        options=GgufOptions(rpc=rpc_server),
+    )
+    target = runtime.prepare(request)
+    assert {batch.max_nodes for batch in target.needs().batches} == {49}
+    target.close()
+
+
+def server(name: str, n_layers: float) -> DeviceMemory:
+    free = int(n_layers * LAYER_BYTES / 0.95) + TARGET.weight_bytes
+    return DeviceMemory(name, free, free)
+
+
+def test_layers_are_given_as_memory_allows():
+    """The last layers go, the last server first; each has room for a message with a tensor."""
+    found = to_servers(TARGET, [server("a", 2.5), server("b", 3.5)], None, 0, TARGET.weight_bytes)
+    assert sum(found.placement.shares) in (4, 5)
+    assert found.placement.servers == ("a", "b")
+    assert found.placement.n_layers == sum(found.placement.shares) + 1  # and the head
+
+
+def test_more_layers_than_there_is_memory_for_are_refused_with_the_number_that_fits():
+    with pytest.raises(BudgetError, match=r"-ngl \d$"):
+        to_servers(TARGET, [server("a", 3.5)], 6, 0, TARGET.weight_bytes)
+
+
+def test_servers_without_memory_are_refused():
+    with pytest.raises(BudgetError, match="0 layers"):
+        to_servers(TARGET, [DeviceMemory("a", 1000, 1000)], None, 0, MIB)
+
+
+@needs_rpc
+def test_a_server_that_is_not_there_is_an_error():
+    with pytest.raises(ModelError, match="there is no RPC server at 127"):
+        prepared(f"127.0.0.1:{free_port()}").needs()
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A program that answers something else."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@needs_rpc
+def test_a_program_that_is_no_such_server_is_an_error(stranger: str):
+    with pytest.raises(ModelError, match="is no RPC server"):
+        prepared(stranger).needs()
+
+
+@needs_rpc
+def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices, "TIMEOUT_S", 0.5)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ModelError, match="may be busy with another"),
+    ):
+        prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
+
+
+@needs_rpc
+def test_a_server_lends_what_its_budget_leaves():
+    with running("120MiB") as (address, _):
+        (found,) = devices.of_servers([address])
+        assert found.name == address
+        assert found.free_bytes < 120 * MIB - 40 * MIB
+
+
+@pytest.mark.parametrize(
+    "wrong", ["localhost", "1.2.3.4:0", "1.2.3.4:99999", "a:1,a:1", "a:1,,b:2", "http://a:1"]
+)
+def test_what_is_no_address_is_refused(wrong: str):
+    with pytest.raises(UsageError, match="write the addresses"):
+        GgufOptions(rpc=wrong)
