@@ -1,12 +1,15 @@
 """Hypothesis draws the same examples everywhere, and no machine is too slow for them. What tests
 keep in the cache folder ends with them."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from edgespec.cli.entry import share_cores
 
 pytest.register_assert_rewrite(
     "engine_cases",
@@ -18,6 +21,8 @@ pytest.register_assert_rewrite(
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
+
+share_cores(os.environ)  # workers outnumber cores
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too

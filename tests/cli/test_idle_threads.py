@@ -1,0 +1,31 @@
+"""Threads that wait for each other leave a busy machine's cores to others."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from edgespec.cli.entry import SPIN_COUNT, share_cores
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": SPIN_COUNT}),
+        ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    share_cores(given)
+    assert given == expected
+
+
+def test_importing_the_library_changes_no_environment() -> None:
+    code = (
+        "import os; a = dict(os.environ); import edgespec.cli.entry; assert a == dict(os.environ)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
