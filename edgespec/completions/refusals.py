@@ -16,7 +16,7 @@ KINDS = {
     405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
-    429: "rate_limit_error",
+    503: "unavailable_error",
 }
 
 
@@ -45,10 +45,10 @@ class Refusal(Exception):
         return {"error": error}
 
 
-def too_many_requests(reason: str, code: str) -> Refusal:
+def overloaded(reason: str, code: str) -> Refusal:
     """Refusal of a request that a client may send again later."""
     return Refusal(
-        429,
+        503,
         f"{reason}: try again in {RETRY_AFTER_S} s",
         code=code,
         headers={"Retry-After": str(RETRY_AFTER_S)},

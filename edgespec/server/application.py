@@ -114,12 +114,18 @@ class Service:
         return response
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "requests_in_progress": self._queue.n_in_progress})
+        queue = self._queue
+        return JSONResponse(
+            {
+                "status": "ok",
+                "requests_in_progress": queue.n_in_progress,
+                "slots_idle": queue.n_slots - queue.n_processing,
+                "slots_processing": queue.n_processing,
+            }
+        )
 
     async def _metrics(self, request: Request) -> Response:
-        lines = self._figures.lines(
-            self._queue.n_in_progress, self._session.paging, process.peak_rss_bytes()
-        )
+        lines = self._figures.lines(self._queue, self._session.paging, process.peak_rss_bytes())
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
@@ -153,18 +159,19 @@ class Service:
     async def _complete(
         self, request: Request, kind: type[R], start: Callable[[R], Completion]
     ) -> Response:
+        client = request.client.host if request.client else ""
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place())
+            stack.enter_context(self._queue.place(client))
             async with _while_connected(request):
                 # an invalid request is refused now, not after the texts of others
                 parsed, completion = await self._prepared(body, kind, start)
-                if self._queue.turn.locked():
+                if self._queue.is_busy:
                     completion.close()  # a request in line keeps its body alone
-                    await stack.enter_async_context(self._queue.turn)
+                    await stack.enter_async_context(self._queue.turn(client))
                     parsed, completion = await self._prepared(body, kind, start)
                 else:
-                    await stack.enter_async_context(self._queue.turn)
+                    await stack.enter_async_context(self._queue.turn(client))
                 stack.callback(_close, completion)
                 if not parsed.stream:
                     answer = await in_thread(completion.whole, completion.cancel)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from edgespec.completions.refusals import Refusal, too_many_requests
+from edgespec.completions.refusals import Refusal, overloaded
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +85,7 @@ class Bodies:
 
     @property
     def _no_room(self) -> Refusal:
-        return too_many_requests(
+        return overloaded(
             f"requests under way have {self._most_bytes:,} bytes, which is as much as this server "
             "takes",
             "no_room",

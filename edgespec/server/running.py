@@ -58,7 +58,7 @@ class Server:
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)
         bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
-        self._queue = Queue(most_waiting)
+        self._queue = Queue(most_waiting, session.n_parallel)
         service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
             service.application(),
@@ -66,7 +66,7 @@ class Server:
             access_log=False,
             server_header=False,
             lifespan="off",
-            http=Connections(limits, 1 + most_waiting).protocol(),
+            http=Connections(limits, session.n_parallel + most_waiting).protocol(),
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
         )

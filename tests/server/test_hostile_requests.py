@@ -23,7 +23,7 @@ from server_running import TEMPLATE
 
 BUDGET = "224MiB"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-ANSWERS = {200, 400, 403, 404, 405, 408, 413, 429}
+ANSWERS = {200, 400, 403, 404, 405, 408, 413, 503}
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *KNOWN} - {"n_predict"}
 )

@@ -158,7 +158,8 @@ def test_a_model_says_if_it_converses(session, client):
 
 
 def test_health_needs_nothing_and_metrics_are_prometheus_text(client):
-    assert client.get("/health").json()["status"] == "ok"
+    idle = {"status": "ok", "requests_in_progress": 0, "slots_idle": 1, "slots_processing": 0}
+    assert client.get("/health").json() == idle
     text = client.get("/metrics").text
     assert "# TYPE edgespec_generated_tokens_total counter" in text
     for line in text.splitlines():
@@ -262,7 +263,7 @@ def test_a_full_queue_says_when_to_come_again(session):
                 refusal = httpx.post(f"{address}/v1/completions", json={"prompt": "b"})
                 break
         assert begun.is_set()
-        assert "as many as this server takes" in refused(refusal, 429)
+        assert "as many as this server takes" in refused(refusal, 503)
         assert refusal.headers["retry-after"] == "5"
 
 

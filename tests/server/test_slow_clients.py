@@ -142,7 +142,7 @@ def test_bodies_have_room_for_some(session):
         begun = begun_body(address, 1000) + b"a" * 900
         with clients(address, 12, begun) as slow:
             assert_answers(address)
-            assert slow[0].recv(4096).startswith(b"HTTP/1.1 429")
+            assert slow[0].recv(4096).startswith(b"HTTP/1.1 503")
             assert b"retry-after" in slow[1].recv(4096).lower()
 
 

@@ -57,7 +57,7 @@ def add_to(parser: P) -> P:
     group.add_argument(
         "--queue",
         metavar="N",
-        help=f"requests that may wait; who comes then gets 429 (default: {QUEUE})",
+        help=f"requests that may wait; further ones get 503 (default: {QUEUE})",
     )
     group.add_argument(
         "--max-body",

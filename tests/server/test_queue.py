@@ -1,0 +1,183 @@
+"""The server's queue: whose turn it is, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from edgespec.completions.refusals import Refusal
+from edgespec.server.queueing import Queue
+
+
+class QueueTrial:
+    """Requests of named clients, each of which ends when it is told to."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.begun: list[str] = []
+        self.refused: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, name: str) -> None:
+        """Request `a1` is the first of client `a`."""
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._request(name))
+        await settle()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await settle()
+
+    async def leave(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await settle()
+
+    async def end_all(self) -> None:
+        for _ in range(len(self._tasks)):
+            for name in list(self.begun):
+                await self.end(name)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _request(self, name: str) -> None:
+        client = name[0]
+        try:
+            with self.queue.place(client):
+                async with self.queue.turn(client):
+                    self.begun.append(name)
+                    await self._ends[name].wait()
+        except Refusal as refusal:
+            self.refused.append(name)
+            self.refusal = refusal
+
+
+async def settle() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+def run(trial: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(trial)
+
+
+@pytest.mark.parametrize("n_slots", [1, 3])
+def test_requests_of_one_client_are_answered_in_their_order(n_slots: int) -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, n_slots))
+        for i in range(6):
+            await asked.ask(f"a{i}")
+        assert asked.begun == [f"a{i}" for i in range(n_slots)]
+        assert asked.queue.n_processing == n_slots
+        await asked.end_all()
+        assert asked.begun == [f"a{i}" for i in range(6)]
+        assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
+
+    run(trial())
+
+
+def test_a_client_with_many_requests_does_not_keep_another_waiting() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9))
+        for name in ("a0", "a1", "a2", "b0", "c0", "b1"):
+            await asked.ask(name)
+        await asked.end_all()
+        assert asked.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
+
+    run(trial())
+
+
+def test_a_free_slot_goes_to_who_has_none() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, 2))
+        for name in ("a0", "a1", "a2", "b0"):
+            await asked.ask(name)
+        await asked.end("a1")
+        assert asked.begun == ["a0", "a1", "b0"]
+        await asked.end_all()
+
+    run(trial())
+
+
+def test_who_leaves_the_line_is_passed_over() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9))
+        for name in ("a0", "a1", "b0", "a2"):
+            await asked.ask(name)
+        await asked.leave("a1")
+        await asked.leave("b0")
+        await asked.end_all()
+        assert asked.begun == ["a0", "a2"]
+        assert asked.queue.n_in_progress == 0
+
+    run(trial())
+
+
+def test_a_turn_that_comes_as_its_client_leaves_is_passed_on() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9))
+        for name in ("a0", "b0", "c0"):
+            await asked.ask(name)
+        await asyncio.sleep(0)
+        asked._ends["a0"].set()
+        await asyncio.sleep(0)  # a0 has ended and b0 has its turn, which b0 has not heard of
+        asked._tasks["b0"].cancel()
+        await settle()
+        assert asked.begun == ["a0", "c0"]
+        await asked.end_all()
+        assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
+
+    run(trial())
+
+
+def test_a_full_queue_refuses_the_next_one() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(2))
+        for name in ("a0", "b0", "c0", "d0", "a1"):
+            await asked.ask(name)
+        assert asked.refused == ["d0", "a1"]
+        assert asked.refusal.status == 503
+        assert int(asked.refusal.headers["Retry-After"]) > 0
+        await asked.end_all()
+        assert asked.begun == ["a0", "b0", "c0"]
+
+    run(trial())
+
+
+def test_one_client_does_not_fill_the_queue_for_the_others() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(3))
+        for name in ("a0", "a1", "a2", "a3", "b0", "b1", "c0"):
+            await asked.ask(name)
+        assert asked.refused == ["a3", "b1", "a2"]
+        await asked.end_all()
+        assert asked.begun == ["a0", "a1", "b0", "c0"]
+
+    run(trial())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
+    async def trial() -> None:
+        chance = random.Random(seed)
+        asked = QueueTrial(Queue(chance.randrange(6), chance.randrange(1, 4)))
+        n_asked = dict.fromkeys("abcd", 0)
+        for _ in range(80):
+            match chance.choice(["ask", "ask", "end", "leave"]):
+                case "ask":
+                    client = chance.choice("aaabcd")
+                    await asked.ask(f"{client}{n_asked[client]}")
+                    n_asked[client] += 1
+                case "end" if asked.begun:
+                    await asked.end(chance.choice(asked.begun))
+                case "leave" if asked._tasks:
+                    await asked.leave(chance.choice(list(asked._tasks)))
+            assert asked.queue.n_processing <= asked.queue.n_slots
+        await asked.end_all()
+        assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
+        assert not asked.queue._waiting
+
+    run(trial())
