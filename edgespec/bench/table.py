@@ -74,7 +74,7 @@ def summary_table(report: BenchReport) -> list[str]:
 def source_lines(report: BenchReport) -> list[str]:
     """Lines about the sources of guesses: accepted and verified nodes by mode."""
     return [
-        f"{mode.name}: of the guesses that were verified stood "
+        f"{mode.name}: guesses accepted of those verified: "
         + ", ".join(f"{by.source} {by.accepted:,} of {by.verified:,}" for by in mode.sources)
         for mode in report.modes
         if mode.sources

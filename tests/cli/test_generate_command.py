@@ -18,7 +18,7 @@ def test_the_text_and_nothing_else_goes_to_stdout(fake: FakeSession, capsys):
     out, err = capsys.readouterr()
     assert out == "one two"
     assert "3 tokens in 1.50 s" in err
-    assert "1 of 3 verified guesses stood" in err
+    assert "1 of 3 verified guesses accepted" in err
     assert "a note" in err
     assert fake.is_closed
 
@@ -119,7 +119,7 @@ def test_without_a_command_the_next_steps_are_shown(capsys):
     out, err = capsys.readouterr()
     assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
     assert max(map(len, out.splitlines())) < 90
-    assert "a command is missing" in err
+    assert "no command given" in err
 
 
 def test_without_models_the_embedded_pair_is_used(fake: FakeSession):

@@ -84,10 +84,10 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", "a command is missing"),
-        ("genrate", "there is no command 'genrate' of edgespec; did you mean 'generate'?"),
+        ("", "no command given"),
+        ("genrate", "edgespec has no command 'genrate'; did you mean 'generate'?"),
         ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
-        ("generate hi", "takes no argument 'hi' without a flag; did you mean -p hi?"),
+        ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
         ("generate -p", "expected one argument"),
         ("generate -p hi -f file", "--prompt and --file contradict each other"),
         ("generate -f /nonexistent", "--file /nonexistent: No such file"),

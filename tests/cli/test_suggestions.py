@@ -7,14 +7,14 @@ import pytest
 from edgespec.cli import entry
 
 CASES = [
-    ("run llama3", "there is no command 'run' of edgespec; did you mean `edgespec chat -m MODEL`?"),
+    ("run llama3", "edgespec has no command 'run'; did you mean `edgespec chat -m MODEL`?"),
     ("pull user/repo", "did you mean `edgespec models pull`?"),
     ("list", "did you mean `edgespec models list`?"),
     ("ls", "did you mean `edgespec models list`?"),
-    ("chatt", "there is no command 'chatt' of edgespec; did you mean 'chat'?"),
-    ("zzz", "there is no command 'zzz' of edgespec: it is one of generate, chat, "),
-    ("models pul x", "there is no command 'pul' of edgespec models; did you mean 'pull'?"),
-    ("generate hello", "takes no argument 'hello' without a flag; did you mean -p hello?"),
+    ("chatt", "edgespec has no command 'chatt'; did you mean 'chat'?"),
+    ("zzz", "edgespec has no command 'zzz': it is one of generate, chat, "),
+    ("models pul x", "edgespec models has no command 'pul'; did you mean 'pull'?"),
+    ("generate hello", "the argument 'hello' needs a flag; did you mean -p hello?"),
     ("generate it's", """did you mean -p 'it'"'"'s'?"""),
     ("chat llama3", "-m names a model's file, -hf fetches USER/REPO from Hugging Face"),
     ("chat target", "did you mean -m target?"),

@@ -170,9 +170,9 @@ def test_the_report_says_who_guessed() -> None:
     found = replace(trees(2.0, 3.0), together=SourcesFit(16, 100, sources))
     plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
     lines = check_table(found, plan, 1 << 20)
-    assert "With every source of guesses, 16 nodes: 4.20 tokens per pass" in lines
-    assert "draft           1,200     300" in lines
-    assert "recycled           40      20" in lines
+    assert "All sources of guesses together, 16 guesses per pass: 4.20 tokens per pass" in lines
+    assert "draft           1,200       300" in lines
+    assert "recycled           40        20" in lines
     said = check_report(found, Path("a"), Path("b"), plan, 1 << 20)["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}

@@ -189,7 +189,7 @@ def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
         f"top-1 agreement: {agreement} ({fit.agreed:,} of {fit.compared:,} tokens the draft "
         "ranks first)",
         "",
-        "drafted nodes  verified per pass  tokens per pass",
+        "      guesses  verified per pass  tokens per pass",
         *(_tree_line(tree) for tree in fit.trees),
         "",
         *_source_lines(fit),
@@ -241,11 +241,11 @@ def _source_lines(fit: PairFit) -> list[str]:
     if together is None:
         return []
     return [
-        f"With every source of guesses, {together.drafted_nodes} nodes: "
+        f"All sources of guesses together, {together.drafted_nodes} guesses per pass: "
         f"{together.tokens_per_pass:.2f} tokens per pass",
         "",
-        "who guessed  verified   stood",
-        *(f"{by.source:<11}{by.verified:>10,}{by.accepted:>8,}" for by in together.sources),
+        "source       verified  accepted",
+        *(f"{by.source:<11}{by.verified:>10,}{by.accepted:>10,}" for by in together.sources),
         "",
     ]
 
@@ -254,12 +254,15 @@ def _conclusion(fit: PairFit) -> str:
     """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
     most = max(tree.tokens_per_pass for tree in fit.trees)
     if most < LEAST_USE:
-        return f"A pass yields {most:.2f} tokens at most: this draft is of no use to this target."
+        return (
+            f"A pass yields {most:.2f} tokens at most: this draft does not help this target. "
+            "Choose a better one of the same family, or make one with `edgespec models draft`."
+        )
     enough, largest = fit.large_enough, fit.trees[-1]
     if enough is largest:
         return (
-            f"Tokens per pass still grow at {largest.drafted_nodes} nodes: where passes wait for "
-            f"storage, --draft-max {largest.drafted_nodes} is worth it."
+            f"Tokens per pass still grow at {largest.drafted_nodes} guesses: if passes wait for "
+            f"storage, use --draft-max {largest.drafted_nodes}."
         )
     return (
         f"--draft-max {enough.drafted_nodes} is large enough: it yields "

@@ -62,8 +62,8 @@ def generation_summary(
     ]
     if guesses.drafted:
         lines.append(
-            f"{_guesser(guesses)}: {guesses.accepted} of {guesses.verified} verified guesses stood"
-            f"{_by_source(guesses)}, "
+            f"{_guesser(guesses)}: {guesses.accepted} of {guesses.verified} verified guesses "
+            f"accepted{_by_source(guesses)}, "
             f"{guesses.tokens_per_pass:.2f} tokens per pass"
         )
     if plan.paged:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import TypeVar
 
 from edgespec.cli.flags import chat_templates, groups
-
-P = TypeVar("P", bound=ArgumentParser)
 
 _DESCRIPTION = """\
 Answer a file of requests, each a line in OpenAI's batch format:
@@ -16,7 +13,7 @@ Answer a file of requests, each a line in OpenAI's batch format:
    "body": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}}
 
 (on one line), or with the url /v1/completions and a body like {"prompt": "Once", "max_tokens": 64}.
-OUT gets a line for each as it ends, in the order in which they end; custom_id tells which it is:
+Each answer is written to OUT as soon as it is complete, with the custom_id of its request:
 
   {"id": "batch_req_...", "custom_id": "a", "error": null,
    "response": {"status_code": 200, "request_id": "...", "body": {"choices": ...}}}"""
@@ -29,16 +26,16 @@ examples:
   make-requests | edgespec batch - - | jq .response.body.choices[0]
       through pipes
 
-A run that was ended, by Ctrl-C, by kill -9 or by a power cut, goes on with the same command: lines
-that OUT has are skipped, a torn last one is cut off. A line that holds no valid request, or a
-custom_id for the second time, gets a line with its error, and the others go on; a request at which
-the model failed (a status of 500 or more) is tried again by the next run, and its last line counts.
-To answer others again, delete their lines from OUT, or the whole file.
+To resume a run that was interrupted, by Ctrl-C, kill -9 or a power cut, run the same command again:
+requests with a line in OUT are skipped, and an incomplete last line is removed. A line that is not
+a valid request, or that repeats a custom_id, gets a line with its error. A request at which the
+model failed (status 500 or more) is tried again by the next run, and its last line counts. To
+answer other requests again, delete their lines from OUT, or the whole file.
 
 exit codes: 0 all were answered, 1 some have errors or the run failed, 130 interrupted"""
 
 
-def add_to(parser: P) -> P:
+def add_to(parser: ArgumentParser) -> None:
     """Give `parser` the flags of a batch."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
@@ -52,8 +49,7 @@ def add_to(parser: P) -> P:
     requests.add_argument(
         "--max-body",
         metavar="SIZE",
-        help="of a request; the plan keeps memory for it (default: 64 KiB and 16 bytes for each "
-        "token of the context)",
+        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
+        "each token of the context)",
     )
-    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
-    return parser
+    parser.add_argument("--quiet", action="store_true", help="print no notes or progress")

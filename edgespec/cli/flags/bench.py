@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import TypeVar
 
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.cli.flags import groups
-
-Parser = TypeVar("Parser", bound=ArgumentParser)
 
 _DESCRIPTION = """\
 Measure ways of decoding on the same models, prompts and limits, and report tokens per second,
@@ -43,7 +40,7 @@ Limits need the right to make control groups (Linux: root, or a systemd that del
 that is not given, the bench says so and nothing but edgespec's own budget is limited."""
 
 
-def add_to(parser: Parser) -> Parser:
+def add_to(parser: ArgumentParser) -> None:
     """Give `parser` the flags of a bench."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
@@ -70,4 +67,3 @@ def add_to(parser: Parser) -> Parser:
         help="everything that was measured; without FILE on stdout, the table then on stderr",
     )
     output.add_argument("--svg", metavar="FILE", help="tokens per second by mode as a picture")
-    return parser

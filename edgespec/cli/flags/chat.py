@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import TypeVar
 
 from edgespec.cli.flags import chat_templates, grammars, groups, prompt_caches
 
-P = TypeVar("P", bound=ArgumentParser)
-
 _DESCRIPTION = """\
-Converse with a model that was trained to, by the chat template that comes with it. Lines of a pipe
-are messages, too."""
+Chat with a model through its own chat template. If stdin is a pipe, each line is a message."""
 
 _EXAMPLES = """\
 examples:
@@ -19,19 +15,19 @@ examples:
   edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
   echo 'What is a token tree?' | edgespec chat -m big.gguf
 
-Enter sends, Alt+Enter breaks the line, Ctrl-C stops an answer, Ctrl-D ends. Within a conversation:
-  /system [TEXT]  say, or take back, how the assistant should be; begins anew
-  /reset          begin anew
-  /save FILE      write the conversation as JSON
-  /load FILE      go on with one that was saved
-  /stats          what the last answer cost
+Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands:
+  /system [TEXT]  set the system message, or remove it, and start a new conversation
+  /reset          start a new conversation
+  /save FILE      save the conversation as JSON
+  /load FILE      continue a saved conversation
+  /stats          show what the last answer cost
   /exit           end"""
 
 SLASH_COMMANDS = _EXAMPLES[_EXAMPLES.index("Enter sends") :]
 """Answer to `/help`."""
 
 
-def add_to(parser: P) -> P:
+def add_to(parser: ArgumentParser) -> None:
     """Give `parser` the flags of a conversation."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
@@ -42,7 +38,6 @@ def add_to(parser: P) -> P:
     prompt_caches.add_flags(parser, keeps_text=True)
     chat_templates.add_flags(parser)
     group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="how the assistant should be")
-    group.add_argument("--load", metavar="FILE", help="go on with a conversation that was saved")
-    group.add_argument("--quiet", action="store_true", help="no notes or progress")
-    return parser
+    group.add_argument("--system", metavar="TEXT", help="system message")
+    group.add_argument("--load", metavar="FILE", help="continue a saved conversation")
+    group.add_argument("--quiet", action="store_true", help="print no notes or progress")

@@ -16,10 +16,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chat-template",
         metavar="TEXT",
-        help="Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), in the place of "
-        "the model's own",
+        help="Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), instead of the "
+        "model's own template",
     )
-    group.add_argument("--chat-template-file", metavar="FILE", help="likewise, from a UTF-8 file")
+    group.add_argument("--chat-template-file", metavar="FILE", help="the same, from a UTF-8 file")
 
 
 def template_from(args: argparse.Namespace) -> str | None:
@@ -29,7 +29,7 @@ def template_from(args: argparse.Namespace) -> str | None:
 
     prompts.check_installed()
     if "chat_template" in args and "chat_template_file" in args:
-        raise UsageError("--chat-template and --chat-template-file contradict each other")
+        raise UsageError("give either --chat-template or --chat-template-file, not both")
     if "chat_template_file" not in args:
         template: str | None = getattr(args, "chat_template", None)
         if template is not None:

@@ -27,14 +27,20 @@ _FLAGS: dict[str, tuple[str, Callable[[str], Grammar]]] = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("structure (what the text has to look like)")
+    group = parser.add_argument_group("structured output")
     group.add_argument(
-        "--json-schema", metavar="JSON", help="JSON of this schema; {} is any JSON value"
+        "--json-schema",
+        metavar="JSON",
+        help="write JSON that fits this schema; {} is any JSON value",
     )
-    group.add_argument("--json-schema-file", metavar="FILE", help="likewise, from a file")
-    group.add_argument("--grammar", metavar="TEXT", help="a Lark grammar, as llguidance reads it")
-    group.add_argument("--grammar-file", metavar="FILE", help="likewise, from a file")
-    group.add_argument("--regex", metavar="TEXT", help="text that this expression matches whole")
+    group.add_argument("--json-schema-file", metavar="FILE", help="the same, from a file")
+    group.add_argument(
+        "--grammar", metavar="TEXT", help="write text of this Lark grammar, in llguidance's dialect"
+    )
+    group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    group.add_argument(
+        "--regex", metavar="TEXT", help="write text that matches this regular expression as a whole"
+    )
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
@@ -46,7 +52,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     check_installed()
     if len(names) > 1:
         first, second = (_FLAGS[name][0] for name in names[:2])
-        raise UsageError(f"{first} and {second} contradict each other: give one of them")
+        raise UsageError(f"give either {first} or {second}, not both")
     flag, make = _FLAGS[names[0]]
     text = getattr(args, names[0])
     if names[0].endswith("_file"):

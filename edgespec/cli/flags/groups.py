@@ -30,8 +30,8 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
         "-m",
         "--model",
         metavar="FILE",
-        help="target: a GGUF file, an ONNX model's folder, or a name that `edgespec models list` "
-        "shows (default: the embedded pair)",
+        help="target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
+        "list` (default: the pair that comes with edgespec)",
     )
     group.add_argument(
         "-md",
@@ -39,29 +39,33 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
         metavar="FILE",
         dest="draft",
         action="append" if tuning else "store",
-        help="small model of the same family that guesses (default: none with -m)"
-        + ("; given several times, the best of them is found" if tuning else ""),
+        help="draft model: a small one of the same family, which guesses (default: none with -m)"
+        + ("; may be given several times to find the best one" if tuning else ""),
     )
     group.add_argument(
         "-hf",
         "--hf-repo",
         metavar=HUB_NAME,
-        help="fetch the target from Hugging Face once, then use it (QUANT: Q4_K_M, or the first)",
+        help="download the target from Hugging Face, once (QUANT: Q4_K_M, otherwise the first)",
     )
     group.add_argument(
-        "-hfd", "--hf-repo-draft", metavar=HUB_NAME, help="likewise the draft, instead of -md"
+        "-hfd",
+        "--hf-repo-draft",
+        metavar=HUB_NAME,
+        help="download the draft from Hugging Face, once",
     )
-    group.add_argument("--no-draft", action="store_true", help="let the target decode alone")
+    group.add_argument("--no-draft", action="store_true", help="use no draft model")
     group.add_argument(
         "--config",
         metavar="FILE",
-        help="TOML file of settings, named like the long flags, or a preset's name; flags win",
+        help="TOML file of settings, or the name of a preset; keys are the long flags' names, and "
+        "flags take precedence",
     )
     if not tuning:
         group.add_argument(
             "--no-tuned",
             action="store_true",
-            help="do not use what `edgespec tune` found for these models and this budget",
+            help="ignore the settings that `edgespec tune` found for these models and this budget",
         )
 
 
@@ -143,7 +147,7 @@ def add(
 
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return group
 
 

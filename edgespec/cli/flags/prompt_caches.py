@@ -19,15 +19,15 @@ def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
     group.add_argument(
         "--prompt-cache",
         metavar="FILE",
-        help=f"keep what reading the {what} costs in FILE, and go on from there the next time",
+        help=f"save the model's state after the {what} to FILE, and continue from it next time",
     )
     if not keeps_text:
         group.add_argument(
-            "--prompt-cache-all", action="store_true", help="keep the text that is written, too"
+            "--prompt-cache-all",
+            action="store_true",
+            help="save the state after the new text, too",
         )
-    group.add_argument(
-        "--prompt-cache-ro", action="store_true", help="read FILE and leave it as it is"
-    )
+    group.add_argument("--prompt-cache-ro", action="store_true", help="read FILE, never write it")
 
 
 def cache_from(args: argparse.Namespace) -> PromptCache | None:
@@ -37,7 +37,7 @@ def cache_from(args: argparse.Namespace) -> PromptCache | None:
         for name in ("prompt_cache_all", "prompt_cache_ro"):
             if name in args:
                 flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} needs --prompt-cache FILE: name the file, too")
+                raise UsageError(f"{flag} needs --prompt-cache FILE")
         return None
     if "prompt_cache_all" in args and "prompt_cache_ro" in args:
         raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import TypeVar
-
-P = TypeVar("P", bound=ArgumentParser)
 
 HOST, PORT = "127.0.0.1", 50052
 
@@ -27,16 +24,17 @@ others come through SSH, as above, or WireGuard: --host names an address that on
 It serves one client at a time."""
 
 
-def add_to(parser: P) -> P:
+def add_to(parser: ArgumentParser) -> None:
     """Give `parser` the flags of an RPC server."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("--host", metavar="ADDRESS", help=f"(default: {HOST})")
-    parser.add_argument("-p", "--port", metavar="N", help=f"(default: {PORT})")
+    parser.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {HOST})")
+    parser.add_argument("-p", "--port", metavar="N", help=f"port (default: {PORT})")
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
         help="of the whole server process where the processor computes, like 2GiB or 50%% "
         "(default: auto, what is free now less a margin)",
     )
-    parser.add_argument("-t", "--threads", metavar="N", help="(default: every physical core)")
-    return parser
+    parser.add_argument(
+        "-t", "--threads", metavar="N", help="(default: one for each physical core)"
+    )

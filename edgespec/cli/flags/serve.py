@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import TypeVar
 
 from edgespec.cli.flags import chat_templates, groups
-
-P = TypeVar("P", bound=ArgumentParser)
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 32
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
 _DESCRIPTION = """\
-Answer requests in the shape of OpenAI's API, one at a time; others wait in line. A small page to
-chat is at /, figures for Prometheus are at /metrics."""
+Run an HTTP server with OpenAI's API. Requests are answered one at a time, others wait. A small chat
+page is at /, metrics for Prometheus are at /metrics."""
 
 _EXAMPLES = """\
 examples:
@@ -24,12 +21,12 @@ examples:
     -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
   edgespec serve -hf USER/REPO --host 0.0.0.0 --api-key-file key.txt
 
-It is reached from this machine only, unless --host says otherwise; then it wants a key. What a
-request does not say about sampling is as the model's makers recommend, otherwise temperature 0.8,
-top_k 40, top_p 0.95 and min_p 0.05, as llama.cpp has it."""
+By default only this machine can connect; another --host needs an API key. Sampling settings that a
+request leaves out are those that the model's makers recommend, otherwise llama.cpp's: temperature
+0.8, top_k 40, top_p 0.95 and min_p 0.05."""
 
 
-def add_to(parser: P) -> P:
+def add_to(parser: ArgumentParser) -> None:
     """Give `parser` the flags of a server."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
@@ -38,35 +35,34 @@ def add_to(parser: P) -> P:
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
     group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="ADDRESS", help=f"(default: {HOST})")
-    group.add_argument("--port", metavar="N", help=f"0 takes a free one (default: {PORT})")
+    group.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {HOST})")
+    group.add_argument("--port", metavar="N", help=f"port; 0 takes a free one (default: {PORT})")
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"what clients must send; others see a flag, so better --api-key-file or "
-        f"{KEY_VARIABLE} in the environment",
+        help="key that clients must send; other users can see flags, so prefer --api-key-file or "
+        f"the environment variable {KEY_VARIABLE}",
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="likewise, from a file")
+    group.add_argument("--api-key-file", metavar="FILE", help="the same, from a file")
     group.add_argument(
         "--allowed-host",
         metavar="NAME",
         action="append",
-        help="another name by which clients may call this machine; may be repeated",
+        help="host name that requests may use besides the address; may be given several times",
     )
-    group.add_argument("--alias", metavar="NAME", help="what the model is called in answers")
+    group.add_argument("--alias", metavar="NAME", help="name of the model in answers")
     group.add_argument(
         "--queue",
         metavar="N",
-        help=f"requests that may wait; further ones get 503 (default: {QUEUE})",
+        help=f"requests that may wait; more are refused with status 503 (default: {QUEUE})",
     )
     group.add_argument(
         "--max-body",
         metavar="SIZE",
-        help="of a request; the plan keeps memory for it (default: 64 KiB and 16 bytes for each "
-        "token of the context)",
+        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
+        "each token of the context)",
     )
     group.add_argument(
-        "--max-prompt", metavar="N", help="tokens of a prompt (default: the context)"
+        "--max-prompt", metavar="N", help="most tokens of a prompt (default: the context)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no notes or progress")
-    return parser
+    parser.add_argument("--quiet", action="store_true", help="print no notes or progress")
