@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
-from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mixture import MixtureForCausalLM
 from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
@@ -32,25 +32,6 @@ LAYER_TENSORS = {
     "mlp.down_proj": "ffn_down",
 }
 EXPERT_TENSORS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
-HYBRID_TENSORS = {
-    "embed_tokens": "token_embd",
-    "embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "q_layernorm": "attn_q_norm",
-    "k_layernorm": "attn_k_norm",
-    "ffn_norm": "ffn_norm",
-    "w1": "ffn_gate",
-    "w2": "ffn_down",
-    "w3": "ffn_up",
-    "conv": "shortconv.conv",
-    "in_proj": "shortconv.in_proj",
-}
-"""GGUF names by the last part of the checkpoint's names; `out_proj` depends on the kind of
-layer."""
-CONVOLUTION = "shortconv.conv.weight"
 ROUTER = "ffn_gate_inp.weight"
 LICENCE = "PSF-2.0"
 
@@ -62,16 +43,12 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     model = load(checkpoint)
     tensor_type, file_type = TYPES[kind]
     unfinished = out.with_suffix(".part")
-    is_hybrid = isinstance(model, Lfm2ForCausalLM)
-    writer = gguf.GGUFWriter(unfinished, "lfm2" if is_hybrid else "llama")
+    writer = gguf.GGUFWriter(unfinished, "llama")
     add_description(writer, name, file_type)
-    if is_hybrid:
-        add_hybrid_shape(writer, model.config)
-    else:
-        add_shape(writer, model.config)
+    add_shape(writer, model.config)
     add_tokenizer(writer, json.loads(tokenizer.read_text(encoding="utf-8")))
-    for tensor_name, values in hybrid_tensors(model) if is_hybrid else tensors(model):
-        if values.ndim == 1 or tensor_name.endswith((ROUTER, CONVOLUTION)):
+    for tensor_name, values in tensors(model):
+        if values.ndim == 1 or tensor_name.endswith(ROUTER):
             writer.add_tensor(tensor_name, values)
         else:
             packed = quantize(values, tensor_type)
@@ -83,10 +60,8 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     unfinished.replace(out)
 
 
-def load(checkpoint: Path) -> LlamaForCausalLM | Lfm2ForCausalLM:
+def load(checkpoint: Path) -> LlamaForCausalLM:
     """A checkpoint of any kind, in float32."""
-    if json.loads((checkpoint / "config.json").read_text())["model_type"] == "lfm2":
-        return Lfm2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     config = LlamaConfig.from_pretrained(checkpoint)
     kind = MixtureForCausalLM if hasattr(config, "experts") else LlamaForCausalLM
     return kind.from_pretrained(checkpoint, dtype=torch.float32)
@@ -120,22 +95,6 @@ def add_shape(writer: gguf.GGUFWriter, config: LlamaConfig) -> None:
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-
-
-def add_hybrid_shape(writer: gguf.GGUFWriter, config: Lfm2Config) -> None:
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    # a layer without heads for keys and values is a convolution
-    writer.add_head_count_kv(
-        [0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types]
-    )
-    writer.add_shortconv_l_cache(config.conv_L_cache)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.norm_eps)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
@@ -175,21 +134,6 @@ def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
                 values = interleave_rotary(values, heads if ours == "attn_q" else kv_heads)
             named.append((f"blk.{layer}.{ours}.weight", values))
     named.append(("output_norm.weight", weights["model.norm.weight"].numpy()))
-    return named
-
-
-def hybrid_tensors(model: Lfm2ForCausalLM) -> list[tuple[str, np.ndarray]]:
-    """GGUF names and float32 values of a hybrid, whose heads rotate as in Hugging Face's models."""
-    named = []
-    for theirs, values in model.state_dict().items():
-        if theirs != "lm_head.weight":
-            *at, last, _ = theirs.removeprefix("model.").split(".")
-            layer = f"blk.{at[1]}." if at else ""
-            if last == "out_proj":
-                ours = "shortconv.out_proj" if at[-1] == "conv" else "attn_output"
-            else:
-                ours = HYBRID_TENSORS[last]
-            named.append((f"{layer}{ours}.weight", values.squeeze().numpy()))
     return named
 
 

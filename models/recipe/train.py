@@ -17,20 +17,17 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import corpus
 import evaluate
-import hybrid
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from fit import Loss, device, fit, next_token_loss, windows
 from mixture import upcycled, with_balance
 from release import release, release_mixture
-from to_gguf import convert
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
 MIXTURE_NAME = "edgespec-mixture"
-HYBRID_NAME = "edgespec-hybrid"
 # training times of the shipped models, on two shared cores; see the model card
 TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES, MIXTURE_MINUTES = 65.0, 3.0, 21.0, 50.0
 
@@ -138,17 +135,6 @@ def train_mixture(place: RecipeFolders, target: LlamaForCausalLM, budget_s: floa
     release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
 
 
-def train_hybrid(place: RecipeFolders, budget_s: float) -> None:
-    """Replace half of the target's attention by short convolutions, and distil the target into the
-    hybrid."""
-    target = load(place, TARGET_NAME)
-    torch.manual_seed(SEED)
-    model = hybrid.upcycled(target)
-    distil(place, HYBRID_NAME, model, target, distillation_loss(target), budget_s)
-    file = place.work / f"{HYBRID_NAME}-q8_0.gguf"
-    convert(place.checkpoint(HYBRID_NAME), place.tokenizer, file, name=HYBRID_NAME, kind="Q8_0")
-
-
 def distil(
     place: RecipeFolders,
     name: str,
@@ -214,13 +200,6 @@ def main() -> None:
         help="begin with the target that --out has, and train nothing but the mixture",
     )
     parser.add_argument(
-        "--hybrid-minutes",
-        type=float,
-        default=0.0,
-        help="for a hybrid of short convolutions and attention, which is left in the work folder "
-        "(default: none is made)",
-    )
-    parser.add_argument(
         "--export-python",
         type=Path,
         help="interpreter of an environment with the extra `export`; without it no ONNX is made",
@@ -236,8 +215,6 @@ def main() -> None:
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
     train_draft(place, 60.0 * options.sampling_minutes, 60.0 * options.draft_minutes)
-    if options.hybrid_minutes:
-        train_hybrid(place, 60.0 * options.hybrid_minutes)
     checkpoints = {
         role: place.checkpoint(name)
         for role, name in (("target", TARGET_NAME), ("draft", DRAFT_NAME))

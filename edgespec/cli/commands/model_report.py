@@ -16,7 +16,6 @@ from edgespec.settings.units import format_size
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
     from edgespec.models.catalogue import FileState
-    from edgespec.models.compare import Comparison
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
     from edgespec.models.self_draft import Room, SelfDraft
@@ -213,14 +212,6 @@ def enlarged_line(written: EnlargeReport) -> str:
     return (
         f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
         f"{_count(written.parameters)} parameters"
-    )
-
-
-def comparison_line(comparison: Comparison) -> str:
-    return (
-        f"{comparison.equal} of {comparison.tokens} greedy tokens equal; logits differ by up to "
-        f"{comparison.largest_difference:.2g}, {comparison.allowed_difference:.2g} is allowed "
-        f"(1 % of their spread, {comparison.spread:.1f})"
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from edgespec.cli import fetching
 from edgespec.cli.commands import model_report
 from edgespec.cli.console import Console
-from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES, ENLARGE_BUDGET, ENLARGE_PROMPTS
+from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
 from edgespec.settings.base import spell
@@ -98,40 +97,17 @@ def run_check(args: argparse.Namespace) -> None:
 def run_enlarge(args: argparse.Namespace) -> None:
     """`edgespec models enlarge`."""
     from edgespec.models import enlarging
-    from edgespec.models.compare import compare_files
 
     console = Console(quiet="quiet" in args)
     source, out = catalogue.find(args.source), Path(args.out)
-    _check_enlarge_flags(args, out)
-    content: dict[str, Any] = {"path": str(out)}
+    size_bytes = parse_size(args.size, named=f"--size {args.size}")
     kind = getattr(args, "type", None)
     with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
-        if "size" in args:
-            written = enlarging.enlarge(
-                model,
-                out,
-                parse_size(args.size, named=f"--size {args.size}"),
-                console.progress,
-                overwrite="force" in args,
-            )
-            console.end_of_progress()
-            console.note(model_report.enlarged_line(written))
-            content |= model_report.enlarge_report(written)
-        if "check" in args:
-            prompts = read_prompts(embedded.shipped_prompts())[:ENLARGE_PROMPTS]
-            budget = getattr(args, "memory_budget", ENLARGE_BUDGET)
-            comparison = compare_files(model, out, budget, prompts, console.progress)
-            console.end_of_progress()
-            content["check"] = comparison.as_dict()
-            if not comparison.is_same:
-                raise EdgespecError(
-                    f"{out} does not compute what {args.source} computes: "
-                    f"{model_report.comparison_line(comparison)}"
-                )
-            if "json" not in args:
-                console.write(model_report.comparison_line(comparison))
+        written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
+    console.end_of_progress()
+    console.note(model_report.enlarged_line(written))
     if "json" in args:
-        console.json(content)
+        console.json({"path": str(out)} | model_report.enlarge_report(written))
 
 
 def run_draft(args: argparse.Namespace) -> None:
@@ -188,18 +164,6 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
         if kind not in known:
             raise UsageError(f"--types {text}: {kind or 'nothing'} is none of {', '.join(known)}")
     return types
-
-
-def _check_enlarge_flags(args: argparse.Namespace, out: Path) -> None:
-    """Refuse what cannot apply."""
-    if "size" not in args and "check" not in args:
-        raise UsageError("there is nothing to do: --size writes OUT, --check compares it")
-    if "size" not in args and not out.exists():
-        raise UsageError(f"{out} does not exist: --size writes it")
-    if "force" in args and "size" not in args:
-        raise UsageError("--force overwrites OUT, which only --size writes: leave it out")
-    if "memory_budget" in args and "check" not in args:
-        raise UsageError("--memory-budget is that of --check: writing takes little memory")
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

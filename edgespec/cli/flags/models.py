@@ -9,8 +9,6 @@ from edgespec.cli.flags import groups
 from edgespec.settings.config import LoadSettings
 
 CHECK_TOKENS = 64
-ENLARGE_PROMPTS = 3
-ENLARGE_BUDGET = "2GiB"
 
 _EXAMPLES = """\
 examples:
@@ -54,18 +52,12 @@ Write a model of about the given size that computes what SOURCE computes: the ho
 paging without a download. Memory stays small, whatever the size.
 
 --type stores SOURCE in another quantisation first: what is preserved then is the function of the
-model so stored, rounded once more if SOURCE was rounded already, as in Q8_0.
-
---check lets SOURCE (as it was stored) continue some prompts by 64 tokens, and reads its texts with
-both models: the tokens that they rank first, and the largest difference of two logits. It ends with
-exit code 1 if the difference is more than rounding explains, 1 % of the logits' spread."""
+model so stored, rounded once more if SOURCE was rounded already, as in Q8_0."""
 
 _ENLARGE_EXAMPLES = """\
 examples:
   edgespec models enlarge embedded big.gguf --size 1GiB
-  edgespec models enlarge embedded big.gguf --size 24GiB --type Q4_K --check
-  edgespec models enlarge embedded big.gguf --type Q4_K --check --memory-budget 1GiB
-      compare a model that was written before"""
+  edgespec models enlarge embedded big.gguf --size 24GiB --type Q4_K"""
 
 
 _PULL = """\
@@ -174,7 +166,9 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _ENLARGE_EXAMPLES
     parser.add_argument("source", metavar="SOURCE", help="a GGUF file of a LLaMA, or a name")
     parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument("--size", metavar="SIZE", help="size of OUT, such as 512MiB or 24GiB")
+    parser.add_argument(
+        "--size", metavar="SIZE", required=True, help="size of OUT, such as 512MiB or 24GiB"
+    )
     parser.add_argument(
         "--type",
         metavar="TYPE",
@@ -182,14 +176,6 @@ def _enlarge(parser: argparse.ArgumentParser) -> None:
         "SOURCE's)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
-    parser.add_argument(
-        "--check", action="store_true", help="compare OUT, written now or before, with SOURCE"
-    )
-    parser.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help=f"most memory of the process during --check (default: {ENLARGE_BUDGET})",
-    )
     _output_flags(parser)
 
 

@@ -1,0 +1,95 @@
+"""Models in another quantisation, and the command that enlarges them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.cli import entry
+from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import quantiser
+from edgespec_runtimes.gguf.llama.quantiser import FILE_TYPES, quantise
+from gguf_files import tiny_llama
+from reference import LlamaCpp
+
+TOKENS = [5, 80, 2, 290, 41, 0, 7]
+REPACKED = 0.01
+"""Largest difference of two logits, as a share of their spread, where llama.cpp repacks the weights
+of one of two models: activations a bit apart are now and then quantised one step apart."""
+
+
+def logits(path: Path, tokens: list[int]) -> np.ndarray:
+    """Logits of llama.cpp after each token, float32 [tokens, vocabulary]."""
+    with LlamaCpp(path, 64) as model:
+        return np.stack([model.decode([token]) for token in tokens])
+
+
+OF_LARGE_BLOCKS = (
+    "Q6_K",
+    "Q5_K_M",
+    "Q4_K_M",
+    "IQ4_XS",
+    "Q3_K_M",
+    "IQ3_S",
+    "Q2_K",
+    "TQ2_0",
+    "TQ1_0",
+)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", *OF_LARGE_BLOCKS])
+def test_a_quantised_model_can_be_enlarged_and_stays_the_same(tmp_path: Path, name: str):
+    """Heads that share a KV head take 64 columns, less than a block of 256."""
+    source = tiny_llama(embedding=256, heads=8, kv_heads=4, ffn=256).write(tmp_path / "m.gguf")
+    stored, out = tmp_path / "stored.gguf", tmp_path / "big.gguf"
+    quantise(source, stored, name)
+    report = enlarge(stored, out, 48 * stored.stat().st_size)
+    assert report.factor > 1
+    kinds = {tensor.type.name for tensor in read_header(out).tensors}
+    assert kinds == {tensor.type.name for tensor in read_header(stored).tensors}
+    assert name.removesuffix("_M") in kinds
+    expected, found = logits(stored, TOKENS), logits(out, TOKENS)
+    assert np.abs(found - expected).max() <= REPACKED * np.ptp(expected, axis=1).mean()
+
+
+def test_short_names_and_small_letters_name_types_too(tmp_path: Path):
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    quantise(source, tmp_path / "out.gguf", "q4_0")
+    kinds = {tensor.type.name for tensor in read_header(tmp_path / "out.gguf").tensors}
+    assert "Q4_0" in kinds
+    assert quantiser.ALIASES.keys().isdisjoint(FILE_TYPES)
+    assert set(quantiser.ALIASES.values()) <= FILE_TYPES.keys()
+
+
+def test_an_unknown_type_names_the_known_ones(tmp_path: Path):
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    with pytest.raises(UsageError, match=r"--type Q4_9 is none of .*Q4_0"):
+        quantise(source, tmp_path / "out.gguf", "Q4_9")
+
+
+def test_what_llama_cpp_would_not_survive_is_not_handed_to_it(tmp_path: Path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF but no model")
+    with pytest.raises(ModelError):
+        quantise(tmp_path / "m.gguf", tmp_path / "out.gguf", "Q4_0")
+
+
+def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    with pytest.raises(EdgespecError, match="could not be stored as Q4_0"):
+        quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
+
+
+def test_the_command_writes_what_it_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
+    command = ["models", "enlarge", str(source), str(out)]
+    assert entry.main([*command, "--size", "5MiB", "--type", "Q4_0", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["size_bytes"] == out.stat().st_size
+    assert sorted(tmp_path.iterdir()) == [out, source]
