@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgespec_runtimes.gguf.llama import ggml, rpc
+from edgespec_runtimes.gguf.llama import devices, ggml, rpc
+from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 
 START_S = 30.0
 
@@ -52,4 +53,5 @@ def use_as_gpu(patch: pytest.MonkeyPatch, server: str) -> int:
     """Have llama.cpp take a server's device for a local GPU; its address."""
     (device,) = rpc.devices_of(server)
     patch.setattr(ggml, "gpus", lambda: [device])
+    patch.setattr(devices, "of_gpus", lambda: [DeviceMemory(server, *ggml.memory_of(device))])
     return device

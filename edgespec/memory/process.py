@@ -36,6 +36,9 @@ LIBRARY_SHARE = 0.5
 LIBRARY_GROWTH = 0.125
 """Share of the library bytes not resident before loading that becomes resident by the end of a run,
 at most: 0.08 with onnxruntime, 0.05 with llama.cpp."""
+LARGE_LIBRARY_BYTES = 48 * MIB
+"""Mapped size from which on a library counts by what is resident: it holds kernels for many GPUs,
+like cuBLAS, or shaders, and a run touches few of them. onnxruntime's has 29."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")
@@ -65,7 +68,7 @@ def in_steps(nbytes: int) -> int:
 
 
 def _library_bytes(root: Path) -> tuple[int, int]:
-    """Mapped and resident bytes of the files whose code is mapped."""
+    """Mapped and resident bytes of the files whose code is mapped, without large ones."""
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
@@ -84,6 +87,7 @@ def _library_bytes(root: Path) -> tuple[int, int]:
             else:
                 sizes[path][1] = resident + (n if name == "Rss" else -n)
     code = [sizes[path] for path in executable if path in sizes]
+    code = [size for size in code if size[0] < LARGE_LIBRARY_BYTES]
     return sum(mapped for mapped, _ in code), sum(resident for _, resident in code)
 
 

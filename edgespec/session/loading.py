@@ -271,7 +271,7 @@ class _Opening(Closeable):
         ]
         if not there:
             if wanted is not None:
-                complaint = "--gpu-memory-budget: no GPU computes an ONNX model here, leave it out"
+                complaint = "--gpu-memory-budget: no GPU computes a model here, leave it out"
                 raise UsageError("; ".join([complaint, *self._notes()]))
             return 0, ()
         _, gpu = there[0]

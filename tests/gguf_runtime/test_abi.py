@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from edgespec_runtimes.gguf.llama import abi, ggml
 
@@ -16,3 +23,39 @@ def test_the_cpu_code_that_is_called_is_that_of_llama_cpps_devices() -> None:
     used.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
     registry = used.ggml_backend_dev_backend_reg(ctypes.c_void_p(device))
     assert called.ggml_backend_cpu_reg() == registry
+
+
+COUNT = """
+import re
+from pathlib import Path
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.llama import abi, ggml, gpu
+runtime.diagnose()
+abi.library("ggml-cpu"), abi.ggml(), ggml.gpus()
+maps = Path("/proc/self/maps").read_text()
+print(*sorted({path for path in re.findall(r"/\\S*lib(?:ggml|llama)\\S*", maps)}))
+"""
+
+
+def mapped_libraries(**environ: str) -> list[Path]:
+    """llama.cpp's libraries in a process that used them."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], env=os.environ | environ, check=True, stdout=subprocess.PIPE
+    )
+    return [Path(name) for name in done.stdout.decode().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_no_library_is_mapped_twice() -> None:
+    names = [path.name.split(".")[0] for path in mapped_libraries()]
+    assert "libggml-cpu" in names
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
+    """llama-cpp-python loads those that LLAMA_CPP_LIB_PATH names; two registries knew half each."""
+    elsewhere = tmp_path / "lib"
+    shutil.copytree(Path(abi.library_path()).parent, elsewhere)
+    found = mapped_libraries(LLAMA_CPP_LIB_PATH=str(elsewhere))
+    assert {path.parent for path in found} == {elsewhere}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.errors import BudgetError, ModelError
+from edgespec.errors import BudgetError, ModelError, UsageError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
@@ -22,7 +22,8 @@ from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi, ggml, gpu, loading
+from edgespec_runtimes.gguf.llama import abi, devices, ggml, gpu, loading
+from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
@@ -105,6 +106,32 @@ def test_a_budget_without_room_for_it_is_refused_with_its_size():
     planned(memory_budget=budget)
     with pytest.raises(BudgetError, match=f"process {ROW} 40"):
         planned(memory_budget=budget, n_gpu_layers=1)
+
+
+def test_the_plan_divides_the_memory_of_the_device():
+    found = planned(n_gpu_layers=2, n_gpu_layers_draft=99)
+    assert {row.owner for row in found.gpu_rows} >= {"target", "draft"}
+    assert offloading(TARGET, 2).nbytes in [row.nbytes for row in found.gpu_rows]
+    assert 0 < found.gpu_planned_bytes <= found.gpu_budget_bytes
+
+
+def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits():
+    layers_bytes = planned(n_gpu_layers=4).gpu_planned_bytes
+    budget = f"{layers_bytes}B"
+    planned(n_gpu_layers=4, gpu_memory_budget=budget)
+    with pytest.raises(BudgetError, match=r"-ngl 99 puts .* -ngl 4 fits"):
+        planned(n_gpu_layers=99, gpu_memory_budget=budget)
+
+
+def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices, "of_gpus", lambda: [DeviceMemory("small", MIB, MIB)])
+    with pytest.raises(BudgetError, match="where 0 are left for the draft: leave -ngld out"):
+        planned(n_gpu_layers_draft=99)
+
+
+def test_a_budget_for_a_device_that_computes_nothing_is_refused():
+    with pytest.raises(UsageError, match="no GPU computes a model here"):
+        planned(gpu_memory_budget="1GiB")
 
 
 def test_what_could_not_be_measured_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import llama_cpp.llama_cpp as lib
 import pytest
 
 from edgespec.models.embedded import embedded_pair
-from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.llama import abi, contexts, loading
 
 SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 
@@ -44,3 +45,18 @@ def test_sizes_are_known_although_the_application_has_taken_the_log(model: loadi
         assert hook() == ctypes.cast(_theirs, ctypes.c_void_p).value
     finally:
         lib.llama_log_set(ctypes.cast(before, lib.llama_log_callback), None)
+
+
+def test_what_drivers_say_as_the_library_starts_is_no_output_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Vulkan's backend told of its devices on stderr, in every command."""
+    level = 2
+
+    def starting() -> None:
+        abi.ggml().ggml_log_internal(level, b"ggml_vulkan: Found 1 Vulkan devices:\n")
+
+    monkeypatch.setattr(lib, "llama_backend_init", starting)
+    with caplog.at_level(logging.DEBUG, "edgespec.llama_cpp"):
+        loading.start.__wrapped__()
+    assert "ggml_vulkan: Found 1" in caplog.text

@@ -231,6 +231,24 @@ def test_libraries_of_which_more_is_resident_than_usual_count_that_and_some_grow
     assert counted == resident + int(process.LIBRARY_GROWTH * (mapped - resident))
 
 
+GPU_LIBRARY = """\
+7f1000000000-7f1018000000 r-xp 00000000 fe:00 1003 /usr/lib/libcublas.so
+Size:             393216 kB
+Rss:               {rss} kB
+Anonymous:             0 kB
+"""
+
+
+def test_a_gpus_library_counts_by_what_is_resident(machine: FakeMachine):
+    """Most of it are kernels for other GPUs; half of it would be 192 MiB."""
+    before = taken(machine, 100)
+    with_library = SMAPS.format(python="/usr/bin/python 3", python_rss=100)
+    machine.write("proc/self/smaps", with_library + GPU_LIBRARY.format(rss=20 << 10))
+    rss_kb = 4096 + 512 + 100 + 1024 + (20 << 10)
+    machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\n")
+    assert 20 * MIB - MIB < process.taken_bytes(machine.root) - before <= 20 * MIB
+
+
 def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
     """A machine that maps just over half of the libraries is planned like one of just under."""
     counts = [taken(machine, kib) for kib in range(1000, 3000, 4)]

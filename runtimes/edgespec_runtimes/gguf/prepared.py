@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, ModelError, UsageError
-from edgespec.memory.budget import LOADING, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
-from edgespec.runtimes import ModelRequest, without_padding
+from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import row_tables, segments, weights
@@ -52,7 +52,7 @@ MAX_LINE = 8
 
 
 class PreparedGguf:
-    """Implements `PreparedModel` of `edgespec.runtimes`."""
+    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
@@ -114,6 +114,49 @@ class PreparedGguf:
             yield GgufVocabulary(model, self._token_table)
         finally:
             model.close()
+
+    @cached_property
+    def gpu_memory(self) -> GpuMemory | None:
+        """The memory of the GPUs that share layers, all together. What RPC servers have is not in
+        it, nor what a GPU shares with the process."""
+        on_gpu = self._offloading
+        if not on_gpu.names or on_gpu.placement.servers or not on_gpu.has_own_memory:
+            return None
+        found = devices.of_gpus()
+        return GpuMemory(
+            name=", ".join(gpu.name for gpu in found),
+            total_bytes=sum(gpu.total_bytes for gpu in found),
+            free_bytes=sum(gpu.free_bytes for gpu in found),
+            reserved_bytes=0,
+        )
+
+    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
+        """The rows of the layers that were asked for. Raises BudgetError if they do not fit."""
+        owner = self._request.owner
+        sizes = max((sizes for _, sizes in self._contexts), key=lambda sizes: sizes.total)
+
+        def rows(n_layers: int) -> list[MemoryRow]:
+            there = offloading(self._header, n_layers)
+            kv_share = min(1.0, max(0, n_layers - 1) / self.info.n_layers)
+            return [
+                MemoryRow(owner, "weights of layers", there.nbytes),
+                MemoryRow(owner, "KV cache of layers", int(kv_share * sizes.kv_bytes)),
+                MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            ]
+
+        def takes(n_layers: int) -> int:
+            return sum(row.nbytes for row in rows(n_layers))
+
+        if takes(self._n_gpu_layers) > gpu_bytes:
+            flag = "-ngld" if owner == "draft" else "-ngl"
+            most = min(self._n_gpu_layers, self.info.n_layers + 1)
+            fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
+            raise BudgetError(
+                f"{flag} {self._n_gpu_layers} puts {takes(self._n_gpu_layers) / MIB:.0f} MiB on "
+                f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
+                + (f"{flag} {fitting} fits" if fitting else f"leave {flag} out")
+            )
+        return rows(self._n_gpu_layers)
 
     def needs(self) -> ModelNeeds:
         return self._needs

@@ -34,6 +34,8 @@ class DeviceMemory:
 
 def of_gpus() -> list[DeviceMemory]:
     """The GPUs that share layers. Raises EdgespecError if they do not answer."""
+    if missing := trial_process.missing_interpreter():
+        raise EdgespecError(f"the GPU's memory is not known: {missing}")
     try:
         done = trial_process.run(_PROBE, TIMEOUT_S)
     except trial_process.NoAnswer as error:
@@ -48,6 +50,8 @@ def of_servers(servers: Sequence[str]) -> list[DeviceMemory]:
     """The first device of each RPC server. Raises ModelError if one cannot be used."""
     if not rpc.is_supported():
         raise ModelError(rpc.MISSING)
+    if missing := trial_process.missing_interpreter():
+        raise ModelError(f"RPC servers cannot be tried: {missing}")
     with ThreadPoolExecutor(max_workers=len(servers)) as asking:
         return list(asking.map(_of_server, servers))
 

@@ -243,5 +243,6 @@ def _trial() -> cpu.TrialResult:
 def start() -> None:
     """Start the library, once. Raises EdgespecError if it cannot be used here."""
     cpu.check_usable(_trial(), llama_cpp.__version__)
-    lib.llama_backend_init()
+    with log.captured():  # drivers tell which GPUs they found
+        lib.llama_backend_init()
     abi.verify_mirror()
