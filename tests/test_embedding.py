@@ -60,6 +60,16 @@ def test_texts_of_one_event_loop_come_one_after_the_other():
     assert written == "".join(f"{text}\n" for text in texts)
 
 
+def test_each_prompt_of_a_file_gets_its_text(tmp_path):
+    pair, file = embedded_pair(), tmp_path / "prompts.txt"
+    prompts = ["import ", "class Queue:", "def f("]
+    file.write_text("\n".join(prompts))
+    written = run("many.py", pair.target, pair.draft, file)
+    with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:
+        texts = [session.generate(prompt, max_tokens=32).text for prompt in prompts]
+    assert written == "".join(f"{text!r}\n" for text in texts)
+
+
 def test_the_client_prints_what_the_server_streams():
     with served_pair(memory_budget="1GiB") as session, serving(session) as address:
         question = {"role": "user", "content": "write gcd"}

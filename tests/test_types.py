@@ -43,6 +43,8 @@ with edgespec.open_trace("trace.json") as trace, edgespec.load(settings, trace=t
             print(chunk["choices"])
     print(session.create_completion("Once", max_tokens=3)["usage"])
 with edgespec.load("big.gguf") as session:
+    for result in session.generate_many(["Once", [1, 2]], max_tokens=3):
+        print(result.text)
     print(session.generate("Once", grammar=edgespec.json_schema({"type": "string"})).text)
 """
 

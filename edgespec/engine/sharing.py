@@ -17,6 +17,15 @@ from edgespec.errors import SessionClosed, UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import TokenEvent
 
+_WITHIN = (
+    "this thread is within a call of the session and would wait for itself: do it when the call "
+    "has come back"
+)
+_UNDER_WAY = (
+    "this thread has a generation of the session under way and would wait for itself: finish it, "
+    "close it, or go on with it in another thread"
+)
+
 
 @dataclass(eq=False, slots=True)
 class Turn:
@@ -78,10 +87,7 @@ class SharedEngine(Closeable):
         Raises SessionClosed, and UsageError where this thread has a generation under way.
         """
         if self._users.is_inside:
-            raise UsageError(
-                "this thread is within a call of the session and would wait for itself: do it when "
-                "the call has come back"
-            )
+            raise UsageError(_WITHIN)
         turn = Turn()
         with self._users.use():
             self._wait_for(turn)
@@ -100,6 +106,14 @@ class SharedEngine(Closeable):
             self._open = [*going, turn]
         return turn
 
+    def check_thread(self) -> None:
+        """Raise UsageError where this thread has the engine, or is within a call of it: it would
+        wait for itself if it waited for another thread's generation."""
+        if self._users.is_inside:
+            raise UsageError(_WITHIN)
+        if self._line and self._line[0].thread == threading.get_ident():
+            raise UsageError(_UNDER_WAY)
+
     @contextmanager
     def running(self, turn: Turn) -> Iterator[Generator[TokenEvent, None, None]]:
         """Tokens to come, once the turn is first in line; the block may take some of them.
@@ -108,10 +122,7 @@ class SharedEngine(Closeable):
         this thread has the engine already.
         """
         if self._users.is_inside:
-            raise UsageError(
-                "this thread is within a call of the session and would wait for itself: start the "
-                "generation when the call has come back"
-            )
+            raise UsageError(_WITHIN)
         with self._users.use():
             self._wait_for(turn)
             if turn.events is None:
@@ -159,10 +170,7 @@ class SharedEngine(Closeable):
                     if first.is_dropped:
                         self._drop(first)
                     elif first.thread == thread:
-                        raise UsageError(
-                            "this thread has a generation of the session under way and would wait "
-                            "for itself: finish it, close it, or go on with it in another thread"
-                        )
+                        raise UsageError(_UNDER_WAY)
                     else:
                         self._check_waiting(turn)
                         self._change.wait(POLL_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
@@ -74,6 +74,12 @@ class AsyncSession:
             async for _ in events:
                 pass
         return generation.result
+
+    def generate_many(
+        self, prompts: Iterable[str | Sequence[int] | Sequence[Message]], **options: Any
+    ) -> InThread[GenerationResult]:
+        """`Session.generate_many`: `async for` its results; the prompts are read in a thread."""
+        return InThread(self._session.generate_many(prompts, **options))
 
     @overload
     async def create_chat_completion(

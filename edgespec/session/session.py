@@ -7,7 +7,7 @@ and the loop are elsewhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -35,6 +35,7 @@ from edgespec.session.loading import (
     open_models,
     plan,
 )
+from edgespec.session.many import ManyResults
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
@@ -204,6 +205,34 @@ class Session(Closeable):
             for _ in generation:
                 pass
             return generation.result
+
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
+    ) -> ManyResults[str | Sequence[int] | Sequence[Message]]:
+        """Results in the order of the prompts, of up to `n_parallel` generations at once.
+
+        A prompt is text, tokens, or the messages of a conversation; `prompts` may be an iterator,
+        which is read as results are taken. Iterate the results, and close them to end early.
+        """
+
+        def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
+            begin: Callable[..., Generation] = self.chat if _is_chat(prompt) else self.stream
+            return begin(
+                prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop,
+                grammar=grammar,
+                logprobs=logprobs,
+            )
+
+        return ManyResults(prompts, start, self.n_parallel, self._engine.check_thread)
 
     def chat(
         self,
@@ -396,6 +425,12 @@ class Session(Closeable):
         engine: SharedEngine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
             close_forgotten(self, engine.close)
+
+
+def _is_chat(prompt: Any) -> bool:
+    """True for messages of a conversation."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _path(value: Any) -> Path:

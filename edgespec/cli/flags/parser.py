@@ -93,6 +93,7 @@ edgespec runs a language model that does not fit in memory.
   edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
   edgespec chat -hf USER/REPO:Q4_K_M          download a model and chat with it
   edgespec serve -m big.gguf -md small.gguf   run a server with OpenAI's API
+  edgespec batch requests.jsonl answers.jsonl answer a file of requests
   edgespec --help                             list all commands
 """
 """Text shown without a command."""

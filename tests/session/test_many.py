@@ -1,0 +1,145 @@
+"""Many prompts: results in their order, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.errors import EdgespecError, SessionClosed, UsageError
+from edgespec.session.asynchronous import AsyncSession
+from edgespec.session.many import AHEAD
+from edgespec.session.session import Session
+from edgespec.testing.fake_model import FakeModel
+from engine_cases import PROMPT
+from session_cases import holds_passes, open_session, until
+
+PROMPTS = [[1, 2, 3, i] for i in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    yield
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("edgespec-gen")])
+
+
+def test_results_come_in_the_order_of_the_prompts(session: Session) -> None:
+    results = list(session.generate_many(PROMPTS, max_tokens=5))
+    assert [list(result.prompt_tokens) for result in results] == PROMPTS
+    assert [result.tokens for result in results] == (
+        [session.generate(prompt, max_tokens=5).tokens for prompt in PROMPTS]
+    )
+
+
+def test_no_prompts_give_no_results(session: Session) -> None:
+    assert list(session.generate_many([])) == []
+
+
+def test_prompts_are_read_as_results_are_taken(session: Session) -> None:
+    taken = iter(range(1000))
+    with session.generate_many(([1, i % 9] for i in taken), max_tokens=1) as results:
+        next(results)
+        assert next(taken) == AHEAD
+        next(results)
+        assert next(taken) == AHEAD + 2
+
+
+def test_an_error_comes_in_its_place_and_ends_the_rest(session: Session) -> None:
+    results = session.generate_many([PROMPT, PROMPT, "", PROMPT], max_tokens=2)
+    assert len([next(results), next(results)]) == 2
+    with pytest.raises(UsageError, match="empty"):
+        next(results)
+    assert list(results) == []
+    assert session.generate(PROMPT, max_tokens=2).tokens
+
+
+def test_prompts_that_fail_end_the_rest(session: Session) -> None:
+    def prompts() -> Iterator[list[int]]:
+        yield PROMPT
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        list(session.generate_many(prompts(), max_tokens=500))
+    assert session.n_waiting == 0
+    assert session.generate(PROMPT, max_tokens=2).tokens
+
+
+def test_an_error_of_the_models_is_raised(target: FakeModel) -> None:
+    def fail(model: FakeModel) -> None:
+        raise EdgespecError("the disk is gone")
+
+    with open_session(target) as session:
+        results = session.generate_many(PROMPTS)
+        target.hook = fail
+        with pytest.raises(EdgespecError, match="the disk is gone"):
+            next(results)
+
+
+@pytest.mark.parametrize("end", ["close", "cancel", "forget", "session"])
+def test_ended_early_nothing_goes_on(target: FakeModel, end: str) -> None:
+    begun, _ = holds_passes(target)
+    with open_session(target) as session:
+        results = session.generate_many(PROMPTS)
+        ended: list[object] = []
+        thread = threading.Thread(target=lambda: ended.extend(results))
+        if end == "forget":
+            target.hook = None
+            next(results)
+            del results
+            gc.collect()
+        else:
+            thread.start()
+            assert begun.wait(5)
+            {"close": results.close, "cancel": results.cancel, "session": session.cancel}[end]()
+            thread.join(5)
+            assert not thread.is_alive()
+            assert len(ended) <= 1  # the one that was under way
+        target.hook = None
+        assert session.generate(PROMPT, max_tokens=2).tokens
+        assert session.n_waiting == 0
+
+
+def test_a_session_that_closes_ends_them(target: FakeModel) -> None:
+    begun, _ = holds_passes(target)
+    session = open_session(target)
+    results = session.generate_many(PROMPTS)
+    failures: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            list(results)
+        except SessionClosed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert begun.wait(5)
+    session.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_thread_that_would_wait_for_itself_is_told(session: Session) -> None:
+    with session.generate_many(PROMPTS, max_tokens=2) as results:
+        next(results)
+        with session.stream(PROMPT) as own:
+            next(own)
+            with pytest.raises(UsageError, match="would wait for itself"):
+                next(results)
+
+
+def test_the_asynchronous_session_has_it_too(session: Session) -> None:
+    async def take() -> list[list[int]]:
+        async with AsyncSession(session).generate_many(PROMPTS, max_tokens=3) as results:
+            return [list(result.prompt_tokens) async for result in results]
+
+    async def leave() -> None:
+        async with AsyncSession(session).generate_many(PROMPTS, max_tokens=3) as results:
+            await anext(results)
+
+    assert asyncio.run(take()) == PROMPTS
+    asyncio.run(leave())
+    assert session.generate(PROMPT, max_tokens=2).tokens
