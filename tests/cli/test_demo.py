@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError, ModelError
-from edgespec.models.embedded import EmbeddedPair
-from edgespec.values import TokenEvent
+from edgespec.errors import EdgespecError
+from edgespec.models.embedded import EmbeddedPair, embedded_pair
 
 PAIR = EmbeddedPair(Path("t.gguf"), Path("d.gguf"), "0123456789abcdef")
 
@@ -42,72 +39,32 @@ def test_the_target_is_enlarged_once(
     assert first.parent == tmp_path / "edgespec"
 
 
-def speak(send: demo.Send) -> str:
-    send(("loading", 0.5))
-    send(TokenEvent("word", 1, "target", 0))
-    return "done"
+def test_the_output_of_a_command_comes_back() -> None:
+    words = demo.command("models", "path", "draft", stdout=subprocess.PIPE)
+    assert words.decode().strip() == str(embedded_pair().draft)
 
 
-def fail(send: demo.Send) -> None:
-    raise ModelError("no such model")
-
-
-def vanish(send: demo.Send) -> None:
-    os._exit(9)
-
-
-def test_a_task_runs_apart_and_is_heard():
-    out = io.StringIO()
-    assert (
-        demo._apart("speaking", speak, (), Console("never", stdout=out, stderr=io.StringIO()))
-        == "done"
-    )
-    assert out.getvalue() == "word"
-
-
-def test_what_a_task_raises_is_raised_here(console: Console):
-    with pytest.raises(ModelError, match="no such model"):
-        demo._apart("failing", fail, (), console)
-
-
-def test_a_process_that_vanishes_is_an_error(console: Console):
-    with pytest.raises(EdgespecError, match=r"while planning \(exit code 9\)"):
-        demo._apart("planning", vanish, (), console)
-
-
-def crash(send: demo.Send, first: object) -> None:
-    send(first)
-    os.kill(os.getpid(), signal.SIGSEGV)
+def test_a_command_that_fails_says_so_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        demo.command("generate", "-m", "nothing.gguf", "-p", "x")
+    assert end.value.code == 3
+    assert capfd.readouterr().err.count("nothing.gguf") == 1
 
 
 @pytest.mark.parametrize(
-    ("first", "doing"),
-    [(("reading the prompt", 0.5), "reading the prompt"), (TokenEvent("", 1, "target", 0), "gen")],
+    ("code", "message"), [(-9, "it was killed"), (-11, "SIGSEGV.*pip install")]
 )
-def test_a_process_that_crashes_says_by_what_and_while_doing_what(
-    first: object, doing: str, console: Console
-):
-    with pytest.raises(EdgespecError, match=rf"while {doing}.*SIGSEGV.*pip install"):
-        demo._apart("loading", crash, (first,), console)
+def test_a_command_that_vanishes_is_an_error(
+    code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.CompletedProcess([], code)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: ended)
+    with pytest.raises(EdgespecError, match=f"while running `edgespec plan` .*{message}"):
+        demo.command("plan")
 
 
-def mumble(send: demo.Send) -> None:
-    """Dies with a message half sent."""
-    connection = send.__self__  # type: ignore[attr-defined]
-    os.write(connection.fileno(), struct.pack("!i", 1000) + b"x")
-    os._exit(9)
-
-
-def test_a_process_that_ends_within_a_message_is_an_error(console: Console):
-    with pytest.raises(EdgespecError, match="exit code 9"):
-        demo._apart("planning", mumble, (), console)
-
-
-def stumble(send: demo.Send) -> None:
-    raise MemoryError("no room")
-
-
-def test_what_nobody_expected_is_one_line(console: Console, capfd: pytest.CaptureFixture[str]):
-    with pytest.raises(EdgespecError, match="unexpected MemoryError: no room"):
-        demo._apart("planning", stumble, (), console)
-    assert not capfd.readouterr().err
+def test_the_comparison_says_how_many_times_and_whether_the_texts_are_the_same() -> None:
+    alone = {"timings": {"tokens_per_s": 2.0}, "tokens": [1, 2]}
+    drafted = {"timings": {"tokens_per_s": 6.0}, "tokens": [1, 2]}
+    assert "3.0 times as fast; the same text" in demo.comparison(alone, drafted)
+    assert "differ" in demo.comparison(alone, drafted | {"tokens": [1, 3]})

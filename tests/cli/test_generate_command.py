@@ -33,6 +33,13 @@ def test_color_marks_what_the_draft_had_guessed(fake: FakeSession, capsys):
     assert capsys.readouterr().out == "one\x1b[32m two\x1b[0m"
 
 
+def test_json_in_a_file_leaves_the_text_on_stdout(fake: FakeSession, tmp_path: Path, capsys):
+    file = tmp_path / "report.json"
+    assert entry.main(["generate", "-p", "hi", "--json", str(file)]) == 0
+    assert capsys.readouterr().out == json.loads(file.read_text())["text"]
+    assert entry.main(["generate", "-p", "hi", "--json", str(tmp_path)]) == 2
+
+
 def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
     assert entry.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -25,7 +25,7 @@ from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, read_prompts, spelled
+from edgespec.cli.invocation import check_output, model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
@@ -72,10 +72,8 @@ def request_from(args: argparse.Namespace) -> BenchRequest:
         command=spelled(args),
     )
     for path in (request.json_file, request.svg_file):
-        if path is not None and path.is_dir():
-            raise UsageError(f"{path} cannot be written: it is a folder")
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path is not None:
+            check_output(path)
     return request
 
 

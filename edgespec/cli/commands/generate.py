@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from edgespec.cli.console import Console, follow, report_failure
 from edgespec.cli.flags import grammars, prompt_caches
 from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
-from edgespec.cli.invocation import engine_settings, read_prompt, settings_from
+from edgespec.cli.invocation import check_output, engine_settings, read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, TokenEvent
@@ -31,7 +32,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     command, prompt = settings_from(args), read_prompt(args)
     settings = command.generate
-    as_json = "json" in args
+    json_file = getattr(args, "json", None)
+    as_json = json_file == "-"
+    if json_file and not as_json:
+        check_output(Path(json_file))
     console = Console(color=_color(args, as_json), quiet="quiet" in args)
     for note in command.notes:
         console.note(note)
@@ -60,20 +64,21 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             failure = _save_state(running, cache.path) or failure
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
+        report = reports.generation_report(
+            result,
+            running.plan,
+            running.load_report,
+            peak_bytes,
+            seed=seed,
+            model=str(command.load.model),
+            draft=str(command.load.draft) if command.load.draft else None,
+            version=installed_version(),
+        )
         if as_json:
-            console.json(
-                reports.generation_report(
-                    result,
-                    running.plan,
-                    running.load_report,
-                    peak_bytes,
-                    seed=seed,
-                    model=str(command.load.model),
-                    draft=str(command.load.draft) if command.load.draft else None,
-                    version=installed_version(),
-                )
-            )
+            console.json(report)
             return _outcome(result, failure)
+        if json_file:
+            Path(json_file).write_text(json.dumps(report, ensure_ascii=False) + "\n")
         console.end_of_text()
         console.note("")
         for line in reports.generation_summary(

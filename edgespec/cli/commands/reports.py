@@ -243,7 +243,7 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
         GUESSED_TOKENS,
     )
     return (
-        f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s where a draft's guesses make "
-        f"it {GUESSED_TOKENS} tokens per pass. Where computing takes longer, computing decides: "
-        "`edgespec doctor` with these models measures it, and what guesses bring."
+        f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s with a draft that makes it "
+        f"{GUESSED_TOKENS} tokens per pass.\nComputing may take longer: `edgespec doctor` with "
+        "these models measures it."
     )

@@ -217,7 +217,14 @@ def _generate(parser: _Parser) -> None:
     grammars.add_flags(parser)
     prompt_caches.add_flags(parser, keeps_text=False)
     groups.add_speculation(parser)
-    output = groups.add_output(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="write all figures and the text as a JSON object; without FILE, only that on stdout",
+    )
     output.add_argument("--quiet", action="store_true", help="print no notes, progress or summary")
     output.add_argument(
         "--trace",
