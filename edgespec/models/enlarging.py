@@ -1,11 +1,12 @@
-"""Reaches the tool that enlarges a model of a given format. How to enlarge is the tool's business.
+"""Changes models as files: other quantisations, fewer layers, more layers that add nothing.
 
-Tools come from the entry point group `edgespec.tools`: no model library is imported before.
+The tool that knows the format comes from the entry point group `edgespec.tools`: no model library
+is imported before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,14 +18,14 @@ from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
 
-ENTRY_POINTS = "edgespec.tools"
+GROUP, NAME = "edgespec.tools", "gguf"
 
 
-class Enlarger(Protocol):
-    """Protocol of an entry point of the group."""
+class ModelTool(Protocol):
+    """Protocol of the entry point. What it writes appears whole or not at all."""
 
     def recognises(self, source: Path) -> bool:
-        """True if the file or folder looks like a model of this format."""
+        """True if the file or folder looks like a model of its format."""
 
     def quantise(
         self, source: Path, folder: Path, kind: str, progress: Progress | None = None
@@ -34,7 +35,17 @@ class Enlarger(Protocol):
     def enlarge(
         self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
     ) -> EnlargeReport:
-        """Write `out` from `source`, whole or not at all, with constant memory."""
+        """Write `out`, about `size_bytes` large, with the function of `source`."""
+
+    def n_layers(self, source: Path) -> int: ...
+
+    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
+        """Bytes of these layers and of all that is in no layer."""
+
+    def subset(
+        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        """Write `out` with these layers of `source`, ascending."""
 
 
 @contextmanager
@@ -43,12 +54,12 @@ def stored_as(
 ) -> Iterator[Path]:
     """`source` in the quantisation `kind`, in a hidden folder in `beside` that is gone afterwards.
 
-    None leaves it as it is. Raises UsageError for a quantisation that the format does not have.
+    None leaves it as it is. Raises UsageError for an unknown quantisation.
     """
     if kind is None:
         yield source
         return
-    tool = tool_for(source)
+    tool = _tool_for(source)
     if not beside.is_dir():
         raise UsageError(f"{beside} is no folder: the enlarged model must go into one that exists")
     with scratch_folder(beside) as folder:
@@ -69,23 +80,25 @@ def enlarge(
     """
     if out.is_file() and not overwrite:
         raise UsageError(f"{out} exists: --force overwrites it")
-    return tool_for(source).enlarge(source, out, size_bytes, progress)
+    return _tool_for(source).enlarge(source, out, size_bytes, progress)
 
 
-def tool_for(source: Path) -> Enlarger:
-    """The tool for models of this format. Raises ModelError, and EdgespecError where it is not
-    installed."""
+def load_tool() -> ModelTool:
+    """Import the tool. Raises EdgespecError where it is not installed."""
+    try:
+        (entry,) = entry_points(group=GROUP, name=NAME)
+        tool: ModelTool = entry.load()
+    except (ImportError, ValueError) as error:
+        raise EdgespecError(
+            f"changing a model's file needs {extras.install_command(NAME)} ({error})"
+        ) from error
+    return tool
+
+
+def _tool_for(source: Path) -> ModelTool:
     if not source.exists():
         raise ModelError(f"{source} does not exist: check the path of the model to enlarge")
-    missing: list[str] = []
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        try:
-            tool: Enlarger = entry.load()
-        except ImportError as error:
-            missing.append(f"{extras.install_command(entry.name)} ({error})")
-            continue
-        if tool.recognises(source):
-            return tool
-    if missing:
-        raise EdgespecError(f"no installed tool enlarges {source}: {', '.join(missing)}")
-    raise ModelError(f"{source} cannot be enlarged: name a GGUF model")
+    tool = load_tool()
+    if not tool.recognises(source):
+        raise ModelError(f"{source} cannot be enlarged: name a GGUF model")
+    return tool

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from edgespec import runtimes
 from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.memory.budget import MemoryPlan
-from edgespec.models import enlarging, pair_fit
+from edgespec.models import pair_fit
+from edgespec.models.enlarging import ModelTool, load_tool
 from edgespec.ports import Progress
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -46,25 +46,6 @@ SHARE = 0.25
 """Size of a draft as a share of the target's, by default."""
 
 _LOADED = pair_fit.LOADED_FOR
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """Optional protocol of a tool of the group `edgespec.tools`: it leaves layers out."""
-
-    def n_layers(self, source: Path) -> int: ...
-
-    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
-        """Bytes of these layers and of all that is in no layer."""
-
-    def subset(
-        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
-    ) -> None:
-        """Write `out` with these layers of `source`, ascending."""
-
-    def quantise(
-        self, source: Path, folder: Path, kind: str, progress: Progress | None = None
-    ) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +107,8 @@ def make(
     The target writes its texts once, paged where it does not fit. Raises UsageError for a size that
     no draft has, ModelError for models that cannot be cut, EdgespecError for a full disk.
     """
-    tool = enlarging.tool_for(target)
-    if not isinstance(tool, LeavesOut):
+    tool = load_tool()
+    if not tool.recognises(target):
         raise UsageError(
             f"{target}: drafts are made from GGUF models: name the GGUF twin of this one, and use "
             "the draft with either"
@@ -149,7 +130,7 @@ class _DraftSearch:
     """Search for the best layers to leave out, over files in `folder`."""
 
     def __init__(
-        self, target: Path, job: DraftJob, tool: LeavesOut, folder: Path, progress: Progress
+        self, target: Path, job: DraftJob, tool: ModelTool, folder: Path, progress: Progress
     ) -> None:
         self._target = target
         self._job = job

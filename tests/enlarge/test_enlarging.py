@@ -16,11 +16,8 @@ from edgespec.values import EnlargeReport
 class Copier:
     """A tool for files of one suffix, which changes nothing."""
 
-    def __init__(self, suffix: str = ".weights") -> None:
-        self.suffix = suffix
-
     def recognises(self, source: Path) -> bool:
-        return source.suffix == self.suffix
+        return source.suffix == ".weights"
 
     def quantise(self, source: Path, folder: Path, kind: str, progress: object = None) -> Path:
         if kind != "Q4_0":
@@ -34,17 +31,17 @@ class Copier:
         return EnlargeReport(out, size_bytes, 1, 24, 10)
 
 
-copier, other = Copier(), Copier(".other")
+copier = Copier()
 
 
-def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    found = [EntryPoint(name, value, "edgespec.tools") for name, value in values.items()]
+def install(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
+    found = [EntryPoint("gguf", value, "edgespec.tools") for value in values]
     monkeypatch.setattr(enlarging, "entry_points", lambda **query: found)
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    install(monkeypatch, other=f"{__name__}:other", weights=f"{__name__}:copier")
+    install(monkeypatch, f"{__name__}:copier")
     path = tmp_path / "source.weights"
     path.write_bytes(b"weights")
     return path
@@ -65,11 +62,13 @@ def test_a_file_is_overwritten_only_on_request(source: Path, tmp_path: Path):
     assert out.read_bytes() == b"weights"
 
 
-def test_a_tool_that_cannot_be_imported_is_in_nobodys_way(monkeypatch, source: Path, tmp_path):
-    install(monkeypatch, onnx="no_such_module:tool", weights=f"{__name__}:copier")
-    enlarge(source, tmp_path / "out", 10)
-    with pytest.raises(EdgespecError, match=r"pip install .*\[onnx\]"):
-        enlarge(tmp_path, tmp_path / "out", 10, overwrite=True)
+@pytest.mark.parametrize("values", [["no_such_module:tool"], []])
+def test_a_tool_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path, values: list[str]
+):
+    install(monkeypatch, *values)
+    with pytest.raises(EdgespecError, match=r"pip install .*\[gguf\]"):
+        enlarge(source, tmp_path / "out", 10)
 
 
 def test_what_no_tool_knows_is_refused(source: Path, tmp_path: Path):

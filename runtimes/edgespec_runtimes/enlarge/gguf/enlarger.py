@@ -1,4 +1,4 @@
-"""The entry point through which the command line enlarges GGUF models."""
+"""The entry point through which the command line changes GGUF files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 
-class GgufEnlarger:
-    """Implements `Enlarger` and `LeavesOut` of `edgespec.models`."""
+class GgufTool:
+    """Implements `ModelTool` of `edgespec.models.enlarging`."""
 
     def recognises(self, source: Path) -> bool:
         return runtime.recognises(source)
@@ -44,4 +44,4 @@ class GgufEnlarger:
         subset(source, out, layers, progress)
 
 
-tool = GgufEnlarger()
+tool = GgufTool()
