@@ -6,6 +6,7 @@ It knows tokens, parents and confidences; it knows no model, no KV cache and no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,16 @@ from edgespec.errors import UsageError
 ROOT = 0
 TARGET = "target"
 """The source of tokens that were not drafted: the root, and tokens picked by the target."""
+
+
+class Draws(NamedTuple):
+    """Guesses that were drawn at random, and the distribution that they were drawn from."""
+
+    tokens: NDArray[np.int64]
+    """Tokens that could be drawn, ascending."""
+    probabilities: NDArray[np.float64]
+    guesses: tuple[int, ...]
+    """In the order drawn; one that was drawn twice is one node."""
 
 
 class TokenTree:
@@ -51,6 +62,8 @@ class TokenTree:
         self.confidence[ROOT] = self.cumulative[ROOT] = self.probability[ROOT] = 1.0
         self.key[ROOT] = first_key
         self.next_key = first_key + 1
+        self.draws: dict[int, Draws] = {}
+        """Draws of the children of each node; empty where the most probable ones were taken."""
         self._n_nodes = 1
         self._children: dict[tuple[int, int], int] = {}
         """Child of each parent by token."""
@@ -177,6 +190,7 @@ class TokenTree:
                 self.source[old],
             )
             tree.key[new] = self.key[old]
+        tree.draws = {index_of[node]: self.draws[node] for node in kept if node in self.draws}
         tree.next_key = self.next_key
         return tree
 

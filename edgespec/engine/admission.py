@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.engine.acceptance import AcceptanceRule
+from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
+from edgespec.engine.settings import EngineSettings
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
+from edgespec.settings.config import Keeps
 from edgespec.values import FinishReason
 
 
@@ -19,10 +22,49 @@ def notes_on(reason: str | None, acceptance: AcceptanceRule, has_grower: bool) -
     notes = [reason] if reason else []
     if has_grower and not acceptance.lossless:
         notes.append(
-            f"with the acceptance rule {acceptance.name} guesses of the draft change the text: "
-            "leave it out for the target's own"
+            f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
+            "out for the target's own text"
         )
     return tuple(notes)
+
+
+_CHANGES = {
+    Keeps.DISTRIBUTION: "a seed gives another text than without a draft, of the same distribution",
+    Keeps.NEITHER: "the draft changes the text and its distribution",
+}
+
+
+def check_drafters(
+    settings: EngineSettings, draft: LanguageModel | None, others: Sequence[Drafter]
+) -> None:
+    """Raise UsageError if the acceptance rule needs a draft model's own distribution, and guesses
+    would come from elsewhere."""
+    if not settings.draws_guesses:
+        return
+    rule = f"the acceptance rule {settings.acceptance}"
+    if others:
+        raise UsageError(
+            f"{rule} compares probabilities, which guesses of other drafters than the draft model "
+            "do not have: leave out the rule or the drafters"
+        )
+    if draft is None:
+        raise UsageError(f"{rule} draws guesses from a draft model, and there is none: name one")
+
+
+def check_rule(rule: AcceptanceRule, terms: TextRequest, has_grower: bool) -> None:
+    """Raise UsageError for a request that the rule cannot serve."""
+    if not has_grower:
+        return
+    if terms.constraint is not None and (rule.growth is not None or rule.looks_ahead):
+        raise UsageError(
+            f"the acceptance rule {rule.name} cannot follow a grammar, which the draft's "
+            "distribution does not know: leave out the rule or the grammar"
+        )
+    if terms.n_logprobs is not None and rule.keeps is Keeps.NEITHER:
+        raise UsageError(
+            f"the acceptance rule {rule.name} takes tokens that the target would not have drawn, "
+            "so log probabilities would not be the text's: leave out the rule or logprobs"
+        )
 
 
 def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:

@@ -94,6 +94,6 @@ def _new_planner(
         experience=Experience(PassCurve(used_share=info.used_share), draft_share=share),
         stop_rule=settings.new_stop_rule(),
         may_step_aside=settings.step_aside,
-        may_overlap=settings.overlap,
+        may_overlap=settings.may_overlap,
         max_rows=settings.max_nodes(info),
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.engine.admission import admit, notes_on, obstacle
+from edgespec.engine.admission import admit, check_drafters, check_rule, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
@@ -51,6 +51,7 @@ class Engine(Closeable):
         memory: Memory | None = None,
     ) -> None:
         settings = settings or EngineSettings()
+        check_drafters(settings, draft, drafters)
         reason = obstacle(target, draft)
         grower = line_up(target, None if reason else draft, drafters, settings)
         self._pair = Pair(target, grower, clock, trace)
@@ -78,6 +79,7 @@ class Engine(Closeable):
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
+        check_rule(self._rules.acceptance, terms, self._pair.grower is not None)
         return admit(self._pair.target, terms)
 
     @property
@@ -122,7 +124,7 @@ class Engine(Closeable):
             with trace.span(Track.ENGINE, "generation"):
                 if not request.transcript.is_finished:
                     if pair.grower is not None:
-                        pair.grower.sample_at(request.sampler.params.temperature)
+                        pair.grower.begin_text(request.sampler.params)
                     read_prompt(pair, request, self._learning)
                     yield from self._rounds(request)
         except Cancelled:

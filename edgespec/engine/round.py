@@ -143,12 +143,14 @@ class RoundInProgress:
         self.pair.trace.add(Track.ENGINE, "grow", begun, end, steps=self.draft_steps)
 
     def select(self, tree: TokenTree) -> list[int]:
-        """The nodes that are worth their place in the pass."""
+        """The nodes that are worth their place in the pass; all of them if they were drawn."""
         plan = self.plan if self.grower else replace(self.plan, credit_s=math.inf)
         point = self.imagined = self.planner.best(plan, self._so_far(tree, ()))
         if self.grower and math.isfinite(self.plan.credit_s):
             open_nodes = self.grower.open_nodes(tree)
             self.imagined = self.planner.imagined(self.plan, self._so_far(tree, open_nodes))
+        if tree.draws:
+            return list(range(min(len(tree), self.limits.max_nodes)))
         limits = replace(self.limits, max_nodes=min(self.limits.max_nodes, point.n_rows))
         return self.rules.pacer.select(tree, limits)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +59,25 @@ class Sampler:
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
 
-    def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
-        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
+    def distribution(
+        self, logits: Logits, ahead: Sequence[int] = (), temperature: float | None = None
+    ) -> tuple[Tokens, Probabilities]:
+        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab].
+
+        Penalties also count the tokens `ahead` of the text; a constraint does not see them.
+        `temperature` replaces the request's own.
+        """
         if self._constraint is not None:
             _best(logits)  # damaged logits of tokens that are forbidden are damage all the same
             # forbidden before the filters: they choose among what may come
             logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
-        return distribution(logits, self.params, self._recent)
+        params, recent = self.params, self._recent
+        if temperature is not None:
+            params = params.model_copy(update={"temperature": temperature})
+        if ahead and params.penalises:
+            recent = recent.copy()
+            recent.extend(ahead)
+        return distribution(logits, params, recent)
 
     def draw(self, logits: Logits) -> int:
         """One of the `distribution`, by the seed's next noise. `logits` is [n_vocab]."""

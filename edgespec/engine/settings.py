@@ -65,6 +65,11 @@ class EngineSettings:
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+        if self.lookup and self.draws_guesses:
+            raise UsageError(
+                f"the acceptance rule {self.acceptance} compares probabilities, and guesses looked "
+                "up in the text have none: leave out lookup"
+            )
         if self.draft_max != USUAL_DRAFT_MAX:
             object.__setattr__(self, "pins_draft_max", True)
 
@@ -77,6 +82,17 @@ class EngineSettings:
             if field.name != "remember" and getattr(self, field.name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+    @property
+    def draws_guesses(self) -> bool:
+        """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
+        return ACCEPTANCE_RULES[self.acceptance].growth is not None
+
+    @property
+    def may_overlap(self) -> bool:
+        """True if drafting beside a pass is allowed. Drawn guesses are all verified: which of those
+        drawn beside the pass stay would depend on what they are."""
+        return self.overlap and not self.draws_guesses
 
     def max_nodes(self, info: ModelInfo) -> int:
         """Most nodes of one pass of this target: the root, and what is drafted below it."""

@@ -52,10 +52,35 @@ class AcceptanceName(StrEnum):
     """Rules that decide which guesses are accepted; `engine.acceptance` has them."""
 
     EXACT_REPLAY = "exact-replay"
+    REJECTION = "rejection"
+    SPECINFER = "specinfer"
+    SEQUOIA = "sequoia"
+    SPECTR = "spectr"
+    BLOCK = "block"
+    LENIENCE = "lenience"
+    TYPICAL = "typical"
+    BILD = "bild"
 
 
-LOSSLESS = frozenset({AcceptanceName.EXACT_REPLAY})
-"""The acceptance rules under which a draft changes no text."""
+class Keeps(StrEnum):
+    """Part of the target's own text that an acceptance rule keeps."""
+
+    DRAWS = "draws"
+    """The text itself: a seed gives what it gives without a draft."""
+    DISTRIBUTION = "distribution"
+    """The distribution of texts: a seed gives another text, as probable as the target has it."""
+    NEITHER = "neither"
+    """The draft changes what is written."""
+
+
+KEPT_BY: Mapping[AcceptanceName, Keeps] = MappingProxyType(
+    dict.fromkeys(AcceptanceName, Keeps.DISTRIBUTION)
+    | dict.fromkeys(
+        (AcceptanceName.LENIENCE, AcceptanceName.TYPICAL, AcceptanceName.BILD), Keeps.NEITHER
+    )
+    | {AcceptanceName.EXACT_REPLAY: Keeps.DRAWS}
+)
+"""Part of the target's text that each acceptance rule keeps."""
 
 
 DEFAULT_CTX_SIZE = 4096

@@ -16,7 +16,7 @@ from edgespec.engine.stop_rules import STOP_RULES
 from edgespec.errors import UsageError
 from edgespec.settings.base import Names, nearest
 from edgespec.settings.config import (
-    LOSSLESS,
+    KEPT_BY,
     AcceptanceName,
     FallbackName,
     GenerateSettings,
@@ -130,7 +130,10 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
         ({"presence_penalty": "much"}, "--presence-penalty much"),
         ({"logit_bias": ["15043"]}, "--logit-bias ['15043']: write a token's id and its bias like"),
         ({"logit_bias": {7: float("inf")}}, "a bias is finite, or -inf"),
-        ({"acceptance": "typical"}, "--acceptance 'typical' is unknown: it is one of exact-replay"),
+        (
+            {"acceptance": "exact"},
+            "--acceptance 'exact' is unknown: it is one of exact-replay, rej",
+        ),
         ({"no_draft": True, "max_depth": 3}, "--draft-depth has no effect without a draft"),
         ({"pacer": "llmcat"}, "did you mean 'llmcad'?"),
         ({"no_draft": True, "pacer": "llmcad"}, "--pacer has no effect without a draft"),
@@ -153,7 +156,7 @@ def test_every_rule_of_the_engine_can_be_named():
     assert set(PacerName) == set(PACERS)
     assert set(FallbackName) == {FallbackName.MARGINAL, *STOP_RULES}
     assert set(AcceptanceName) == set(ACCEPTANCE_RULES)
-    assert {name for name, rule in ACCEPTANCE_RULES.items() if rule().lossless} == LOSSLESS
+    assert {name: rule.keeps for name, rule in ACCEPTANCE_RULES.items()} == KEPT_BY
     assert EngineSettings().acceptance in ACCEPTANCE_RULES
 
 

@@ -10,10 +10,11 @@ from typing import get_origin
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.settings.base import Settings, descriptions, spell
 from edgespec.settings.config import (
-    LOSSLESS,
+    KEPT_BY,
     AcceptanceName,
     FallbackName,
     GenerateSettings,
+    Keeps,
     LoadSettings,
     PacerName,
 )
@@ -98,15 +99,21 @@ def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
     add(group, GenerateSettings, logit_bias="-l TOKEN_ID(+/-)BIAS", seed="-s N", stop="TEXT")
 
 
+def _rules(kept: Keeps) -> str:
+    """Names of the acceptance rules that keep so much of the target's text."""
+    return ", ".join(name for name, keeps in KEPT_BY.items() if keeps is kept)
+
+
 def add_speculation(parser: ArgumentParser) -> None:
     defaults = {name: field.default for name, field in GenerateSettings.model_fields.items()}
-    group = parser.add_argument_group("speculation (never changes the text)")
+    group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add(group, GenerateSettings, pacer=_choices(PacerName), fallback=_choices(FallbackName))
     group.add_argument(
         "--acceptance",
         metavar=_choices(AcceptanceName),
-        help=f"which guesses are accepted; none changes the text with "
-        f"{', '.join(sorted(LOSSLESS))} (default: {defaults['acceptance']})",
+        help=f"which guesses are accepted: {_rules(Keeps.DRAWS)} keeps the target's text; "
+        f"{_rules(Keeps.DISTRIBUTION)} keep its distribution, not a seed's text; "
+        f"{_rules(Keeps.NEITHER)} CHANGE THE TEXT (default: {defaults['acceptance']})",
     )
     add(group, GenerateSettings, draft_max="N", max_depth="N", lookup="")
     group.add_argument(

@@ -18,6 +18,7 @@ from edgespec.engine.drafting.pooling import Pool
 from edgespec.engine.drafting.remembering import Learnt, renewed
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
+from edgespec.engine.sampling import SamplingParams
 from edgespec.tree import TokenTree
 
 
@@ -76,6 +77,10 @@ class TreeGrower:
                 if name in self._learnt:
                     belief = belief.recalled(self._learnt[name])
             learner.belief = belief
+
+    def begin_text(self, params: SamplingParams) -> None:
+        """The next text is sampled so."""
+        self.sample_at(params.temperature)
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
         """Find out who can guess what follows `root_token` after `committed`; the others rest."""

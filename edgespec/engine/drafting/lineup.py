@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
@@ -28,6 +30,13 @@ def line_up(
         return None
     eog_tokens = target.vocabulary.eog_tokens
     guessing = list(drafters)
+    growth = ACCEPTANCE_RULES[settings.acceptance].growth
+    if growth is not None:
+        if draft is None:
+            return None
+        return DrawnGrower(
+            DrawingDrafter(draft, growth, settings.draft_temperature, info.n_vocab, eog_tokens)
+        )
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
     if draft is not None:

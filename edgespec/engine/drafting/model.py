@@ -15,6 +15,7 @@ import numpy as np
 from edgespec.engine.drafting.calibration import Calibration, Offer
 from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.outcome import Rehearsed
+from edgespec.engine.sampling import Logits
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
@@ -200,11 +201,15 @@ class ModelDrafter:
         """Evaluate `nodes` and keep what the model thinks follows them."""
         for node, row in zip(nodes, self._model.evaluate(tree, nodes), strict=True):
             try:
-                offer = self.belief.offer(row[: self._n_shared], self._n_candidates)
+                offer = self._offer(int(tree.key[node]), row[: self._n_shared])
             except ModelError as error:
                 offer = NOTHING
                 self._damage = Damage(self._model.n_committed, str(error))
             self._offers[int(tree.key[node])] = offer
+
+    def _offer(self, key: int, logits: Logits) -> Offer:
+        """The guesses after the node of that key, by the model's `logits` there."""
+        return self.belief.offer(logits, self._n_candidates)
 
     def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The first of `nodes`, and of what others hung above them, that the model's cache, batch

@@ -1,55 +1,17 @@
-"""Acceptance: guesses that become part of the text after their pass, and the end of the text."""
+"""The walk down a verified tree by an acceptance rule, to the end of the text at most."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
 
 import numpy as np
 
+from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName
+from edgespec.engine.sampling import Logits
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
-
-
-class AcceptanceRule(Protocol):
-    """Picks the token after one verified node. To add a rule, write it and register it."""
-
-    name: ClassVar[str]
-    lossless: ClassVar[bool]
-    """True if the text is, for every seed, the one that the target writes without a draft. A rule
-    that only keeps the distribution of texts is not lossless."""
-
-    def pick(
-        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
-    ) -> int:
-        """The token that follows `node`; a guess below the node that carries it is accepted.
-
-        `after` holds the target's logits [n_vocab] after each verified node. The sampler has taken
-        every token down to `node`, and takes the one that is returned afterwards.
-        """
-
-
-class ExactReplay:
-    """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
-
-    What the tree holds cannot change the text, only how many tokens a pass yields: the sampler
-    meets the same logits, the same recent tokens and the same random draws as without a draft.
-    """
-
-    name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
-    lossless: ClassVar[bool] = True
-
-    def pick(
-        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
-    ) -> int:
-        return sampler.draw(after[node])
-
-
-ACCEPTANCE_RULES: dict[str, Callable[[], AcceptanceRule]] = {ExactReplay.name: ExactReplay}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +48,13 @@ def accept(
     events: list[TokenEvent] = []
     failure = None
     node: int | None = ROOT
+    picks = rule.picks(tree, after, sampler)
     while node in after and not transcript.is_finished:
         try:
-            token = rule.pick(tree, node, after, sampler)
+            token = next(picks)
             sampler.accept(token, after[node])
+        except StopIteration:
+            break
         except Exception as error:
             if not path:
                 raise

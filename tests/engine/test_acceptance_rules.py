@@ -1,0 +1,247 @@
+"""Acceptance rules other than exact replay, on a pair that often disagrees.
+
+That they keep the distributions they claim is tested in `test_distributions`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.engine.acceptance import ACCEPTANCE_RULES
+from edgespec.engine.acceptance.spectr import chance_of_any, division
+from edgespec.engine.drafting.drawing import AcceptedDraws
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.ports.text_request import TextRequest
+from edgespec.settings.config import KEPT_BY, AcceptanceName, Keeps
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from edgespec.tree import ROOT, Draws, TokenTree
+from engine_cases import N_VOCAB, PROMPT, counting, generate
+
+LANGUAGE = random_language(3, N_VOCAB)
+OTHER = blend(LANGUAGE, random_language(4, N_VOCAB), 0.4)
+OTHERS = [name for name, keeps in KEPT_BY.items() if keeps is not Keeps.DRAWS]
+KEEPING = [name for name, keeps in KEPT_BY.items() if keeps is Keeps.DISTRIBUTION]
+LOSSY = [name for name, keeps in KEPT_BY.items() if keeps is Keeps.NEITHER]
+DRAWING = [name for name, rule in ACCEPTANCE_RULES.items() if rule.growth is not None]
+WARM = SamplingParams(temperature=1.0, seed=5)
+
+
+def pair() -> tuple[FakeModel, FakeModel]:
+    return FakeModel(LANGUAGE, N_VOCAB), FakeModel(OTHER, N_VOCAB)
+
+
+@pytest.mark.parametrize("rule", [*KEEPING, AcceptanceName.TYPICAL])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_text_is_the_targets_own(rule: str, penalty: float) -> None:
+    sampling = SamplingParams(repeat_penalty=penalty)
+    drafted = generate(*pair(), sampling=sampling, acceptance=rule, max_tokens=60)
+    assert drafted.tokens == generate(pair()[0], sampling=sampling, max_tokens=60).tokens
+    assert drafted.speculation.accepted > 10
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_rule_that_changes_the_text_is_told(rule: str) -> None:
+    assert f"the acceptance rule {rule}" in generate(*pair(), acceptance=rule).notes[0]
+
+
+def test_exact_replay_needs_no_note() -> None:
+    assert not generate(*pair()).notes
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_seed_gives_the_same_text_again(rule: str) -> None:
+    """Where the trees are the same: what a rule that heeds the clock grows differs by moments."""
+    settings: dict[str, Any] = {"sampling": WARM, "acceptance": rule, "fallback": "full"}
+    one, again = (generate(*pair(), **settings) for _ in range(2))
+    assert one.tokens == again.tokens
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+@pytest.mark.parametrize("fallback", ["marginal", "fixed", "llmcad"])
+def test_a_text_ends_where_it_should(rule: str, fallback: str) -> None:
+    for max_tokens in (1, 2, 7, 40):
+        drafted = generate(
+            *pair(), sampling=WARM, acceptance=rule, fallback=fallback, max_tokens=max_tokens
+        )
+        assert len(drafted.tokens) == max_tokens
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_draft_that_is_always_right_is_believed(rule: str) -> None:
+    drafted = generate(
+        counting(), counting(), sampling=WARM, acceptance=rule, fallback="full", draft_max=8
+    )
+    assert drafted.speculation.tokens_per_pass > 6
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_all_that_was_drawn_is_verified(rule: str) -> None:
+    """A guess that is left out for what it is was not drawn from q."""
+    drafted = generate(*pair(), sampling=WARM, acceptance=rule, fallback="full", draft_max=12)
+    assert drafted.speculation.verified == drafted.speculation.drafted > 0
+    assert drafted.speculation.provisional_drafted == 0
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_a_pass_has_room_for_all_that_was_drawn(rule: str) -> None:
+    target = FakeModel(LANGUAGE, N_VOCAB, max_nodes=9, max_branches=3)
+    generate(target, pair()[1], sampling=WARM, acceptance=rule, fallback="full", max_tokens=60)
+    assert 4 < max(target.evaluations) <= 9
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_the_end_of_the_context_ends_the_text(rule: str) -> None:
+    target, draft = FakeModel(LANGUAGE, N_VOCAB, n_ctx=30), FakeModel(OTHER, N_VOCAB, n_ctx=20)
+    drafted = generate(target, draft, sampling=WARM, acceptance=rule, max_tokens=None)
+    assert len(PROMPT) + len(drafted.tokens) == 31
+    assert drafted.finish_reason == "context"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_rules_that_compare_probabilities_need_a_draft_model(rule: str) -> None:
+    with pytest.raises(UsageError, match="draws guesses from a draft model, and there is none"):
+        Engine(pair()[0], settings=EngineSettings(acceptance=rule))
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_lookups_have_no_probabilities(rule: str) -> None:
+    with pytest.raises(UsageError, match="looked up in the text have none"):
+        EngineSettings(acceptance=rule, lookup=True)
+
+
+class Anything:
+    def allowed(self) -> np.ndarray:
+        return np.ones(N_VOCAB, np.bool_)
+
+    def take(self, token: int) -> None: ...
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+def test_the_drafts_distribution_knows_no_grammar(rule: str) -> None:
+    terms = TextRequest(tuple(PROMPT), constraint=Anything())
+    with (
+        Engine(*pair(), EngineSettings(acceptance=rule)) as engine,
+        pytest.raises(UsageError, match="cannot follow a grammar"),
+    ):
+        engine.admit(terms)
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_log_probabilities_of_another_text_are_refused(rule: str) -> None:
+    terms = TextRequest(tuple(PROMPT), n_logprobs=2)
+    with (
+        Engine(*pair(), EngineSettings(acceptance=rule)) as engine,
+        pytest.raises(UsageError, match="log probabilities would not be the text's"),
+    ):
+        engine.admit(terms)
+
+
+def test_a_recurrent_draft_steps_aside_as_ever() -> None:
+    target, draft = pair()[0], FakeModel(OTHER, N_VOCAB, tree_capable=False)
+    assert len(generate(target, draft, sampling=WARM, acceptance="rejection").tokens) == 20
+
+
+# What single rules do
+
+
+def row(*probabilities: float) -> np.ndarray:
+    return np.log(np.array([*probabilities, 1 - sum(probabilities)], np.float32))
+
+
+def guessed(token: int) -> TokenTree:
+    tree = TokenTree(0)
+    tree.add(ROOT, token, 0.5)
+    tree.draws[ROOT] = Draws(np.arange(3), np.array([0.2, 0.2, 0.6]), (token,))
+    return tree
+
+
+def picked(rule: str, token: int, logits: np.ndarray, temperature: float = 0.0) -> int:
+    sampler = Sampler(SamplingParams(temperature=temperature))
+    after = {ROOT: logits, 1: logits}
+    return next(ACCEPTANCE_RULES[rule]().picks(guessed(token), after, sampler))
+
+
+@pytest.mark.parametrize(
+    ("rule", "guess", "logits", "takes"),
+    [
+        ("lenience", 1, row(0.5, 0.3), 1),
+        ("lenience", 1, row(0.8, 0.1), 0),
+        ("bild", 1, row(0.8, 0.14), 1),
+        ("bild", 1, row(0.8, 0.13), 0),
+        ("typical", 1, row(0.6, 0.3), 0),
+    ],
+)
+def test_greedy_guesses_of_lossy_rules(
+    rule: str, guess: int, logits: np.ndarray, takes: int
+) -> None:
+    """Medusa's rule is the target's own at temperature 0."""
+    assert picked(rule, guess, logits) == takes
+
+
+def test_a_typical_guess_is_taken_whatever_the_draw() -> None:
+    assert picked("typical", 1, row(0.6, 0.1), temperature=1.0) == 1
+
+
+def test_no_lenient_token_comes_more_often_than_p_over_l() -> None:
+    rule, sampler = ACCEPTANCE_RULES["lenience"](), Sampler(SamplingParams(temperature=1.0))
+    p = row(0.5, 0.4)  # 0.1 is left for token 2, which the draft gives 0.6
+    counts = Counter(
+        next(rule.picks(guessed(guess), {ROOT: p, 1: p}, sampler))
+        for guess in np.random.default_rng(0).choice(3, 4000, p=[0.2, 0.2, 0.6]).tolist()
+    )
+    assert 1.5 * counts[2] > 0.1 * 4000 and counts[2] <= 1.05 * 0.1 / 0.3 * 4000
+
+
+def test_k_sequential_selection_leaves_a_distribution() -> None:
+    random = np.random.default_rng(1)
+    for k in (1, 2, 8):
+        p, q = random.dirichlet(np.ones(9)), random.dirichlet(np.ones(9))
+        rho = division(p, q, k)
+        accepted = np.minimum(q, p / rho)
+        rest = p - accepted * chance_of_any(accepted.sum(), k) / accepted.sum()
+        assert 1 <= rho <= k
+        assert rest.min() > -1e-9
+
+
+def test_rates_of_draws_are_learnt_by_how_sure_the_draft_was() -> None:
+    rates = AcceptedDraws()
+    before = rates.chances(0.3, 3)
+    for _ in range(50):
+        rates.observe(0.3, (4, 5, 6), 6)
+    after = rates.chances(0.3, 3)
+    assert before == sorted(before, reverse=True)
+    assert after[0] < 0.1 < before[0]
+    assert rates.chances(0.9, 1) == AcceptedDraws().chances(0.9, 1)
+
+
+def test_looking_takes_nothing() -> None:
+    """Whatever a rule looks at, the text that the target draws stays the seed's."""
+    params = SamplingParams(temperature=1.0, seed=1, repeat_penalty=1.5)
+    logits = LANGUAGE(tuple(PROMPT))
+    looking, plain = Sampler(params), Sampler(params)
+    for _ in range(5):
+        looking.distribution(logits, ahead=[3, 4])
+        looking.uniform()
+        token = looking.draw(logits)
+        looking.accept(token, logits)
+        assert token == plain.pick(logits)
+
+
+def test_penalties_count_tokens_ahead() -> None:
+    params = SamplingParams(temperature=1.0, repeat_penalty=1.5)
+    ahead, there = Sampler(params), Sampler(params, prompt=[3, 4])
+    logits = LANGUAGE(tuple(PROMPT))
+    assert (ahead.distribution(logits, [3, 4])[1] == there.distribution(logits)[1]).all()

@@ -1,0 +1,195 @@
+"""Acceptance rules that claim the target's distribution have it: chi-squared over 10,000 texts.
+
+A rule that is wrong by one term does not pass: each is broken here and found out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
+from edgespec.engine.settings import EngineSettings
+from edgespec.settings.config import KEPT_BY, Keeps
+from edgespec.testing.fake_model import FakeModel, Language, blend, random_language
+from edgespec.tree import ROOT, Draws, TokenTree
+from engine_cases import finish
+
+N_TEXTS = 10_000
+N_VOCAB = 6
+PROMPT = (1, 2)
+TARGET = random_language(3, N_VOCAB, sharpness=1.2)
+DRAFT = blend(TARGET, random_language(4, N_VOCAB, sharpness=1.5), 0.9)
+LINES = ("rejection", "block")
+TREES = ("specinfer", "sequoia", "spectr")
+SETTINGS = {
+    "T=0.6": {"temperature": 0.6},
+    "T=1": {"temperature": 1.0},
+    "T=0.6 top-k": {"temperature": 0.6, "top_k": 4},
+    "T=1 top-p": {"temperature": 1.0, "top_p": 0.8},
+}
+
+
+class CachingSampler(Sampler):
+    """Keeps the distributions of the few logits there are."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        super().__init__(params)
+        self.known: dict[bytes, Any] = {}
+
+    def distribution(
+        self, logits: Logits, ahead: Sequence[int] = (), temperature: float | None = None
+    ) -> Any:
+        key = logits.tobytes()
+        if key not in self.known:
+            self.known[key] = super().distribution(logits, ahead, temperature)
+        return self.known[key]
+
+
+def surprise(counts: Counter[tuple[int, ...]], n_tokens: int, params: SamplingParams) -> float:
+    """Standard deviations by which chi-squared exceeds what the target's distribution gives
+    (Wilson and Hilferty, 1931). Rare texts are counted together."""
+    total, rare_count, rare, chi_squared, cells = counts.total(), 0, 0.0, 0.0, -1
+    for text in itertools.product(range(N_VOCAB), repeat=n_tokens):
+        chance, context = 1.0, PROMPT
+        for token in text:
+            tokens, p = distribution(TARGET(context), params)
+            chance *= dict(zip(tokens.tolist(), p.tolist(), strict=True)).get(token, 0.0)
+            context = (*context, token)
+        expected = total * chance
+        if expected < 5:
+            rare, rare_count = rare + expected, rare_count + counts[text]
+            continue
+        chi_squared += (counts[text] - expected) ** 2 / expected
+        cells += 1
+    if rare > 0:
+        chi_squared += (rare_count - rare) ** 2 / rare
+        cells += 1
+    elif rare_count:
+        return math.inf
+    spread = 2 / (9 * cells)
+    return float(((chi_squared / cells) ** (1 / 3) - 1 + spread) / math.sqrt(spread))
+
+
+def tree_of(growth: Growth, params: SamplingParams, random: np.random.Generator) -> TokenTree:
+    """A line of three guesses, or a tree: a node's first draw has further draws below it."""
+    tree, node, context = TokenTree(PROMPT[-1], 16), ROOT, PROMPT
+    for _ in range(3 if growth.width == 1 else 2):
+        key = (id(params), context)
+        if key not in DRAFTED:
+            DRAFTED[key] = distribution(DRAFT(context), params)
+        tokens, q = DRAFTED[key]
+        guesses = tuple(growth.draw(tokens, q, random))
+        tree.draws[node] = Draws(tokens, q, guesses)
+        for guess in dict.fromkeys(guesses):
+            tree.add(node, guess, 0.5)
+        below = tree.child(node, guesses[0])
+        assert below is not None
+        node, context = below, (*context, guesses[0])
+    return tree
+
+
+DRAFTED: dict[Any, Any] = {}
+
+
+def sampled(rule: AcceptanceRule, params: SamplingParams) -> Counter[tuple[int, ...]]:
+    """Beginnings of texts of the rule: two tokens of trees, three of lines."""
+    assert rule.growth is not None
+    growth = replace(rule.growth, width=min(3, rule.growth.width))
+    n_tokens = 3 if growth.width == 1 else 2
+    sampler, random = CachingSampler(params), np.random.default_rng(7)
+    counts: Counter[tuple[int, ...]] = Counter()
+    rows: dict[tuple[int, ...], np.ndarray] = {}
+    for _ in range(N_TEXTS):
+        tree = tree_of(growth, params, random)
+        contexts = {ROOT: PROMPT}
+        for node in range(1, len(tree)):
+            contexts[node] = (*contexts[int(tree.parent[node])], int(tree.token[node]))
+        after = {node: TARGET(context) for node, context in contexts.items()}
+        text = PROMPT
+        for token in rule.picks(tree, after, sampler):
+            text = (*text, token)
+        while len(text) < len(PROMPT) + n_tokens:
+            text = (*text, sampler.draw(rows.setdefault(text, TARGET(text))))
+        counts[text[len(PROMPT) :][:n_tokens]] += 1
+    return counts
+
+
+def how_wrong(rule: AcceptanceRule, **settings: Any) -> float:
+    params = SamplingParams(**settings)
+    return surprise(sampled(rule, params), 3 if rule.name in LINES else 2, params)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", [*LINES, *TREES])
+def test_a_rule_keeps_the_distribution_that_it_claims(name: str, settings: dict[str, Any]) -> None:
+    assert how_wrong(ACCEPTANCE_RULES[name](), **settings) < 3.3
+
+
+def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
+    claimed = {name for name, keeps in KEPT_BY.items() if keeps is Keeps.DISTRIBUTION}
+    assert claimed == {*LINES, *TREES}
+
+
+@pytest.mark.parametrize(
+    ("name", "term", "broken"),
+    [
+        ("rejection", "rejection.leftover", lambda p, q: p),
+        ("specinfer", "specinfer.leftover", lambda p, q: p),
+        ("sequoia", "sequoia.leftover", lambda p, q: p),
+        ("sequoia", "sequoia.without", lambda q, guess: q),
+        ("spectr", "spectr.chance_of_any", lambda beta, k: beta),
+        ("block", "block.stands", lambda weight, p, q: weight),
+    ],
+    ids=[
+        "rejection: the residual",
+        "specinfer: the residual",
+        "sequoia: the residual",
+        "sequoia: the draft's rest",
+        "spectr: the chance of any",
+        "block: the chance of a beginning",
+    ],
+)
+def test_a_rule_that_is_wrong_by_one_term_is_found_out(
+    name: str, term: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"edgespec.engine.acceptance.{term}", broken)
+    assert how_wrong(ACCEPTANCE_RULES[name](), temperature=1.0) > 6
+
+
+@pytest.mark.parametrize("name", ["rejection", "specinfer"])
+def test_guesses_that_were_ranked_are_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Today's guesses, the best ones, are no draws from q."""
+
+    def best(growth: Growth, tokens: Any, q: Any, random: Any) -> list[int]:
+        ranked: list[int] = tokens[np.argsort(-q)[: growth.width]].tolist()
+        return ranked
+
+    monkeypatch.setattr(Growth, "draw", best)
+    assert how_wrong(ACCEPTANCE_RULES[name](), temperature=1.0) > 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LINES, *TREES])
+def test_the_engine_keeps_it_too(name: str) -> None:
+    """Whatever decides where the tree grows, how many are drawn and how far it goes."""
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(3000)]
+    settings = EngineSettings(acceptance=name, fallback="full", step_aside=False, draft_max=6)
+    counts: Counter[tuple[int, ...]] = Counter()
+    with Engine(model(TARGET), model(DRAFT), settings) as engine:
+        for sampling in params:
+            counts[finish(engine.generate(PROMPT, sampling, max_tokens=3)).tokens] += 1
+    assert surprise(counts, 3, params[0]) < 3.3
+
+
+def model(language: Language) -> FakeModel:
+    return FakeModel(language, N_VOCAB)
