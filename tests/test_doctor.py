@@ -56,7 +56,7 @@ def test_with_a_model_it_says_what_limits_it(capsys: pytest.CaptureFixture[str])
     model = str(embedded_pair().target)
     command = ["doctor", "-m", model, "--memory-budget", "1GiB", "--tokens-per-pass", "1"]
     assert entry.main(command) == 0
-    assert "computing decides" in capsys.readouterr().out
+    assert "computing limits the speed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ class Dialogue:
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no conversation: {error}") from error
+            raise UsageError(f"{path} is not a conversation: {error}") from error
         messages: Any = content.get("messages") if isinstance(content, dict) else content
         checked(messages)
         first, *rest = messages
@@ -89,5 +89,5 @@ def _check_replaceable(path: Path) -> None:
         with open_regular(path) as file:
             if file.read(len(_OPENING)) in (b"", _OPENING):
                 return
-        kind = "no conversation of edgespec"
+        kind = "not a conversation saved by edgespec"
     raise UsageError(f"{path} is {kind} and was not changed: name another file")

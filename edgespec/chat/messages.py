@@ -59,7 +59,7 @@ def _content(content: Any, may_be_missing: bool, where: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{where}.content has half a surrogate pair, which is no text") from error
+        raise UsageError(f"{where}.content has half a surrogate pair, which is not text") from error
     return text
 
 
@@ -89,6 +89,6 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             try:
                 arguments = json.loads(arguments)
             except (json.JSONDecodeError, RecursionError) as error:
-                raise UsageError(f"{place}.function.arguments are no JSON: {error}") from error
+                raise UsageError(f"{place}.function.arguments are not JSON: {error}") from error
         read.append(dict(call) | {"function": dict(function) | {"arguments": arguments}})
     return read

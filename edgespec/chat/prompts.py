@@ -141,7 +141,7 @@ class ChatPrompts:
         try:
             size = nested_size(conversation)
         except (RecursionError, ValueError) as error:
-            raise UsageError(f"the messages are no conversation: {error}") from error
+            raise UsageError(f"the messages are not a conversation: {error}") from error
         most = self._most_characters
         if most is not None and size > most:
             raise UsageError(

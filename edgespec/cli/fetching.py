@@ -30,7 +30,7 @@ def bring(args: argparse.Namespace) -> list[str]:
         if name not in args:
             continue
         if setting in args:
-            raise UsageError(f"{flag} and {other} name two models for one place: give one of them")
+            raise UsageError(f"{flag} and {other} both name a model: give one of them")
         fetched = fetch(getattr(args, name), console)
         setattr(args, setting, fetched.path)
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]

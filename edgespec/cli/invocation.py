@@ -108,7 +108,7 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     """The prompt from a flag, a file or a pipe, exactly as given. Raises UsageError."""
     stdin = stdin or sys.stdin  # None where the process was started without one
     if "prompt" in args and "file" in args:
-        raise UsageError("--prompt and --file contradict each other: give one of them")
+        raise UsageError("give either --prompt or --file, not both")
     if "prompt" in args:
         prompt, source = str(args.prompt), "--prompt"
     elif "file" in args:
@@ -116,7 +116,7 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     elif stdin is not None and not stdin.isatty():
         prompt, source = _piped(stdin), "stdin"
     else:
-        raise UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe text to stdin")
+        raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
         raise UsageError(f"the prompt from {source} is empty: give -p TEXT or -f FILE")
     _check_unicode(prompt, source)
@@ -135,7 +135,7 @@ def read_prompts(path: Path) -> list[str]:
         if line.strip()
     ]
     if not prompts:
-        raise UsageError(f"--prompts {path}: there is no prompt in it")
+        raise UsageError(f"--prompts {path}: it has no prompt")
     return prompts
 
 
@@ -144,10 +144,10 @@ def _prompt_of(line: str, source: str) -> str:
     try:
         content = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{source} is no JSON: {error.msg}") from error
+        raise UsageError(f"{source} is not JSON: {error.msg}") from error
     prompt = content.get("prompt") if isinstance(content, dict) else None
     if not isinstance(prompt, str) or not prompt:
-        raise UsageError(f'{source} is no object with a "prompt" that is text')
+        raise UsageError(f'{source} is not an object with a text "prompt"')
     return prompt
 
 
@@ -165,13 +165,15 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
         settings["draft"] = None
         tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
-        notes.append("no draft: without it this pair was faster here when it was tuned")
+        notes.append("the draft is not used: this pair was faster without it when it was tuned")
     on_gpu = tuned.keys() & option_names("draft").keys() - settings.keys()
     if on_gpu and load.draft is not None and not _has_gpu(load.draft):
         tuned = {name: tuned[name] for name in tuned.keys() - on_gpu}
-        notes.append("the draft stays off the GPU: there was one when this pair was tuned")
+        notes.append("the draft is not on a GPU: this pair was tuned with one that is missing")
     settings |= {name: value for name, value in tuned.items() if name not in settings}
-    notes.append(f"settings tuned for this device, pair and budget: {path} (--no-tuned: without)")
+    notes.append(
+        f"settings tuned for this device, pair and budget are used: {path} (or --no-tuned)"
+    )
 
 
 def _has_gpu(model: Path) -> bool:
@@ -189,7 +191,7 @@ def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
         del settings["draft_max"]
         settings["no_draft"] = True
         if settings.pop("draft", None) is not None:
-            notes.append("no draft: with at most 0 guesses there is nothing to load it for")
+            notes.append("no draft is loaded, because --draft-max is 0")
 
 
 def _settle_draft(
@@ -214,8 +216,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
     if "model" in settings:
         if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
             notes.append(
-                "no draft: the target decodes alone; -md names a model that guesses, and --lookup "
-                "guesses from the text itself"
+                "no draft: the target runs alone. -md names a draft model, and --lookup guesses "
+                "from the text itself"
             )
         return
     if "draft" in settings:

@@ -147,8 +147,8 @@ class Completion(Closeable):
     def _check_size(self, n_characters: int) -> None:
         if self._most_characters is not None and n_characters > self._most_characters:
             raise RequestError(
-                f"the choices have more than {self._most_characters:,} characters together, which "
-                "is as much as is kept: ask for fewer, for fewer tokens, or for a stream",
+                f"the choices have more than {self._most_characters:,} characters together: ask "
+                "for fewer choices or fewer tokens, or for a stream",
                 "n",
             )
 

@@ -23,12 +23,12 @@ def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
         raise Refusal(
             400,
             f"{named} has half a character (a lone surrogate, an escape such as \\ud800 without "
-            "its other half), which is no text",
+            "its other half), which is not text",
         ) from error
     except RecursionError as error:
         raise Refusal(400, f"{named} is nested too deep") from error
     except ValueError as error:
-        raise Refusal(400, f"{named} is no JSON: {error}") from error
+        raise Refusal(400, f"{named} is not JSON: {error}") from error
     return content
 
 
@@ -47,4 +47,4 @@ def _check_text(content: Any) -> None:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -201,7 +201,7 @@ class ChatRequest(CommonRequest):
             return None
         names = [_function_name(tool, place) for place, tool in enumerate(self.tools or ())]
         if not names:
-            raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
+            raise RequestError("tool_choice asks for a call, but tools is empty", "tool_choice")
         if not isinstance(choice, NamedTool):
             return self.tools
         name = choice.function.name

@@ -227,7 +227,7 @@ class Completions:
         most = self._most_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
             raise RequestError(
-                f"{prompt.param}: {len(prompt.tokens):,} tokens, at most {most:,} are taken",
+                f"{prompt.param}: {len(prompt.tokens):,} tokens; at most {most:,} are allowed",
                 prompt.param,
             )
 
@@ -264,7 +264,7 @@ def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
     for place, token in enumerate(prompt):
         if not 0 <= token < n_vocab:
             raise RequestError(
-                f"{param}.{place}: token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}",
+                f"{param}.{place}: token {token} is unknown: tokens are 0 to {n_vocab - 1}",
                 param,
             )
 
@@ -283,8 +283,7 @@ def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None
         )
     if not knows_calls(prompt.template):
         raise RequestError(
-            "this model's chat template has no form of calls that can be asked for: leave "
-            "tool_choice at auto",
+            "this model's chat template has no known format of tool calls: set tool_choice to auto",
             "tool_choice",
         )
     return call_grammar(required)

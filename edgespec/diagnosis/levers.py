@@ -23,7 +23,7 @@ GIB = 1 << 30
 LEAST_CONTEXT, LEAST_BATCH = 512, 32
 """Tokens. With less, hardly anything can be done."""
 
-FITS = "the target fits into memory: computing decides, not storage"
+FITS = "computing limits the speed: the target fits into memory"
 
 Planner = Callable[[LoadSettings], MemoryPlan]
 
@@ -125,5 +125,5 @@ def lever_lines(levers: Sequence[Lever]) -> list[str]:
 
 def _reached(lever: Lever) -> str:
     if lever.tokens_per_s is None:
-        return "all of it fits: computing decides"
+        return "all weights fit, and computing limits the speed"
     return f"{lever.tokens_per_s:.2f} tokens/s"

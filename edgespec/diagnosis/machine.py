@@ -117,7 +117,7 @@ def _speed(folder: Path, file: Path | None) -> float | None:
 def _cache() -> Iterator[Finding]:
     folder = cache_folder.folder()
     if not folder.is_dir():
-        yield Finding("cache", str(folder), "not there yet; it is made when it is needed")
+        yield Finding("cache", str(folder), "does not exist yet; it is created when needed")
         return
     taken = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
     outdated = [
@@ -128,7 +128,7 @@ def _cache() -> Iterator[Finding]:
     yield Finding("cache", str(folder), f"{format_size(taken)} in it")
     if not os.access(folder, os.W_OK):
         yield Finding(
-            "cache", "not writable", "what is made again each time makes starts slower", "problem",
+            "cache", "not writable", "what cannot be kept slows every start", "problem",
             f"make {folder} writable, or name another with XDG_CACHE_HOME",
         )  # fmt: skip
     if outdated:

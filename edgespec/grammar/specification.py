@@ -58,11 +58,11 @@ def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
         try:
             schema = json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:
-            raise GrammarError(f"the JSON schema is no JSON: {error}") from error
+            raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     try:
         read = json.loads(schema)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise GrammarError(f"the JSON schema is no JSON: {error}") from error
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
     return Grammar("json schema", schema)

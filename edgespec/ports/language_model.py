@@ -40,7 +40,7 @@ class Vocabulary(Protocol):
 def check_token(token: int, n_vocab: int) -> None:
     """Raise UsageError for a number that is no token of a vocabulary of `n_vocab`."""
     if not 0 <= token < n_vocab:
-        raise UsageError(f"token {token} is unknown: the vocabulary has 0 to {n_vocab - 1}")
+        raise UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
 
 
 class LanguageModel(Protocol):

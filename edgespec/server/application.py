@@ -134,7 +134,7 @@ class Service:
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != self._completions.model:
-            raise Refusal(404, f"there is no model {name!r} here", code="model_not_found")
+            raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
         return JSONResponse(self._described)
 
     @property

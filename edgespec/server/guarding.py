@@ -39,7 +39,7 @@ class Guard:
             try:
                 key = self.api_key.strip().encode()
             except UnicodeEncodeError as error:
-                raise UsageError("--api-key is no text: give one that is UTF-8") from error
+                raise UsageError("--api-key is not UTF-8 text: give another key") from error
             object.__setattr__(self, "_key", key)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
@@ -57,7 +57,9 @@ class Guard:
         if origin is None:
             return
         if _netloc(origin) != headers.get("host", ""):
-            raise Refusal(403, f"pages of {origin} may not ask here", code="origin_not_allowed")
+            raise Refusal(
+                403, f"pages of {origin} may not use this server", code="origin_not_allowed"
+            )
 
     def check_key(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for a wrong key, compared in constant time against timing attacks."""

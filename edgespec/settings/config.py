@@ -112,12 +112,12 @@ def _budget(value: object, info: ValidationInfo) -> object:
     if text.endswith("%"):
         whole = 1 << 40
         if parse_size(text, whole, shown) > whole:
-            raise UsageError(f"{shown}: there is no more than 100% of the memory")
+            raise UsageError(f"{shown}: at most 100% of the memory can be used")
         return text
     n_bytes = parse_size(value, named=shown)
     if value == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{shown} means so many bytes; did you mean {text}{unit}?")
+        raise UsageError(f"{shown} means {n_bytes:,} bytes; did you mean {text}{unit}?")
     return n_bytes
 
 

@@ -47,8 +47,8 @@ class Prediction:
     def limit(self) -> str:
         """One sentence about what takes most of a round."""
         if self.read_s > self.compute_s:
-            return "storage: every pass reads the weights that are not pinned"
-        return "computing decides, not storage"
+            return "storage limits the speed: every pass reads the weights that are not pinned"
+        return "computing limits the speed, not storage"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def lines(tuned: Tuned) -> list[str]:
         )
     n_untried = len(tuned.entrants) - len(ran)
     if n_untried:
-        table.append(f"{n_untried} others had no time to run: more --seconds let them")
+        table.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
     return [
         first_line(tuned.defaults.runs[0]),
         "",
@@ -95,8 +95,8 @@ def disturbed(others: float) -> list[str]:
     if others <= TOO_MUCH:
         return []
     return [
-        f"Other processes took up to {others:.0%} of the cores beside these runs, which are slower "
-        "for it: measure again when they are idle."
+        f"Other processes used up to {others:.0%} of the cores during these runs, which slowed "
+        "them: measure again on an idle machine."
     ]
 
 

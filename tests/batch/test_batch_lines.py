@@ -52,7 +52,7 @@ def test_a_line_is_a_request(ending: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "custom_id", "message"),
     [
-        (b"{", None, "the line is no JSON"),
+        (b"{", None, "the line is not JSON"),
         (b"\xff", None, "the line is not UTF-8 at byte 0"),
         (b"[" * 100_000, None, "the line is nested too deep"),
         (b"[]", None, "the line is no object with custom_id, method, url, body"),

@@ -45,7 +45,7 @@ def test_a_developer_is_the_system_for_a_template_that_knows_none():
         ),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}],
-            "are no JSON",
+            "are not JSON",
         ),
     ],
 )

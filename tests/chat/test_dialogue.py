@@ -30,7 +30,9 @@ def test_it_is_saved_again_and_again_for_its_owner_alone(dialogue, tmp_path):
 def test_another_file_stays_as_it_is(dialogue, tmp_path):
     file = tmp_path / "thesis.tex"
     file.write_text("years of work")
-    with pytest.raises(UsageError, match="no conversation of edgespec and was not changed"):
+    with pytest.raises(
+        UsageError, match="not a conversation saved by edgespec and was not changed"
+    ):
         dialogue.save(file)
     assert file.read_text() == "years of work"
 

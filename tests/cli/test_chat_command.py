@@ -53,10 +53,10 @@ def test_a_second_turn_reads_only_what_is_new():
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("/nothing", "/nothing is no command: /system"),
+        ("/nothing", "/nothing is not a command: /system"),
         ("/save", "/save needs a file"),
         ("/load /nowhere", "/nowhere cannot be read"),
-        ("/stats", "there is no answer yet"),
+        ("/stats", "no answer yet"),
         ("word " * 9000, "context"),
     ],
 )

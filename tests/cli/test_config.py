@@ -81,8 +81,8 @@ def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kep
         ({}, "--model is missing"),
         ({"model": "m", "ctx_size": -1}, "--ctx-size -1: it must be greater than or equal to 0"),
         ({"model": "m", "threads": 0}, "--threads 0"),
-        ({"model": "m", "memory_budget": "150%"}, "no more than 100%"),
-        ({"model": "m", "gpu_memory_budget": "150%"}, "--gpu-memory-budget 150%: there is no more"),
+        ({"model": "m", "memory_budget": "150%"}, "at most 100%"),
+        ({"model": "m", "gpu_memory_budget": "150%"}, "--gpu-memory-budget 150%: at most 100%"),
         (
             {"model": "m", "gpu_memory_budget": "1G", "provider": "cpu"},
             "--gpu-memory-budget has no effect with --provider cpu",
@@ -274,7 +274,7 @@ def in_file(**settings: object) -> dict[str, Any]:
         (LoadSettings, {"ctx_size": -4}, "ctx-size = -4 in t.toml: it must be greater than or"),
         (LoadSettings, {"threads": True}, "threads = true in t.toml: it must not be true"),
         (LoadSettings, {"memory_budget": -1}, "memory-budget = -1 in t.toml: -1 is not a size"),
-        (LoadSettings, {"memory_budget": "150%"}, "memory-budget = 150% in t.toml: there is no"),
+        (LoadSettings, {"memory_budget": "150%"}, "memory-budget = 150% in t.toml: at most 100%"),
         (LoadSettings, {"n_gpu_layers_draft": 1}, "n-gpu-layers-draft in t.toml needs a draft"),
         (
             LoadSettings,

@@ -112,7 +112,7 @@ def test_no_guesses_are_no_draft(fake: FakeSession, capsys):
     command = "generate -m m.gguf -md d.gguf --draft-max 0 -p hi"
     assert entry.main(command.split()) == 0
     assert fake.load_settings.draft is None
-    assert "with at most 0 guesses there is nothing to load it for" in capsys.readouterr().err
+    assert "no draft is loaded, because --draft-max is 0" in capsys.readouterr().err
 
 
 def test_names_of_models_work_as_paths_do(fake: FakeSession):

@@ -74,11 +74,11 @@ def test_a_file_of_json_lines_has_a_prompt_an_object(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.txt", "\n \n", "there is no prompt in it"),
-        ("p.jsonl", '{"prompt": "one"}\n{"prompt', "line 2 is no JSON"),
-        ("p.jsonl", '{"text": "one"}', 'line 1 is no object with a "prompt"'),
-        ("p.jsonl", '["prompt"]', 'line 1 is no object with a "prompt"'),
-        ("p.jsonl", '{"prompt": ""}', 'line 1 is no object with a "prompt"'),
+        ("p.txt", "\n \n", "it has no prompt"),
+        ("p.jsonl", '{"prompt": "one"}\n{"prompt', "line 2 is not JSON"),
+        ("p.jsonl", '{"text": "one"}', 'line 1 is not an object with a text "prompt"'),
+        ("p.jsonl", '["prompt"]', 'line 1 is not an object with a text "prompt"'),
+        ("p.jsonl", '{"prompt": ""}', 'line 1 is not an object with a text "prompt"'),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str, message: str):

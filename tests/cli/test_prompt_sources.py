@@ -25,7 +25,7 @@ def test_a_prompt_may_be_piped(fake: FakeSession, monkeypatch: pytest.MonkeyPatc
 def test_a_closed_stdin_is_no_prompt(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     assert entry.main(["generate"]) == 2
-    assert "there is no prompt" in capsys.readouterr().err
+    assert "no prompt given" in capsys.readouterr().err
 
 
 def test_a_prompt_that_no_context_holds_is_not_read_to_its_end(

@@ -89,7 +89,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
         ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
         ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
         ("generate -p", "expected one argument"),
-        ("generate -p hi -f file", "--prompt and --file contradict each other"),
+        ("generate -p hi -f file", "give either --prompt or --file, not both"),
         ("generate -f /nonexistent", "--file /nonexistent: No such file"),
         ("generate -p hi --top-p 1.5", "--top-p 1.5"),
         ("generate -p hi -n -2", "--n-predict -2"),

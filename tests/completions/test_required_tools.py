@@ -69,7 +69,7 @@ def test_a_stream_has_the_call_too(session: Session) -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tool_choice": "required"}, "tools is empty"),
         (
             {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "names 'x'; the tools are add",
@@ -98,7 +98,7 @@ def test_what_cannot_be_asked_for_is_refused(
 def test_a_template_without_calls_is_told_so(session: Session) -> None:
     session.use_chat_template("{{ tools | tojson }}" + TEMPLATE)
     try:
-        with pytest.raises(UsageError, match="no form of calls"):
+        with pytest.raises(UsageError, match="no known format of tool calls"):
             ask(session, tools=[ADD], tool_choice="required")
     finally:
         session.use_chat_template(WITH_TOOLS)

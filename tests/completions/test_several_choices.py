@@ -155,7 +155,7 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
         text(session, prompt=["b", "c" * 11])
     with pytest.raises(RequestError, match=r"prompt\.1\.0: token 50 is unknown"):
         text(session, prompt=[[1], [50]])
-    with pytest.raises(RequestError, match=r"prompt\.1: 3 tokens, at most 2 are taken"):
+    with pytest.raises(RequestError, match=r"prompt\.1: 3 tokens; at most 2 are allowed"):
         text(session, {"most_prompt_tokens": 2}, prompt=["b", "ccc"])
     assert session.n_begun == 0
 

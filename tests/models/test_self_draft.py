@@ -108,8 +108,8 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
     ("flags", "says"),
     [
         (["--size", "10K"], "raise --size"),
-        (["--types", "Q4_0,Q99"], "Q99 is none of"),
-        (["--types", ""], "nothing is none of"),
+        (["--types", "Q4_0,Q99"], "'Q99' is not one of"),
+        (["--types", ""], "'' is not one of"),
     ],
 )
 def test_what_cannot_be_made_is_refused(

@@ -72,7 +72,7 @@ def test_a_key_may_come_from_the_environment():
         (("--queue", "x"), 2, "--queue x: it must be a whole number"),
         (("--host", "256.1.1.1", "--api-key", "a"), 1, "cannot listen at 256.1.1.1"),
         (("--chat-template", "{% if %}"), 3, "chat template is wrong in line 1"),
-        (("--api-key", "a", "--api-key-file", "b"), 2, "contradict each other"),
+        (("--api-key", "a", "--api-key-file", "b"), 2, "not both"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(arguments, exit_code, complaint):

@@ -192,14 +192,14 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
         (b"[1]", "valid dictionary"),
         (b"null", "valid dictionary"),
         (b'"a"', "valid dictionary"),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
         (b"[" * 100_000, "nested too deep"),
-        (b'{"messages": [], "temperature": NaN}', "NaN is no number"),
+        (b'{"messages": [], "temperature": NaN}', "NaN is not a JSON number"),
         (b'{"messages": []}', "messages must be a list"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
         (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),

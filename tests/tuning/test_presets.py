@@ -117,7 +117,7 @@ def test_a_draft_goes_to_the_gpu_that_is_there(
     found = request(load)
     assert GgufOptions.of(found.load.options.get("gguf")).gpu_layers_of("draft") == n_layers
     assert found.load.threads == 1
-    assert any("stays off the GPU" in note for note in found.notes) == (gpu is None)
+    assert any("is not on a GPU" in note for note in found.notes) == (gpu is None)
 
 
 def test_layers_of_the_draft_do_not_tell_presets_apart(load: LoadSettings):

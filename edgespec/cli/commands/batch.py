@@ -154,7 +154,7 @@ def _past(log: LineLog, name: str) -> Past:
     def foreign(number: int | None = None) -> UsageError:
         place = "the last line" if number is None else f"line {number}"
         return UsageError(
-            f"OUT {name}: {place} is no answer of a batch: name another file, or delete it"
+            f"OUT {name}: {place} is not an answer of a batch: name another file, or delete it"
         )
 
     try:

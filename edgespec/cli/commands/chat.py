@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             if is_terminal:
                 console.note(
                     f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
-                    "tells keys and commands, Ctrl-D ends"
+                    "lists keys and commands, Ctrl-D ends"
                 )
                 # where lines are edited, Ctrl-C at the prompt is a key
                 stack.enter_context(interrupts.stopping(chat.stop, forgives=True))
@@ -143,7 +143,7 @@ class Chat:
         if name == "/exit":
             return False
         if name not in self._commands:
-            raise UsageError(f"{name} is no command: {', '.join(chat_input.COMMANDS)}")
+            raise UsageError(f"{name} is not a command: {', '.join(chat_input.COMMANDS)}")
         self._commands[name](rest.strip())
         return True
 
@@ -164,7 +164,7 @@ class Chat:
 
     def _tell_stats(self, rest: str) -> None:
         if self._last is None:
-            raise UsageError("/stats: there is no answer yet")
+            raise UsageError("/stats: no answer yet")
         result, peak_bytes = self._last, process.peak_rss_bytes()
         self._console.note(
             f"reused: {result.reused_tokens} tokens that were read before, "
@@ -226,7 +226,7 @@ class Chat:
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
         if self._last.finish_reason == "context":
-            self._console.note("the context is full: /reset begins anew")
+            self._console.note("the context is full: /reset starts a new conversation")
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 

@@ -111,7 +111,11 @@ def comparison(alone: dict[str, Any], drafted: dict[str, Any]) -> str:
     """One line about two reports of `generate`."""
     slow, fast = (report["timings"]["tokens_per_s"] for report in (alone, drafted))
     same = alone["tokens"] == drafted["tokens"]
-    verdict = "the same text" if same else "the texts differ where two tokens were equally probable"
+    verdict = (
+        "the same text"
+        if same
+        else "the texts differ where two tokens were almost equally probable"
+    )
     return (
         f"\n{slow:.1f} tokens/s alone, {fast:.1f} with the draft: {fast / slow:.1f} times as fast; "
         f"{verdict}"

@@ -81,11 +81,11 @@ def list_notes(models: Sequence[ListedModel]) -> list[str]:
             notes.append(listed.problem)
         if listed.known.is_outdated:
             notes.append(
-                f"{listed.known.path} was made from an earlier embedded target: nothing uses it "
-                "any more, delete it if you do not"
+                f"{listed.known.path} was made from an earlier embedded target and is not used any "
+                "more: delete it"
             )
     if any(_intact(listed.files) is False for listed in models):
-        notes.append("an embedded model is not what it should be: install edgespec again")
+        notes.append("an embedded model is damaged: install edgespec again")
     return notes
 
 

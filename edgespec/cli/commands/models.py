@@ -162,7 +162,7 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
     for kind in types:
         if kind not in known:
-            raise UsageError(f"--types {text}: {kind or 'nothing'} is none of {', '.join(known)}")
+            raise UsageError(f"--types {text}: {kind!r} is not one of {', '.join(known)}")
     return types
 
 
@@ -182,7 +182,7 @@ def _max_tokens(args: argparse.Namespace) -> int:
     max_tokens = GenerateSettings.model_validate(flags).max_tokens
     if max_tokens < 1:
         raise UsageError(
-            f"{spell('max_tokens')} {max_tokens}: texts are compared token by token, so give at "
-            "least 1"
+            f"{spell('max_tokens')} {max_tokens}: give at least 1, since texts are "
+            "compared token by token"
         )
     return max_tokens

@@ -82,7 +82,7 @@ def _guard(args: argparse.Namespace) -> Guard:
 
 def _key(args: argparse.Namespace) -> str | None:
     if "api_key" in args and "api_key_file" in args:
-        raise UsageError("--api-key and --api-key-file contradict each other: give one of them")
+        raise UsageError("give either --api-key or --api-key-file, not both")
     if "api_key_file" in args:
         path = Path(args.api_key_file)
         try:
