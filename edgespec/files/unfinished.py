@@ -59,24 +59,26 @@ def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> 
 
 
 @contextmanager
-def unfinished_folder(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, deleted when the block ends: move what is complete before.
-    Raises as `unfinished_file` does.
-    """
-    sweep(out.parent)
-    with _claimed_folder(_part_of(out), out) as part:
-        for leftover in part.iterdir():
-            _remove(leftover)
-        yield part
-
-
-@contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A hidden folder in `beside` with a random name, deleted when the block ends."""
     sweep(beside)
     part = _random_part(beside)
-    with _claimed_folder(part, part):
+
+    def make_and_open() -> int:
+        part.mkdir(exist_ok=True)
+        return _open(part, os.O_RDONLY)
+
+    if fcntl is None:
+        part.mkdir()
+        descriptor = None
+    else:
+        descriptor = _claim(make_and_open, part, part)
+    try:
         yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def claim(descriptor: int, out: Path) -> None:
@@ -110,25 +112,6 @@ def _part_of(out: Path) -> Path:
 
 def _random_part(beside: Path) -> Path:
     return beside / f".{secrets.token_hex(8)}{SUFFIX}"
-
-
-@contextmanager
-def _claimed_folder(part: Path, out: Path) -> Iterator[Path]:
-    def make_and_open() -> int:
-        part.mkdir(exist_ok=True)
-        return _open(part, os.O_RDONLY)
-
-    if fcntl is None:
-        part.mkdir(exist_ok=True)
-        descriptor = None
-    else:
-        descriptor = _claim(make_and_open, part, out)
-    try:
-        yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:

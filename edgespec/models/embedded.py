@@ -96,7 +96,7 @@ def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
 
 
 def default_file(model: EmbeddedModel) -> EmbeddedFile:
-    """The file that a model's name stands for where there are several forms. Raises ModelError."""
+    """The default file of a model that exists in several forms. Raises ModelError."""
     for file in model.files:
         if (file.format, file.quantization) == ("gguf", "Q8_0"):
             return file

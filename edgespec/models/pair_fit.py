@@ -1,6 +1,6 @@
 """Measures how well a draft fits a target: the share of the target's own text that it guesses.
 
-The target runs once. Greedy text tells for every tree which guesses would have stood in it, so the
+The target runs once. Greedy text tells for every tree which guesses it would have accepted, so the
 trees are grown by the draft alone, and a target that is paged is not paged again. Reads no clock.
 """
 
@@ -262,7 +262,7 @@ def full_trees(drafted_nodes: int) -> EngineSettings:
 class KnownText:
     """Implements `LanguageModel`: a target that is certain of a text, which it need not compute.
 
-    Its logits are right at the nodes that stand, and mean nothing elsewhere.
+    Its logits are right at nodes that the text accepts, and mean nothing elsewhere.
     """
 
     last_report = PassReport()
@@ -295,10 +295,10 @@ class KnownText:
         return PagingStats()
 
     def cancel(self) -> None:
-        """Nothing here lasts."""
+        """Do nothing: every call returns at once."""
 
     def close(self) -> None:
-        """The target that it stands for is somebody else's."""
+        """Close nothing: the target belongs to the caller."""
 
 
 def _finish(

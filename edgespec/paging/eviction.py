@@ -89,25 +89,3 @@ class LeastLikely:
         until_layer = ((self._layers - self._layer - 1) % n_layers + 1) / n_layers
         in_pass = 1 - (1 - self._likelihood) ** self._n_tokens
         return until_layer[:, None] + 1 / (in_pass + self.unused) - 1
-
-
-class LeastRecent:
-    """Evicts the least recently used expert; the baseline for other policies."""
-
-    def __init__(self, n_experts: Sequence[int]) -> None:
-        self._order: dict[tuple[int, int], None] = {}
-
-    def add(self, layer: int, expert: int) -> None:
-        self._order[layer, expert] = None
-
-    def remove(self, layer: int, expert: int) -> None:
-        del self._order[layer, expert]
-
-    def use(self, layer: int, choices: np.ndarray) -> None:
-        for expert in np.unique(choices).tolist():
-            if (layer, expert) in self._order:
-                del self._order[layer, expert]
-                self._order[layer, expert] = None
-
-    def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
-        return next((unit for unit in self._order if may_evict(*unit)), None)

@@ -13,13 +13,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.files import unfinished
-from edgespec.files.unfinished import (
-    SUFFIX,
-    scratch_folder,
-    sweep,
-    unfinished_file,
-    unfinished_folder,
-)
+from edgespec.files.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file
 
 pytest.importorskip("fcntl", reason="there are no such locks here")
 
@@ -55,6 +49,11 @@ def left_by_a_killed_process(kind: str, out: Path) -> None:
         process.wait()
 
 
+each_kind = pytest.mark.parametrize(
+    ("kind", "place"), [("unfinished_file", "one"), ("scratch_folder", "")]
+)
+
+
 def parts(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.endswith(SUFFIX)]
 
@@ -71,7 +70,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
     def write_half() -> None:
-        with unfinished_file(tmp_path / "out") as file, unfinished_folder(tmp_path / "o") as part:
+        with unfinished_file(tmp_path / "out") as file, scratch_folder(tmp_path) as part:
             file.write(b"half")
             (part / "half").touch()
             raise KeyboardInterrupt
@@ -82,50 +81,46 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_gone_at_the_end(tmp_path: Path) -> None:
-    with unfinished_folder(tmp_path / "out") as part:
+    with scratch_folder(tmp_path) as part:
         (part / "file").write_bytes(b"content")
         (part / "file").replace(tmp_path / "file")
-    with scratch_folder(tmp_path) as part:
-        (part / "file").touch()
+        (part / "other").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
+@each_kind
 def test_what_a_killed_process_left_is_gone_when_the_next_one_writes_there(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, place: str
 ) -> None:
-    left_by_a_killed_process(kind, tmp_path / "one")
+    left_by_a_killed_process(kind, tmp_path / place)
     assert parts(tmp_path)
     with unfinished_file(tmp_path / "two") as file:
         assert parts(tmp_path) == [f".two{SUFFIX}"]
         file.write(b"complete")
 
 
-@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
 def test_what_a_killed_process_left_of_the_same_place_is_not_part_of_the_next(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
 ) -> None:
-    left_by_a_killed_process(kind, tmp_path / "out")
+    left_by_a_killed_process("unfinished_file", tmp_path / "out")
     with unfinished_file(tmp_path / "out") as file:
         file.write(b"short")
     assert (tmp_path / "out").read_bytes() == b"short"
 
 
-@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
-def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, kind: str) -> None:
-    with another_process(kind, tmp_path / "out"):
+@each_kind
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, kind: str, place: str) -> None:
+    with another_process(kind, tmp_path / place):
+        written = parts(tmp_path)
         sweep(tmp_path)
-        assert parts(tmp_path) == [f".out{SUFFIX}"]
+        assert parts(tmp_path) == written != []
 
 
-@pytest.mark.parametrize("kind", ["unfinished_file", "unfinished_folder"])
-def test_two_processes_do_not_write_one_place(tmp_path: Path, kind: str) -> None:
+def test_two_processes_do_not_write_one_place(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with another_process(kind, out):
+    with another_process("unfinished_file", out):
         with pytest.raises(UsageError, match="is being written by another process"):
             unfinished_file(out).__enter__()
-        with pytest.raises(UsageError, match="is being written by another process"):
-            unfinished_folder(out).__enter__()
         with unfinished_file(tmp_path / "other") as file:
             file.write(b"others may be written meanwhile")
 
@@ -178,7 +173,7 @@ def test_a_sweep_that_comes_between_making_and_locking_stops_nobody(
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs")
-@pytest.mark.parametrize("write", [unfinished_file, unfinished_folder])
+@pytest.mark.parametrize("write", [unfinished_file, lambda out: scratch_folder(out.parent)])
 def test_a_folder_in_which_nothing_can_be_made_is_an_error_at_once(
     write: Callable[[Path], AbstractContextManager[object]],
 ) -> None:

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging.eviction import LeastRecent
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
 from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
 from edgespec.tracing.spans import Track
+from least_recent import LeastRecent
 from traces import read, spans, trace_in_memory
 
 SLICE = 3 * BLOCK_BYTES + 160

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError
 from edgespec.settings.base import Names
 from edgespec.settings.config import Count
-from edgespec.settings.options import Flag, Role, RuntimeOptions
+from edgespec.settings.options import Flag, RuntimeOptions
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 QUANTISED = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"})
 _CACHE_TYPES = ", ".join(get_args(CacheType))
-_GPU_LAYERS: Mapping[Role, tuple[str, str]] = {
-    "target": ("n_gpu_layers", "-ngl"),
-    "draft": ("n_gpu_layers_draft", "-ngld"),
-}
 _SERVER = re.compile(r"[\w.-]+:[1-9]\d{0,4}", re.ASCII)
 _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
 

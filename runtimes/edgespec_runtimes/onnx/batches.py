@@ -56,7 +56,7 @@ class Batcher:
     """Every token by itself: the graph lets tokens of a batch influence each other."""
 
     def prompt(self, tokens: Sequence[int], begin: int) -> Iterator[Batch]:
-        """Batches of a prompt whose first token stands at position `begin`."""
+        """Batches of a prompt whose first token has position `begin`."""
         at = 0
         for n in even_parts(len(tokens), 1 if self.alone else self.chunk):
             ids = np.array([tokens[at : at + n]], np.int64)

@@ -152,7 +152,7 @@ def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
 
 
 def muted(raw: bytes, kind: TensorType) -> bytes:
-    """Whole blocks of `kind` that stand for zeros: quants kept where the type allows it."""
+    """Whole blocks of `kind` whose values are zero: quants kept where the type allows it."""
     if kind.name not in SCALES:
         return bytes(len(raw))
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, kind.block_bytes).copy()

@@ -78,7 +78,7 @@ def _kept(header: GgufFile, layers: Sequence[int]) -> Iterator[TensorEntry]:
 
 
 def _pair(file: BinaryIO, header: GgufFile, entry: MetadataEntry, layers: Sequence[int]) -> bytes:
-    """The pair as it stands in the file, or changed for fewer layers."""
+    """The metadata entry as stored, or changed for fewer layers."""
     value = entry.value
     if entry.key == header.key("block_count"):
         return pack_pair(entry.key, len(layers))

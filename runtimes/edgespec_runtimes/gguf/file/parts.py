@@ -1,4 +1,4 @@
-"""Reads what stands before the weights of one GGUF file: metadata, and where each tensor lies.
+"""Reads the header of one GGUF file: metadata, and where each tensor lies.
 
 Every count and length is held against the size of the file before it is believed, arrays stay on
 disk until they are asked for, and the file is read, never mapped. Knows nothing of architectures.
@@ -58,7 +58,7 @@ class GgufArray:
         return list(layout.unpack(self._read()))
 
     def strings(self) -> Iterator[bytes]:
-        """The elements of an array of strings, as they stand in the file."""
+        """The elements of an array of strings, as stored."""
         data, at = self._read(), 0
         for _ in range(self.count):
             (length,) = U64.unpack_from(data, at)
@@ -127,7 +127,7 @@ def read_part(path: Path, file_index: int) -> PartHeader:
         for _ in range(n_pairs):
             entry = _pair(reader)
             if entry.key in entries:
-                raise reader.fail(f"the metadata key {entry.key} stands in it twice")
+                raise reader.fail(f"the metadata key {entry.key} occurs twice")
             entries[entry.key] = entry
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
@@ -345,7 +345,7 @@ def _placed(
     expected = 0
     for tensor in tensors:
         if tensor.name in placed:
-            raise reader.fail(f"the tensor {tensor.name} stands in it twice")
+            raise reader.fail(f"the tensor {tensor.name} occurs twice")
         if tensor.offset != expected:
             raise reader.fail(
                 f"{tensor.name} should lie at offset {expected} of the data, the header says "

@@ -106,7 +106,7 @@ def _check_experts(header: GgufFile) -> None:
     if header.architecture in PLAIN_ARCHITECTURES and len(set(used)) > 1:
         raise _wrong(header, f"its layers use different numbers of experts, {sorted(set(used))}")
     if groups and groups >= experts:
-        raise _wrong(header, f"{experts} experts stand in {groups} groups")
+        raise _wrong(header, f"{experts} experts are in {groups} groups")
     if groups > 1 and (experts % groups or not 0 < groups_used < groups):
         raise _wrong(header, f"{experts} experts, {groups_used} of {groups} groups used")
 

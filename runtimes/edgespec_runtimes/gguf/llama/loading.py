@@ -162,7 +162,7 @@ def load_sizes_only(path: Path) -> Model:
 
 
 def version() -> str:
-    """The version of llama-cpp-python, which stands for that of llama.cpp."""
+    """The version of llama-cpp-python, which implies that of llama.cpp."""
     return str(llama_cpp.__version__)
 
 

@@ -20,7 +20,7 @@ INLINE_BYTES = 64
 MOST_OUTLINE_BYTES = 128 << 20
 """The graphs of the largest decoders take a few megabytes."""
 THIS_FILE = "\0self"
-"""Stands as the location of a tensor whose bytes lie in the model file; no path holds a zero."""
+"""Location of a tensor whose bytes lie in the model file; no path holds a zero."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5

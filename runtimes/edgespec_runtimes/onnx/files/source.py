@@ -149,7 +149,7 @@ def read_source(path: Path) -> Source:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         if tensor.name in weights:
-            raise ModelError(f"{path} is damaged: the tensor {tensor.name} stands in it twice")
+            raise ModelError(f"{path} is damaged: the tensor {tensor.name} occurs twice")
         weight = _weight(path, tensor, files)
         if weight.nbytes <= INLINE_BYTES:
             _put_inline(tensor, weight, list(files))

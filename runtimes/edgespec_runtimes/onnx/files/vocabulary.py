@@ -130,7 +130,7 @@ def _read(path: Path) -> str:
 
 
 def _decoder(description: Mapping[str, Any], path: Path) -> Any:
-    """Turns a token's text in the file into the bytes that it stands for."""
+    """Turns a token's text in the file into the bytes that it means."""
     decoder = description.get("decoder") or {}
     kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))]
     if "ByteLevel" in kinds:
@@ -162,7 +162,7 @@ def _sentencepiece(name: str) -> bytes:
 
 @cache
 def _bytes_of_characters() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
+    """The printable character that encodes each byte in byte-level vocabularies."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(0x100 + i): b for i, b in enumerate(hidden)}

@@ -178,7 +178,7 @@ def _attach_bias(nodes: Iterable[NodeProto]) -> None:
 
 
 def _switch_by_position(test: NodeProto) -> list[NodeProto]:
-    """Let angles be chosen by where the last token stands in its text: the length of past and new
+    """Let angles be chosen by the position of the last token: the length of past and new
     tokens together counts other branches, too.
     """
     last, length = "edgespec.last_position", "edgespec.text_length"
@@ -192,7 +192,7 @@ def _switch_by_position(test: NodeProto) -> list[NodeProto]:
 def _with_fitted_tables(nodes: Sequence[NodeProto]) -> list[NodeProto]:
     """Let tables of angles have exactly one row for each token in use.
 
-    Fused attention wants no fewer, and a tree's nodes stand in the cache beyond the last position
+    Fused attention wants no fewer, and a tree's nodes lie in the cache beyond the last position
     of a context that is full; such rows are zeros that no token looks up. Once for all layers: they
     share what is made here, which is small, instead of the tables, which are as long as the longest
     context that the model knows.
