@@ -170,6 +170,14 @@ class PagingStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TextCost:
+    """Tokens and seconds of one of several texts, from its request to its end."""
+
+    n_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundCost:
     """Seconds, passes and tokens of one round."""
 

@@ -9,6 +9,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from edgespec.bench.runs import (
     Answer,
     Decode,
     Decoded,
+    DecodeTogether,
     Job,
     RawRead,
     ReadRaw,
@@ -32,9 +34,10 @@ from edgespec.errors import UsageError
 from edgespec.jobs.messages import answer_one
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
-from edgespec.ports.baselines import BaselineRequest, OffersBaselines
+from edgespec.ports.baselines import BaselineRequest, DecodesTogether, OffersBaselines
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec.values import GenerationResult, TextCost, total_sources
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
 """Start of a read loop that is not timed."""
@@ -52,6 +55,8 @@ def _answer(job: Job) -> Answer:
     match job:
         case Decode():
             return _decode(job)
+        case DecodeTogether():
+            return _decode_together(job)
         case ReadRaw():
             return _read_raw(job)
         case Survey():
@@ -106,6 +111,65 @@ def _run_baseline(job: Decode) -> Decoded:
     )
 
 
+def _decode_together(job: DecodeTogether) -> Decoded:
+    engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
+    return _run_baseline_together(job) if engine is None else _run_engine_together(job, engine)
+
+
+def _run_engine_together(job: DecodeTogether, mode: modes.Mode) -> Decoded:
+    settings = _load_settings(job, job.draft if mode.drafts else None, len(job.prompts))
+    with session.load(settings, mode.engine) as running:
+        before, began = running.paging, time.perf_counter()
+
+        def generate(prompt: str) -> tuple[GenerationResult, float]:
+            result = running.generate(prompt, max_tokens=job.n_tokens)
+            return result, time.perf_counter() - began
+
+        with ThreadPoolExecutor(len(job.prompts)) as pool:
+            timed = list(pool.map(generate, job.prompts))
+        wall_s, paging = time.perf_counter() - began, running.paging.since(before)
+        results = [result for result, _ in timed]
+        rounds = [cost for result in results for cost in result.speculation.round_costs]
+        return Decoded(
+            tokens=tuple(token for result in results for token in result.tokens),
+            text_sha256=_sha256("".join(result.text for result in results).encode()),
+            n_prompt_tokens=sum(len(result.prompt_tokens) for result in results),
+            load_s=running.load_report["total"],
+            prompt_s=max(result.timings.prompt_s for result in results),
+            decode_s=wall_s,
+            rounds=tuple(rounds),
+            bytes_read=paging.bytes_read,
+            peak_bytes=process.peak_rss_bytes(),
+            notes=tuple(dict.fromkeys(n for result in results for n in result.notes)),
+            sources=total_sources(result.speculation.sources for result in results),
+            texts=tuple(TextCost(len(result.tokens), seconds) for result, seconds in timed),
+            n_passes=paging.passes or None,
+        )
+
+
+def _run_baseline_together(job: DecodeTogether) -> Decoded:
+    runtime = runtimes.find(job.model)
+    if not isinstance(runtime, DecodesTogether):
+        raise UsageError(f"the runtime {runtime.name} decodes one text at a time in {job.mode}")
+    request = BaselineRequest(
+        job.model, None, "", job.n_tokens, job.ctx_size, job.n_threads, storage_reads
+    )
+    run = runtime.run_together(job.mode, request, job.prompts)
+    tokens = tuple(token for text in run.texts for token in text)
+    return Decoded(
+        tokens=tokens,
+        text_sha256=_sha256(repr(run.texts).encode()),
+        n_prompt_tokens=run.n_prompt_tokens,
+        load_s=run.load_s,
+        prompt_s=0.0,
+        decode_s=run.wall_s,
+        rounds=run.rounds,
+        bytes_read=run.bytes_read,
+        peak_bytes=process.peak_rss_bytes(),
+        texts=run.costs,
+    )
+
+
 def _read_raw(job: ReadRaw) -> RawRead:
     """Time direct reads of READ_BYTES, one after the other, thrown away.
 
@@ -143,19 +207,22 @@ def _reads(path: Path) -> Generator[int, None, None]:
 
 
 def _survey(job: Survey) -> Surveyed:
-    settings = _load_settings(job, job.draft)
+    settings = _load_settings(job, job.draft, job.n_texts)
     resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
     session.plan(settings)  # refuses a budget that cannot work
     return Surveyed(session.plan(resident).planned_bytes)
 
 
-def _load_settings(job: Decode | Survey, draft: Path | None) -> LoadSettings:
+def _load_settings(
+    job: Decode | DecodeTogether | Survey, draft: Path | None, n_texts: int = 1
+) -> LoadSettings:
     return LoadSettings(
         model=job.model,
         draft=draft,
         memory_budget="auto" if job.budget_bytes is None else job.budget_bytes,
         ctx_size=job.ctx_size,
         threads=job.n_threads,
+        n_parallel=n_texts,
     )
 
 

@@ -6,7 +6,7 @@ It says what a mode is. Which of them can run on given models and limits is deci
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -27,6 +27,17 @@ class Mode:
     """Keeps all weights in memory: applies only where they fit."""
     engine: EngineSettings | None = None
     """None for a runtime's baseline. Runs remember nothing, so that all begin alike."""
+    n_texts: int | None = None
+    """Texts at once, where a bench compares their numbers."""
+
+    @property
+    def strategy(self) -> str:
+        """The name without the number of texts."""
+        return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
+
+    def together(self, n_texts: int) -> Mode:
+        """The mode with so many texts at once."""
+        return replace(self, name=f"{self.name} x{n_texts}", n_texts=n_texts)
 
     @property
     def is_slow(self) -> bool:

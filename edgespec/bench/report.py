@@ -86,7 +86,10 @@ class BenchReport:
 
     @property
     def reference(self) -> str | None:
-        return self.modes[0].name if self.modes else None
+        if not self.modes:
+            return None
+        first = self.modes[0]
+        return first.name if first.n_texts is None else first.name.rpartition(" x")[0]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; every run is in it."""

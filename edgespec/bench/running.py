@@ -16,7 +16,16 @@ from typing import Protocol
 from edgespec.bench import table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import CHILD, Decode, Decoded, RawRead, ReadRaw, Survey, Surveyed
+from edgespec.bench.runs import (
+    CHILD,
+    Decode,
+    Decoded,
+    DecodeTogether,
+    RawRead,
+    ReadRaw,
+    Survey,
+    Surveyed,
+)
 from edgespec.bench.schedule import RAW, ScheduledRun, scheduled_runs
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
@@ -44,6 +53,7 @@ class Bench:
     draft: Path | None
     modes: Sequence[Mode]
     prompts: Sequence[Prompt]
+    """Those of single texts first; further ones are decoded beside them."""
     limiter: Limiter
     budget_bytes: int | None
     """edgespec's own; None is what is free."""
@@ -76,6 +86,7 @@ def survey(bench: Bench) -> Surveyed:
         bench.settings.ctx_size,
         bench.n_threads,
         bench.budget_bytes if pages else None,
+        max((mode.n_texts or 1 for mode in bench.modes if mode.engine is not None), default=1),
     )
     # not bound: a limit that is too small would kill it before it can say so
     answer = launch(job, CHILD).answer
@@ -102,7 +113,7 @@ def run_all(bench: Bench, display: Display) -> Results:
     settings = bench.settings
     due = list(
         scheduled_runs(
-            [mode.name for mode in bench.modes], len(bench.prompts), settings.repetitions
+            [mode.name for mode in bench.modes], settings.n_prompts, settings.repetitions
         )
     )
     _announce(bench, len(due), display)
@@ -138,17 +149,18 @@ def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launc
             ReadRaw(largest_of(bench.target), RAW_BYTES), CHILD, bench.limiter, cold, tick
         )
     mode = next(mode for mode in bench.modes if mode.name == turn.mode)
-    job = Decode(
-        mode=mode.name,
-        model=bench.target,
-        draft=bench.draft if mode.drafts else None,
-        prompt=bench.prompts[turn.prompt].text,
-        n_tokens=bench.tokens_of(mode),
-        ctx_size=bench.settings.ctx_size,
-        n_threads=bench.n_threads,
-        budget_bytes=bench.budget_bytes,
-    )
-    return launch(job, CHILD, bench.limiter, cold, tick)
+    return launch(_job(bench, mode, turn.prompt), CHILD, bench.limiter, cold, tick)
+
+
+def _job(bench: Bench, mode: Mode, first: int) -> Decode | DecodeTogether:
+    """The job of a run that begins with the prompt `first`; further texts take those after it."""
+    texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
+    draft = bench.draft if mode.drafts else None
+    n_tokens, ctx_size = bench.tokens_of(mode), bench.settings.ctx_size
+    shared = (n_tokens, ctx_size, bench.n_threads, bench.budget_bytes)
+    if mode.n_texts is None:
+        return Decode(mode.name, bench.target, draft, texts[0], *shared)
+    return DecodeTogether(mode.strategy, bench.target, draft, tuple(texts), *shared)
 
 
 def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:
@@ -168,7 +180,7 @@ def _announce(bench: Bench, n_runs: int, display: Display) -> None:
     settings = bench.settings
     display.note(
         f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
-        f"{table.counted(len(bench.prompts), 'prompt')}, "
+        f"{table.counted(settings.n_prompts, 'prompt')}, "
         f"{table.counted(settings.repetitions, 'time')}; "
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )

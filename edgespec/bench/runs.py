@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgespec.jobs.launching import Child
 from edgespec.jobs.messages import Failed, Messages
-from edgespec.values import RoundCost, SourceStats
+from edgespec.values import RoundCost, SourceStats, TextCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,22 @@ class Decode:
     n_threads: int
     budget_bytes: int | None
     """Budget of the process; None for what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTogether:
+    """Continue several prompts greedily at once in one mode."""
+
+    mode: str
+    model: Path
+    draft: Path | None
+    prompts: tuple[str, ...]
+    n_tokens: int
+    """Most tokens of each text."""
+    ctx_size: int
+    """For each text."""
+    n_threads: int
+    budget_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,7 @@ class Survey:
     ctx_size: int
     n_threads: int
     budget_bytes: int | None
+    n_texts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,10 @@ class Decoded:
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses; empty for other libraries' modes."""
+    texts: tuple[TextCost, ...] = ()
+    """Texts that were decoded at once; their prompts are part of `decode_s` then. Empty for one."""
+    n_passes: int | None = None
+    """Passes that the texts shared; None counts those of the rounds."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -72,6 +93,8 @@ class Decoded:
 
     @property
     def passes(self) -> int:
+        if self.n_passes is not None:
+            return self.n_passes
         return sum(cost.passes for cost in self.rounds)
 
 
@@ -95,9 +118,9 @@ class Surveyed:
     """The whole process with the target alone, all its weights in memory."""
 
 
-Job = Decode | ReadRaw | Survey
+Job = Decode | DecodeTogether | ReadRaw | Survey
 Answer = Decoded | RawRead | Surveyed | Failed
 
-MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
+MESSAGES = Messages((Decode, DecodeTogether, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
 CHILD = Child("edgespec.bench.child", MESSAGES)
 to_json, from_json = MESSAGES.to_json, MESSAGES.from_json

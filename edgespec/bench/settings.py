@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
+from edgespec.settings.config import MOST_TEXTS
 from edgespec.settings.units import parse_rate, parse_size
 
 UNLIMITED = "unlimited"
@@ -29,8 +30,9 @@ def _size(value: str | int) -> int:
     return parse_size(value, named=f"--size {value}")
 
 
-def _names(value: object) -> object:
-    return tuple(value.split(",")) if isinstance(value, str) else value
+def _parts(value: object) -> object:
+    """Values between commas, each once."""
+    return tuple(dict.fromkeys(value.split(","))) if isinstance(value, str) else value
 
 
 class BenchSettings(Settings):
@@ -46,8 +48,13 @@ class BenchSettings(Settings):
     """Memory limit: 1GiB, a share of target plus draft like 30%, or unlimited."""
     disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
     """Bytes read per second, like 300M, in decimal units as storage is sold. Default: no limit."""
-    modes: Annotated[tuple[str, ...] | None, BeforeValidator(_names)] = None
+    modes: Annotated[tuple[str, ...] | None, BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
+    parallel: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST_TEXTS)], ...] | None, BeforeValidator(_parts)
+    ] = None
+    """Numbers of texts at once, like 1,2,4,8: tokens/s together and for each text. Default: single
+    texts."""
     prompts: Path | None = None
     """File of prompts: one a line, or in .jsonl an object's `prompt`. Default: beginnings of Python
     code."""

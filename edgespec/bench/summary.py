@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec import theory
@@ -93,6 +93,10 @@ class ModeSummary:
     peak_bytes: int
     agreement: TextAgreement
     prompts: tuple[PromptSummary, ...]
+    n_texts: int | None = None
+    """Texts at once, where a bench compares their numbers: `tokens_per_s` is of all together."""
+    text_tokens_per_s: Spread | None = None
+    """Tokens a second of single texts among them."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses in all runs; empty for other libraries' modes."""
 
@@ -187,6 +191,8 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
             _summarise_prompt([row for row in rows if row.prompt == prompt], reference)
             for prompt in dict.fromkeys(row.prompt for row in rows)
         ),
+        n_texts=len(runs[0].texts) or None,
+        text_tokens_per_s=_of_texts(runs),
         sources=total_sources(run.sources for run in runs),
     )
 
@@ -214,11 +220,25 @@ def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
 def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
     """The sum over runs whose reference is there."""
     found = [
-        agreement(row.decoded.tokens, other.tokens)
+        agreement(tokens, theirs)
         for row in rows
         if (other := reference.get((row.prompt, row.repetition)))
+        for tokens, theirs in zip(_texts(row.decoded), _texts(other), strict=False)
     ]
     return TextAgreement(sum(a.tokens for a in found), sum(a.compared for a in found))
+
+
+def _texts(run: Decoded) -> Iterator[Sequence[int]]:
+    """The tokens of each of its texts."""
+    begin = 0
+    for n_tokens in [text.n_tokens for text in run.texts] or [len(run.tokens)]:
+        yield run.tokens[begin : begin + n_tokens]
+        begin += n_tokens
+
+
+def _of_texts(runs: Sequence[Decoded]) -> Spread | None:
+    rates = [_rate(text.n_tokens, text.seconds) for run in runs for text in run.texts]
+    return spread(rates) if rates else None
 
 
 def _tokens_per_pass(runs: Sequence[Decoded]) -> float:

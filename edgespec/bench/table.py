@@ -67,8 +67,27 @@ def summary_table(report: BenchReport) -> list[str]:
         f"{'raw':<15}{'':<45}{raw.median / MB:>17.0f}  "
         f"({raw.least / MB:.0f} - {raw.most / MB:.0f}) MB/s of plain direct reads"
     )
-    lines += ["", *source_lines(report), *reading_lines(report)]
+    lines += ["", *curve_lines(report), *source_lines(report), *reading_lines(report)]
     return lines
+
+
+def curve_lines(report: BenchReport) -> list[str]:
+    """Tokens a second by mode and number of texts at once; none for single texts."""
+    rates: dict[str, dict[int, str]] = {}
+    for mode in report.modes:
+        if mode.n_texts is not None and mode.text_tokens_per_s is not None:
+            together, each = mode.tokens_per_s.median, mode.text_tokens_per_s.median
+            by_number = rates.setdefault(mode.name.rpartition(" x")[0], {})
+            by_number[mode.n_texts] = f"{figure(together)} ({figure(each)})"
+    if not rates:
+        return []
+    numbers = sorted({number for by_number in rates.values() for number in by_number})
+    lines = ["tokens/s of all texts together (and of each), prompts included, by texts at once:"]
+    lines.append(f"{'mode':<15}" + "".join(f"{number:>15}" for number in numbers))
+    for name, by_number in rates.items():
+        cells = (f"{by_number.get(number, '-'):>15}" for number in numbers)
+        lines.append(f"{name:<15}{''.join(cells)}")
+    return [*lines, ""]
 
 
 def source_lines(report: BenchReport) -> list[str]:

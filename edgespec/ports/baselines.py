@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from edgespec.errors import UsageError
-from edgespec.values import RoundCost
+from edgespec.values import RoundCost, TextCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,37 @@ class OffersBaselines(Protocol):
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         """Load, decode, free. Raises ModelError or UsageError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TogetherRun:
+    """Texts that were decoded at once, with their costs in the same order."""
+
+    texts: tuple[tuple[int, ...], ...]
+    costs: tuple[TextCost, ...]
+    n_prompt_tokens: int
+    load_s: float
+    wall_s: float
+    """From the first prompt's first token to the end of the last text."""
+    rounds: tuple[RoundCost, ...]
+    """Passes, the prompts' first."""
+    bytes_read: int
+
+
+@runtime_checkable
+class DecodesTogether(Protocol):
+    """Optional protocol of a runtime: baselines that decode several texts in one pass."""
+
+    together: Collection[str]
+    """Names of these baselines."""
+
+    def run_together(
+        self, name: str, request: BaselineRequest, prompts: Sequence[str]
+    ) -> TogetherRun:
+        """Load, decode all `prompts` in the place of the request's own, free.
+
+        Raises ModelError or UsageError.
+        """
 
 
 def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:

@@ -14,7 +14,7 @@ from edgespec.bench.modes import ENGINE_MODES, known_modes
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.cli.commands import bench
-from edgespec.cli.commands.bench import applicable, chosen_prompts, request_from
+from edgespec.cli.commands.bench import applicable, chosen_prompts, in_parallel, request_from
 from edgespec.cli.flags import parser as flags
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair
@@ -35,6 +35,8 @@ KNOWN = known_modes(
         ("--quik", "did you mean '--quick'?"),
         ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
         ("--repetitions 0", "--repetitions 0"),
+        ("--parallel 1,x", "--parallel x: it must be"),
+        ("--parallel 0", "--parallel 0"),
         ("-md d.gguf", "--model-draft needs the model"),
     ],
 )
@@ -93,6 +95,29 @@ def test_a_library_cannot_draft_with_a_model_of_another_runtime():
     modes, (gone,) = applicable(KNOWN, Path("d"), True, 100, 1000)
     assert (gone.mode, gone.reason) == ("spec", "its library cannot run this draft")
     assert len(modes) == len(KNOWN) - 1
+
+
+def test_modes_of_several_texts_are_those_that_decode_them_at_once():
+    class Together:
+        together = ("mmap",)
+
+        def run_together(self, *arguments: object) -> None: ...
+
+    modes, left_out = in_parallel(KNOWN[:4], (1, 4), Together())
+    assert [(mode.name, mode.strategy, mode.n_texts) for mode in modes] == [
+        (f"{name} x{n}", name, n) for n in (1, 4) for name in ("mmap", "paged")
+    ]
+    assert [gone.mode for gone in left_out] == ["resident", "spec"]
+
+
+def test_the_curve_needs_prompts_for_all_texts(tmp_path: Path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\ntwo\nthree\n")
+    settings = BenchSettings(prompts=path, n_prompts=2, parallel="1,2,2")
+    assert settings.parallel == (1, 2)
+    assert len(chosen_prompts(settings)) == 3
+    with pytest.raises(UsageError, match=r"2 beside the last for --parallel: .* has only 3"):
+        chosen_prompts(settings.model_copy(update={"parallel": (3,)}))
 
 
 def test_resident_needs_room_for_all_weights():
@@ -170,6 +195,20 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
     assert mmap["tokens_per_pass"] == 1.0
     assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
+
+
+def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
+    pytest.importorskip("llama_cpp")
+    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    assert entry.main(["bench", *words.split(), "--json"]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert [(mode["name"], mode["n_texts"]) for mode in content["modes"]] == (
+        [("mmap x1", 1), ("mmap x3", 3)]
+    )
+    assert [mode["tokens_per_pass"] for mode in content["modes"]] == [1.0, 3.0]
+    assert content["prompts"] == ["1 def read_lines"]
+    assert "tokens/s of all texts together (and of each)" in err
 
 
 def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):

@@ -12,7 +12,13 @@ pytest.importorskip("llama_cpp")
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
+from edgespec.ports.baselines import (
+    BaselineRequest,
+    BaselineRun,
+    DecodesTogether,
+    OffersBaselines,
+    TogetherRun,
+)
 from edgespec_runtimes.gguf import baselines, runtime
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from reference import LlamaCpp
@@ -73,6 +79,34 @@ def test_speculation_is_counted_round_by_round(name: str, most: int):
     assert all(cost.accepted <= cost.verified <= most for cost in run.rounds)
     assert sum(cost.accepted for cost in run.rounds) > 0
     assert all(cost.wall_s >= cost.draft_s + cost.pass_s for cost in run.rounds)
+
+
+@pytest.mark.parametrize("name", ["mmap", "resident"])
+def test_texts_decoded_at_once_are_those_decoded_alone(name: str):
+    prompts = [PROMPT, "import os\n\n", "class Queue:\n"]
+    together = baselines_together(name, prompts)
+    alone = [baselines.run("mmap", request(prompt=prompt)).tokens for prompt in prompts]
+    same = [ours[:6] == theirs[:6] for ours, theirs in zip(together.texts, alone, strict=True)]
+    assert same == [True] * 3
+    assert [cost.n_tokens for cost in together.costs] == [len(text) for text in together.texts]
+    assert all(0 < cost.seconds <= together.wall_s for cost in together.costs)
+    n_passes = sum(cost.passes for cost in together.rounds)
+    assert n_passes == max(map(len, together.texts))  # the prompts' pass gives the first tokens
+
+
+def baselines_together(name: str, prompts: list[str]) -> TogetherRun:
+    assert isinstance(runtime, DecodesTogether)
+    return runtime.run_together(name, request(), prompts)
+
+
+def test_speculation_decodes_one_text_at_a_time():
+    with pytest.raises(UsageError, match="llama-linear decodes one text at a time"):
+        baselines_together("llama-linear", [PROMPT])
+
+
+def test_a_text_that_does_not_fit_beside_others_is_refused():
+    with pytest.raises(UsageError, match="raise --ctx-size"):
+        baselines_together("mmap", [PROMPT, PROMPT * 100])
 
 
 def test_speculation_writes_no_more_than_it_is_asked_for():

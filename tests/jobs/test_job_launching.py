@@ -7,23 +7,44 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench_rows import row
-from edgespec.bench.runs import CHILD, Decode, RawRead, ReadRaw, Survey, from_json, to_json
+from edgespec.bench.runs import (
+    CHILD,
+    Decode,
+    DecodeTogether,
+    RawRead,
+    ReadRaw,
+    Survey,
+    from_json,
+    to_json,
+)
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
 from edgespec.jobs.messages import Failed
+from edgespec.values import TextCost
 
 
 def test_jobs_and_answers_survive_their_json():
     decode = Decode("auto", Path("m"), None, "grüße", 4, 512, 2, 1 << 30)
     survey = Survey(Path("m"), Path("d"), 512, 2, None)
     failed = Failed("too small", "BudgetError", 77)
-    for value in (decode, survey, ReadRaw(Path("m"), 9), failed, row("auto", 1.0).decoded):
+    together = DecodeTogether("auto", Path("m"), None, ("grüße", "b"), 4, 512, 2, None)
+    texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
+    for value in (
+        decode,
+        together,
+        texts,
+        survey,
+        ReadRaw(Path("m"), 9),
+        failed,
+        row("auto", 1.0).decoded,
+    ):
         assert from_json(to_json(value)) == value
 
 

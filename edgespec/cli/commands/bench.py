@@ -32,7 +32,7 @@ from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair, shipped_prompts
 from edgespec.models.model_files import size_of
-from edgespec.ports.baselines import OffersBaselines
+from edgespec.ports.baselines import DecodesTogether, OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
 from edgespec.settings.units import format_size
@@ -122,11 +122,17 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
     budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     n_threads = settings.threads or process.usable_cores()
     bench = Bench(settings, target, draft, requested_modes, prompts, limiter, budget, n_threads)
+    if settings.parallel:
+        most = max(settings.parallel)
+        bench = replace(bench, modes=[mode.together(most) for mode in requested_modes])
     surveyed = survey(bench)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
     modes, left_out = applicable(
         requested_modes, draft, is_mixed, surveyed.resident_bytes, room_bytes
     )
+    if settings.parallel:
+        modes, alone = in_parallel(modes, settings.parallel, runtime)
+        left_out += alone
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
     results = run_all(bench, console)
     if not results.raw:
@@ -143,10 +149,16 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
         n_tokens=settings.max_tokens,
         n_baseline_tokens=settings.tokens_of(is_slow=not bench.fits),
         n_repetitions=settings.repetitions,
-        prompts=[prompt.name for prompt in prompts],
+        prompts=[prompt.name for prompt in prompts[: settings.n_prompts]],
         raw_bytes_per_s=raw,
         descriptions={mode.name: mode.text for mode in modes},
-        modes=summarise(results.rows, [mode.name for mode in modes], raw.median),
+        modes=tuple(
+            summary
+            for n_texts in settings.parallel or (None,)
+            for summary in summarise(
+                results.rows, [mode.name for mode in modes if mode.n_texts == n_texts], raw.median
+            )
+        ),
         left_out=left_out,
         failures=results.failures,
         notes=sorted({note for row in results.rows for note in row.decoded.notes}),
@@ -158,9 +170,12 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
     """The requested prompts of the file, each named by its number and the beginning of its text."""
     path = settings.prompts or shipped_prompts()
     texts = read_prompts(path)
-    if len(texts) < settings.n_prompts:
-        raise UsageError(f"--n-prompts {settings.n_prompts}: {path} has only {len(texts)}")
-    return [_prompt(number, text) for number, text in enumerate(texts[: settings.n_prompts], 1)]
+    n_beside = max(settings.parallel or (1,)) - 1
+    n_prompts = settings.n_prompts + n_beside
+    if len(texts) < n_prompts:
+        beside = f", and {n_beside} beside the last for --parallel" if n_beside else ""
+        raise UsageError(f"--n-prompts {settings.n_prompts}{beside}: {path} has only {len(texts)}")
+    return [_prompt(number, text) for number, text in enumerate(texts[:n_prompts], 1)]
 
 
 def applicable(
@@ -188,15 +203,30 @@ def applicable(
     return fitting, left_out
 
 
+def in_parallel(
+    modes: Sequence[Mode], numbers: Sequence[int], runtime: Runtime
+) -> tuple[list[Mode], list[LeftOut]]:
+    """The modes with each number of texts at once, and those that decode one text at a time."""
+    together = runtime.together if isinstance(runtime, DecodesTogether) else ()
+    alone = [mode for mode in modes if mode.engine is None and mode.name not in together]
+    reason = "with --parallel its library is not measured: it decodes one text at a time here"
+    return (
+        [mode.together(n) for n in numbers for mode in modes if mode not in alone],
+        [LeftOut(mode.name, reason) for mode in alone],
+    )
+
+
 def picture(report: BenchReport) -> str:
     """The SVG of tokens a second by mode: medians, whiskers from the slowest to the fastest run."""
     ours = {mode.name for mode in ENGINE_MODES}
+    is_curve = any(mode.n_texts for mode in report.modes)
     rows = []
     for mode in report.modes:
         rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)
         if mode.ratio and mode.name != report.reference:
             text += f", {mode.ratio.median:.2f} times {report.reference}"
-        kind = "best" if mode.name == "auto" else "ours" if mode.name in ours else "theirs"
+        strategy = mode.name.rpartition(" x")[0] if is_curve else mode.name
+        kind = "best" if strategy == "auto" else "ours" if strategy in ours else "theirs"
         rows.append(charts.Bar(mode.name, rate.median, rate.least, rate.most, text, kind))
     return charts.bars(rows, "tokens/s")
 

@@ -35,6 +35,9 @@ examples:
       an ONNX pair
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
       what guesses bring over mmap, and the free ones over the draft alone
+  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto --parallel 1,2,4,8 -n 32
+      several texts at once, beside llama.cpp's own batched decoding of as many (one KV cache, no
+      draft, as its server's slots)
 
 Limits need the right to make control groups (Linux: root, or a systemd that delegates them). Where
 that is not given, the bench says so and nothing but edgespec's own budget is limited."""
@@ -56,6 +59,7 @@ def add_to(parser: ArgumentParser) -> None:
     }
     groups.add(runs, BenchSettings, quick, modes="LIST", max_tokens="-n N", baseline_tokens="N")
     groups.add(runs, BenchSettings, quick, n_prompts="N", repetitions="N", prompts="FILE")
+    groups.add(runs, BenchSettings, parallel="LIST")
     groups.add(runs, BenchSettings, ctx_size="-c N", threads="-t N")
     runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
     output = parser.add_argument_group("output")

@@ -170,7 +170,7 @@ class _SingleSequence(Closeable):
     """A model and its context, as llama.cpp's own programs keep them: one sequence."""
 
     def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
-        load = loading.load_resident if keeps_all else _load_mapped
+        load = loading.load_resident if keeps_all else load_mapped
         self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
@@ -220,7 +220,7 @@ class _SingleSequence(Closeable):
             self._model.close()
 
 
-def _load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:
+def load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:
     """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
     lib.llama_backend_init()
     params = lib.llama_model_default_params()

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import open_regular
-from edgespec.ports.baselines import BaselineRequest, BaselineRun
+from edgespec.ports.baselines import BaselineRequest, BaselineRun, TogetherRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
-from edgespec_runtimes.gguf import baselines, diagnosis, lending
+from edgespec_runtimes.gguf import baselines, batched, diagnosis, lending
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.validation import validate
@@ -32,6 +32,7 @@ class GgufRuntime:
     name = "gguf"
     library = baselines.LIBRARY
     baselines = baselines.BASELINES
+    together = batched.NAMES
 
     def recognises(self, path: Path) -> bool:
         if path.suffix == ".gguf":
@@ -62,6 +63,11 @@ class GgufRuntime:
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         return baselines.run(name, request)
+
+    def run_together(
+        self, name: str, request: BaselineRequest, prompts: Sequence[str]
+    ) -> TogetherRun:
+        return batched.run(name, request, prompts)
 
     def gpu(self) -> str | None:
         device = gpu.find()
