@@ -251,6 +251,10 @@ class SpeculationStats:
     draft_s: float = 0.0
     """Drafting that no target pass hid."""
     round_costs: tuple[RoundCost, ...] = ()
+    acceptance: str = "exact-replay"
+    """Rule that decided which guesses were accepted."""
+    keeps: str = "draws"
+    """Part of the target's own text that it keeps: its draws, its distribution, or neither."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses, the one with most nodes first."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgespec.settings.config import Keeps
 from edgespec.values import FinishReason, GenerationResult, TokenEvent
 
 Answer = dict[str, Any]
@@ -76,6 +77,14 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def marks(result: GenerationResult) -> Answer:
+    """Fields that tell how a text differs from the target's own; none if it does not."""
+    stats = result.speculation
+    if stats.keeps == Keeps.DRAWS:
+        return {}
+    return {"acceptance": {"rule": stats.acceptance, "keeps": stats.keeps}}
 
 
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:

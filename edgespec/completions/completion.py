@@ -75,6 +75,8 @@ class Completion(Closeable):
         self._on_result = on_result
         self._most_characters = most_characters
         self._usage = Usage()
+        self._marks: Answer = {}
+        """Fields of an answer whose text is not the target's own, once it has ended."""
         self._is_ending = False
         self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
@@ -119,13 +121,14 @@ class Completion(Closeable):
                 n_characters += len(source.indices) * (len(source.echo) + len(self.result.text))
                 if len(choices) > 1:
                     self._check_size(n_characters)
-            return self._envelope.whole(choices, self._usage)
+            return self._envelope.whole(choices, self._usage) | self._marks
 
     def _stream(self) -> Iterator[Answer]:
         with self:
             for _ in self._generations():
                 for choice in self._choices():
-                    yield from map(self._envelope.chunk, self._indexed(choice))
+                    for one in self._indexed(choice):
+                        yield self._envelope.chunk(one) | self._marks
             if self._wants_usage:
                 yield self._envelope.usage_chunk(self._usage)
 
@@ -167,6 +170,7 @@ class Completion(Closeable):
             self._usage.prompt_tokens += len(result.prompt_tokens)
             self._usage.cached_tokens += result.reused_tokens
         self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
+        self._marks = answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled"
         if self._on_result is not None:
             self._on_result(result)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.outcome import Tally
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
@@ -51,10 +52,8 @@ def check_drafters(
         raise UsageError(f"{rule} draws guesses from a draft model, and there is none: name one")
 
 
-def check_rule(rule: AcceptanceRule, terms: TextRequest, has_grower: bool) -> None:
+def check_rule(rule: AcceptanceRule, terms: TextRequest) -> None:
     """Raise UsageError for a request that the rule cannot serve."""
-    if not has_grower:
-        return
     if terms.constraint is not None and (rule.growth is not None or rule.looks_ahead):
         raise UsageError(
             f"the acceptance rule {rule.name} cannot follow a grammar, which the draft's "
@@ -83,8 +82,13 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
     return None
 
 
-def admit(target: LanguageModel, terms: TextRequest) -> ActiveRequest:
-    """The request, ready to run on `target`. Raises UsageError if the target cannot serve it."""
+def admit(
+    target: LanguageModel, terms: TextRequest, rule: AcceptanceRule | None = None
+) -> ActiveRequest:
+    """The request, ready to run on `target`; `rule` accepts guesses, if there are any. Raises
+    UsageError if the target or the rule cannot serve it."""
+    if rule is not None:
+        check_rule(rule, terms)
     prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
     check_prompt(prompt, target)
     terms.sampling.check_vocabulary(target.info.n_vocab)
@@ -98,7 +102,8 @@ def admit(target: LanguageModel, terms: TextRequest) -> ActiveRequest:
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
     transcript.shown = dict(terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
-    return ActiveRequest(terms, sampler, transcript)
+    tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
+    return ActiveRequest(terms, sampler, transcript, tally)
 
 
 def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.engine.admission import admit, check_drafters, check_rule, notes_on, obstacle
+from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
@@ -79,8 +79,8 @@ class Engine(Closeable):
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
-        check_rule(self._rules.acceptance, terms, self._pair.grower is not None)
-        return admit(self._pair.target, terms)
+        rule = self._rules.acceptance if self._pair.grower is not None else None
+        return admit(self._pair.target, terms, rule)
 
     @property
     def committed(self) -> Sequence[int]:

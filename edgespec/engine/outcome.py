@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edgespec.settings.config import AcceptanceName, Keeps
 from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
 
 
@@ -121,6 +122,9 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     noted: set[str] = field(default_factory=set)
     """Subjects of the notes."""
+    acceptance: str = AcceptanceName.EXACT_REPLAY
+    keeps: str = Keeps.DRAWS
+    """Acceptance rule, and the part of the target's own text that it keeps."""
     first_came_with_prompt: bool = False
     """True if the pass that read the prompt's end gave the first token."""
 
@@ -148,6 +152,8 @@ class Tally:
             accepted_lengths=tuple(outcome.accepted for outcome in rounds),
             draft_s=sum(outcome.draft_s for outcome in rounds),
             round_costs=tuple(outcome.cost for outcome in rounds),
+            acceptance=str(self.acceptance),
+            keeps=str(self.keeps),
             sources=self._sources(),
         )
 

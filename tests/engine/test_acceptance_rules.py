@@ -48,11 +48,15 @@ def test_greedy_text_is_the_targets_own(rule: str, penalty: float) -> None:
 
 @pytest.mark.parametrize("rule", OTHERS)
 def test_a_rule_that_changes_the_text_is_told(rule: str) -> None:
-    assert f"the acceptance rule {rule}" in generate(*pair(), acceptance=rule).notes[0]
+    result = generate(*pair(), acceptance=rule)
+    assert f"the acceptance rule {rule}" in result.notes[0]
+    assert (result.speculation.acceptance, result.speculation.keeps) == (rule, KEPT_BY[rule])
 
 
 def test_exact_replay_needs_no_note() -> None:
-    assert not generate(*pair()).notes
+    result = generate(*pair())
+    assert not result.notes
+    assert (result.speculation.acceptance, result.speculation.keeps) == ("exact-replay", "draws")
 
 
 @pytest.mark.parametrize("rule", OTHERS)

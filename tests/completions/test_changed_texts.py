@@ -1,0 +1,47 @@
+"""Answers whose text is not the target's own say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgespec.completions.answers import Envelope
+from edgespec.completions.completion import ChoiceSource, Completion, TextCompletion
+from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
+
+TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
+
+
+class OneWord:
+    def __init__(self, speculation: SpeculationStats) -> None:
+        self.result = replace(GenerationResult("a", (1,), (2,), "stop"), speculation=speculation)
+
+    def __iter__(self) -> Any:
+        return iter([TokenEvent("a", 2, "target", 0)])
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def completion(speculation: SpeculationStats) -> Completion:
+    source = ChoiceSource(lambda: OneWord(speculation))
+    return TextCompletion([source], Envelope("text_completion", "id", 0, "fake"), lambda _: b"a")
+
+
+@pytest.mark.parametrize("keeps", ["neither", "distribution"])
+def test_an_answer_tells_the_rule_and_what_it_keeps(keeps: str) -> None:
+    answer = completion(replace(TYPICAL, keeps=keeps)).whole()
+    assert answer["acceptance"] == {"rule": "typical", "keeps": keeps}
+
+
+def test_the_last_chunk_tells_it() -> None:
+    *_, last = completion(TYPICAL)
+    assert last["acceptance"] == {"rule": "typical", "keeps": "neither"}
+
+
+def test_the_targets_own_text_needs_no_mark() -> None:
+    assert "acceptance" not in completion(SpeculationStats()).whole()
+    assert not [chunk for chunk in completion(SpeculationStats()) if "acceptance" in chunk]
