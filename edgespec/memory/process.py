@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -91,8 +92,36 @@ def _library_bytes(root: Path) -> tuple[int, int]:
     return sum(mapped for mapped, _ in code), sum(resident for _, resident in code)
 
 
+_counted_in: dict[int, int] = {}
+"""Peaks of other processes that hold a part of a model, by their id, as far as they were seen."""
+
+
+def count_in(pid: int) -> None:
+    """Count the peak of another process, which holds a part of a model, as this one's."""
+    _counted_in[pid] = 0
+
+
+def count_out(pid: int) -> None:
+    """End what `count_in` began: the process has ended."""
+    _counted_in.pop(pid, None)
+
+
 def peak_rss_bytes(root: Path = _ROOT) -> int:
-    """The most resident memory that this process has had since it started."""
+    """The most resident memory that this process has had since it started, with the peaks of the
+    processes that count as it."""
+    for pid in list(_counted_in):
+        with suppress(OSError, psutil.Error, KeyError):
+            _counted_in[pid] = _peak_of(pid, root)
+    return _own_peak_bytes(root) + sum(_counted_in.values())
+
+
+def _peak_of(pid: int, root: Path) -> int:
+    if sys.platform == "linux":
+        return cgroups.table(root / f"proc/{pid}/status")["VmHWM"]
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def _own_peak_bytes(root: Path) -> int:
     if sys.platform == "linux":
         return cgroups.table(root / "proc/self/status")["VmHWM"]
     if sys.platform == "win32":

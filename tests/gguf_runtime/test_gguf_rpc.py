@@ -9,7 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
@@ -40,11 +40,13 @@ def prepared(server: str = "", n_layers: int = 0) -> PreparedGguf:
     return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
-def on_server(server: str, n_layers: int = 0) -> LanguageModel:
-    """The target with layers there and the rest paged, or with all layers there."""
+def on_server(server: str, n_layers: int = 0, is_isolated: bool = False) -> LanguageModel:
+    """The target with layers there and the rest paged, or with all layers there. It connects in a
+    process of its own unless this one `is_isolated`."""
+    target = prepared(server, n_layers)
+    target.is_isolated = is_isolated
     if n_layers:
-        return load_paged(prepared(server, n_layers))
-    target = prepared(server)
+        return load_paged(target)
     try:
         return target.load(None)
     finally:
@@ -56,7 +58,7 @@ class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
-        return lambda: on_server(rpc_server, 3)
+        return lambda: on_server(rpc_server, 3, is_isolated=True)
 
 
 class TestAllLayersThereKeepTheContract(PortContract):
@@ -64,7 +66,7 @@ class TestAllLayersThereKeepTheContract(PortContract):
 
     @pytest.fixture
     def model_factory(self, rpc_server: str) -> Callable[[], LanguageModel]:
-        return lambda: on_server(rpc_server)
+        return lambda: on_server(rpc_server, is_isolated=True)
 
 
 class TestDraftOnADeviceKeepsTheContract(PortContract):
@@ -100,7 +102,7 @@ def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
 
 def text(no_draft: bool, **options: object) -> str:
     given = {"draft": None if no_draft else PAIR.draft, "ctx_size": 256} | options
-    load = LoadSettings.model_validate({"model": PAIR.target, "memory_budget": "200MiB"} | given)
+    load = LoadSettings.model_validate({"model": PAIR.target, "memory_budget": "300MiB"} | given)
     with session.load(load) as loaded:
         return loaded.generate("def gcd(a, b):", max_tokens=24).text
 
@@ -206,6 +208,33 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
         pytest.raises(ModelError, match="may be busy with another"),
     ):
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
+
+
+@needs_rpc
+@pytest.mark.parametrize("no_draft", [True, False])
+def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_draft: bool):
+    """The library aborts the process that is connected; the text so far was yielded by then."""
+    draft = None if no_draft else PAIR.draft
+    with running() as (address, process):
+        load = LoadSettings.model_validate(
+            {"model": PAIR.target, "draft": draft, "memory_budget": "1GiB", "rpc": address}
+        )
+        with session.load(load) as loaded:
+            text = ""
+
+            def read_on() -> None:
+                nonlocal text
+                for event in loaded.stream("def gcd(a, b):", max_tokens=400):
+                    text += event.text
+                    if text:
+                        process.kill()
+                        process.wait()
+
+            with pytest.raises(EdgespecError, match=f"the RPC server {address} was lost"):
+                read_on()
+            assert text
+            with pytest.raises(EdgespecError, match="was lost"):
+                loaded.generate("once more", max_tokens=4)
 
 
 @needs_rpc

@@ -47,6 +47,8 @@ class Offloading:
     """False for a GPU that shares the process's memory, which then holds all of this."""
     loading_bytes: int = 0
     """Bytes of the weights that are in the process's memory at once while loading."""
+    process_bytes: int = 0
+    """Bytes of the process that holds the model where servers do, besides the model."""
     library: gpu.LibraryMemory | None = None
     """Process memory of the GPU's library; None if no GPU is used."""
 
@@ -156,6 +158,7 @@ def to_servers(
         ),
         nbytes=sum(tensor.nbytes for tensor in offloaded),
         notes=tuple(notes),
+        process_bytes=max(server.process_bytes for server in servers),
         has_cache=first == 0,
         # llama.cpp copies a tensor into a message
         loading_bytes=2 * max(tensor.nbytes for tensor in offloaded),

@@ -6,6 +6,7 @@ a mapping that is not filled.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from functools import cached_property
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
+from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.paging.reader import DirectReader
@@ -28,6 +30,7 @@ from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
@@ -56,6 +59,8 @@ class PreparedGguf:
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
+        self.is_isolated = False
+        """True in a process that holds this model alone, where a lost server may end it."""
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
@@ -181,7 +186,7 @@ class PreparedGguf:
                 MemoryRow(owner, "weights", resident.weights),
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
-            shared=on_gpu.rows,
+            shared=(*on_gpu.rows, *self._isolation_rows),
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)
@@ -218,6 +223,8 @@ class PreparedGguf:
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
+        if self._offloading.placement.servers and not self.is_isolated and os.name == "posix":
+            return self._load_isolated(plan, progress)
         owner = self._request.owner
         shape, _ = self._contexts[plan.batches.get(owner, 0) if plan else 0]
         if plan is None or not plan.paged or owner == "draft":
@@ -227,6 +234,10 @@ class PreparedGguf:
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
+
+    def adopt(self, offloading: Offloading) -> None:
+        """Place layers as another process planned it, instead of asking the devices."""
+        self.__dict__["_offloading"] = offloading
 
     def cancel(self) -> None:
         self._stop.set()
@@ -259,9 +270,14 @@ class PreparedGguf:
         )
 
     def _may_hold_texts(self, tree_capable: bool) -> bool:
-        """True unless the number of cells would change what the model computes, or it has none."""
+        """True unless the number of cells would change what the model computes, or it has none, or
+        it is in a process of its own."""
         names = self._header.tensors_by_name
-        return tree_capable and not any("rope_factors_long" in name for name in names)
+        return (
+            tree_capable
+            and not self._is_remote
+            and not any("rope_factors_long" in name for name in names)
+        )
 
     def _choose_rollback(self, model: loading.Model) -> int:
         """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
@@ -342,6 +358,15 @@ class PreparedGguf:
         )
 
     @property
+    def _isolation_rows(self) -> tuple[MemoryRow, ...]:
+        """The process that holds the target if servers do, and the logits that it sends."""
+        if not self._is_remote:
+            return ()
+        logits_bytes = max(sizes.output_bytes for _, sizes in self._contexts)
+        nbytes = process.in_steps(self._offloading.process_bytes + logits_bytes)
+        return (MemoryRow("process", "process of the target", nbytes),)
+
+    @property
     def _packing_rows(self) -> tuple[MemoryRow, ...]:
         if not packs_when_paged(self._header):
             return ()
@@ -351,6 +376,21 @@ class PreparedGguf:
         tables = [weight for weight in self._mapped.traced if weight.looked_up]
         n_batch = shape.largest_batch
         return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
+
+    def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
+        """The model in a process of its own; the vocabulary is here, too."""
+        self._mapped.close()
+        with self._phase("process of its own"):
+            model = loading.load_sizes_only(self._header.path)
+            chat = chat_format(self._header, self._token_table)
+            return IsolatedModel(
+                IsolatedSettings(replace(self._request, trace=OFF), self._offloading, plan),
+                GgufVocabulary(model, self._token_table, chat),
+                model.close,
+                f"the RPC server {self._offloading.where}",
+                self._stop.is_set,
+                progress,
+            )
 
     def _load_resident(
         self, shape: contexts.ContextShape, progress: Progress | None

@@ -18,7 +18,7 @@ from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
 
 TIMEOUT_S = 20.0
 """Seconds for an answer: a driver may take some to start, a server may answer somebody else."""
-_PROBE = [sys.executable, "-m", "edgespec_runtimes.gguf.llama.device_probe"]
+_PROBE = [sys.executable, "-m", "edgespec_runtimes.gguf.device_probe"]
 _VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
 
 
@@ -30,6 +30,8 @@ class DeviceMemory:
     """Its name for people; of a server `HOST:PORT`."""
     free_bytes: int
     total_bytes: int
+    process_bytes: int = 0
+    """Bytes that a process takes which is connected to it and holds nothing yet."""
 
 
 def of_gpus() -> list[DeviceMemory]:
@@ -83,4 +85,5 @@ def _of_server(server: str) -> DeviceMemory:
 
 
 def _devices(answer: bytes) -> list[DeviceMemory]:
-    return [DeviceMemory(*device) for device in json.loads(answer)]
+    process_bytes, found = json.loads(answer)
+    return [DeviceMemory(name, free, total, process_bytes) for name, free, total in found]

@@ -1,6 +1,7 @@
 """A program of its own: asks devices for their memory, the local GPUs or those of an RPC server.
 
-It may crash, hang or take memory instead of the process that plans. Writes JSON to stdout.
+It may crash, hang or take memory instead of the process that plans. Writes JSON to stdout: the
+bytes that a process like this one takes, and the devices.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Sequence
 def main(servers: Sequence[str]) -> int:
     """Exit code 0 if every device answered."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # read by the library, which would start a debugger
+    from edgespec.memory import process
+    from edgespec_runtimes.gguf import isolated  # noqa: F401 - which the process will be
     from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 
     found = [d for server in servers for d in rpc.devices_of(server)] if servers else gpu.find_all()
     answers = [(ggml.device_name(device), *ggml.memory_of(device)) for device in found]
-    os.write(1, json.dumps(answers).encode())
+    os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
     return 0
 
 

@@ -1,0 +1,320 @@
+"""A model in a process of its own, behind the port: native code that aborts ends no application.
+
+llama.cpp's RPC ends the process that loses a server. `isolated` is the program on the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.concurrency.endings import signal_name
+from edgespec.concurrency.owning import Users
+from edgespec.errors import Cancelled, EdgespecError
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
+from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.runtimes import ModelRequest
+from edgespec.tree import TokenTree
+from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec_runtimes.gguf.offloading import Offloading
+
+_PROGRAM = (
+    "import sys; from edgespec_runtimes.gguf.isolated import main; sys.exit(main(sys.argv[1:]))"
+)
+_HEADER_BYTES = 8
+_POLL_S = 0.1
+_END_S = 10.0
+"""Seconds that the process has to free everything when it is closed."""
+
+
+class Lost(Exception):
+    """The other process is gone."""
+
+
+class Channel:
+    """Messages and arrays between two processes of one program."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, message: Any) -> None:
+        content = pickle.dumps(message)
+        self.send_bytes(len(content).to_bytes(_HEADER_BYTES, "little") + content)
+
+    def send_bytes(self, content: Any) -> None:
+        try:
+            self._connection.sendall(content)
+        except OSError as error:
+            raise Lost from error
+
+    def receive(self) -> Any:
+        header = bytearray(_HEADER_BYTES)
+        self.receive_into(memoryview(header))
+        content = bytearray(int.from_bytes(header, "little"))
+        self.receive_into(memoryview(content))
+        return pickle.loads(content)
+
+    def receive_into(self, view: memoryview) -> None:
+        while view:
+            try:
+                n_bytes = self._connection.recv_into(view)
+            except OSError as error:
+                raise Lost from error
+            if not n_bytes:
+                raise Lost
+            view = view[n_bytes:]
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """True once there is something to receive, or nobody to send it."""
+        return bool(select.select([self._connection], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNodes:
+    """The nodes of a token tree at one moment, as far as a model reads them."""
+
+    token: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    cumulative: NDArray[np.float64]
+    key: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> TreeNodes:
+        n = len(tree)
+        return cls(
+            tree.token[:n], tree.parent[:n], tree.depth[:n], tree.cumulative[:n], tree.key[:n]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedSettings:
+    """Settings by which the process prepares and loads the model that another planned."""
+
+    request: ModelRequest
+    offloading: Offloading
+    plan: MemoryPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedOpened:
+    """First answer of the process: its model is loaded."""
+
+    info: ModelInfo
+    origin: StateOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedAnswer:
+    """The answer to a call. The bytes of an array follow."""
+
+    value: Any = None
+    error: BaseException | None = None
+    shape: tuple[int, ...] | None = None
+    n_committed: int = 0
+    report: PassReport = field(default_factory=PassReport)
+    paging: PagingStats = field(default_factory=PagingStats)
+
+
+class IsolatedModel:
+    """Implements `LanguageModel` and `KeepsState` by a model in a process of its own."""
+
+    def __init__(
+        self,
+        settings: IsolatedSettings,
+        vocabulary: Vocabulary,
+        free_vocabulary: Callable[[], None],
+        where: str,
+        is_stopped: Callable[[], bool],
+        progress: Progress | None = None,
+    ) -> None:
+        """Start `isolated` with `settings` and wait until the model is loaded. `where` names what
+        it may lose, for errors; loading ends early once `is_stopped`."""
+        self.vocabulary = vocabulary
+        self._free_vocabulary = free_vocabulary
+        self._where = where
+        self._users = Users("the model")
+        self._failure: EdgespecError | None = None
+        ours, theirs = socket.socketpair()
+        control, controlled = socket.socketpair()
+        self._channel, self._control = Channel(ours), control
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the model
+        descriptors = theirs.fileno(), controlled.fileno()
+        with theirs, controlled:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=descriptors,
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+                start_new_session=True,
+            )
+        process.count_in(self._process.pid)
+        self.last_report = PassReport()
+        self.n_committed = 0
+        self._paging = PagingStats()
+        try:
+            self._tell(settings)
+            while not self._channel.is_ready(_POLL_S):
+                if is_stopped():
+                    raise Cancelled("loading was cancelled")
+            opened = self._answer(progress).value
+        except BaseException:
+            self._users.close(lambda: None, self._release)
+            raise
+        assert isinstance(opened, IsolatedOpened)
+        self.info = opened.info
+        self._origin = opened.origin
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+        self._call("prefill", [int(token) for token in tokens], progress=progress)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        logits: np.ndarray = self._call("evaluate", TreeNodes.of(tree), [int(n) for n in nodes])
+        return logits
+
+    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        path, keep = [int(node) for node in path], [int(node) for node in keep]
+        self._call("commit", TreeNodes.of(tree), path, keep)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._call("truncate", n_tokens)
+
+    @property
+    def state_origin(self) -> StateOrigin:
+        return self._origin
+
+    @property
+    def state_bytes(self) -> int:
+        return int(self._call("state_bytes"))
+
+    def write_state(self, hand_over: Write) -> None:
+        self._call("write_state", hand_over=hand_over)
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        self._call("read_state", n_tokens, read=read)
+
+    def paging(self) -> PagingStats:
+        return self._paging
+
+    def cancel(self) -> None:
+        try:
+            self._control.send(b"c")
+        except OSError:  # it is gone
+            return
+
+    def close(self) -> None:
+        """End what runs, wait for it and end the process. Idempotent, from any thread."""
+        self._users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        self._channel.close()  # the process ends when it reads that
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        process.count_out(self._process.pid)
+        self._control.close()
+        self._said.close()
+        self._free_vocabulary()
+
+    def _call(
+        self,
+        name: str,
+        *args: Any,
+        progress: Progress | None = None,
+        hand_over: Write | None = None,
+        read: Read | None = None,
+    ) -> Any:
+        """Call a method of the model there. Raises what it raises, and EdgespecError once the
+        process is gone."""
+        with self._users.use():
+            if self._failure is not None:
+                raise self._failure
+            self._tell((name, args))
+            answer = self._answer(progress, hand_over, read)
+            self.n_committed = answer.n_committed
+            self.last_report, self._paging = answer.report, answer.paging
+            if answer.error is not None:
+                raise answer.error
+            return answer.value
+
+    def _tell(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except Lost:
+            raise self._lost() from None
+
+    def _answer(
+        self,
+        progress: Progress | None = None,
+        hand_over: Write | None = None,
+        read: Read | None = None,
+    ) -> IsolatedAnswer:
+        """The answer to a call, after what the model asks of the caller meanwhile."""
+        try:
+            while not isinstance(said := self._channel.receive(), IsolatedAnswer):
+                kind, value = said
+                if kind == "progress" and progress:
+                    progress(*value)
+                elif kind == "piece":
+                    piece = bytearray(value)
+                    self._channel.receive_into(memoryview(piece))
+                    if hand_over:
+                        hand_over(memoryview(piece))
+                elif read and kind in ("size", "fill"):
+                    self._provide(read, value)
+            if said.shape is None:
+                return said
+            array = np.empty(said.shape, np.float32)
+            self._channel.receive_into(array.data.cast("B"))
+        except Lost:
+            raise self._lost() from None
+        return IsolatedAnswer(array, None, None, said.n_committed, said.report, said.paging)
+
+    def _provide(self, read: Read, n_bytes: int | None) -> None:
+        """Answer the model's question for the next piece, or for its size if `n_bytes` is None."""
+        try:
+            piece = bytearray(n_bytes or 0)
+            size = None
+            if n_bytes is None:
+                size = read.size()
+            else:
+                read(memoryview(piece))
+        except EdgespecError as error:
+            self._channel.send(error)
+            return
+        self._channel.send(size)
+        self._channel.send_bytes(piece)
+
+    def _lost(self) -> EdgespecError:
+        """The error of this and all further calls."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            code = 0
+        ended = signal_name(code)
+        reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
+        self._failure = EdgespecError(
+            f"{self._where} was lost, and with it the target ({reason}): see whether the server "
+            "still runs, start it again, and load the models anew"
+        )
+        return self._failure

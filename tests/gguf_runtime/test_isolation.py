@@ -1,0 +1,136 @@
+"""A model in a process of its own keeps the contracts, and its end is an error, not ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread, Timer
+
+import psutil
+import pytest
+
+from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.memory import process
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.port_contract import PortContract
+from edgespec.testing.state_contract import StateContract
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.isolation import IsolatedModel
+from edgespec_runtimes.gguf.options import GgufOptions
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes inherit sockets otherwise")
+
+
+def isolated() -> IsolatedModel:
+    request = ModelRequest(
+        embedded_pair().target,
+        "target",
+        ctx_size=256,
+        max_nodes=17,
+        max_branches=17,
+        n_threads=1,
+        options=GgufOptions(flash_attn="on"),
+    )
+    prepared = runtime.prepare(request)
+    try:
+        model = prepared._load_isolated(None, None)
+        assert isinstance(model, IsolatedModel)
+        return model
+    finally:
+        prepared.close()
+
+
+class TestAnIsolatedModelKeepsTheContract(PortContract):
+    atol = 0.2
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], IsolatedModel]:
+        return isolated
+
+
+class TestAnIsolatedModelKeepsState(StateContract):
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], IsolatedModel]:
+        return isolated
+
+
+@pytest.fixture
+def model() -> Iterator[IsolatedModel]:
+    opened = isolated()
+    yield opened
+    opened.close()
+
+
+def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
+    os.kill(model._process.pid, signal.SIGABRT)
+    for _ in range(2):
+        with pytest.raises(EdgespecError, match="SIGABRT inside"):
+            model.evaluate(TokenTree(5), [ROOT])
+    model.close()
+
+
+def test_its_process_ends_with_it(model: IsolatedModel):
+    pid = model._process.pid
+    model.close()
+    model.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(UsageError, match="closed"):
+        model.prefill([1, 2])
+
+
+def test_its_process_ends_with_ours():
+    """It would hold its memory, and a server, for ever."""
+    code = (
+        "import os, test_isolation; model = test_isolation.isolated();"
+        "print(model._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=False
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while _is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_its_memory_counts_as_ours(model: IsolatedModel):
+    ours = process._own_peak_bytes(process._ROOT)
+    assert process.peak_rss_bytes() > ours + (20 << 20)
+    model.close()
+    assert process.peak_rss_bytes() < ours + (20 << 20)
+
+
+def test_what_runs_there_is_cancelled_from_any_thread(model: IsolatedModel):
+    tokens = model.vocabulary.encode("a " * 200)[:200]
+    failures: list[Cancelled] = []
+
+    def read() -> None:
+        try:
+            while True:
+                model.prefill(tokens)
+                model.truncate(0)
+        except Cancelled as error:
+            failures.append(error)
+
+    reading = Thread(target=read)
+    reading.start()
+    while reading.is_alive():
+        Timer(0.01, model.cancel).start()
+        reading.join(0.05)
+    assert failures
