@@ -215,6 +215,22 @@ class TokenTree:
         tree.next_key = self.next_key
         return tree
 
+    @classmethod
+    def joined(cls, trees: Sequence[TokenTree]) -> TokenTree:
+        """The nodes of all trees, one tree after the other, below one root that stands for the
+        roots of all. Keys are those of the trees, and no longer unique."""
+        tree = cls(int(trees[0].token[ROOT]), 1 + sum(len(tree) - 1 for tree in trees))
+        for other in trees:
+            begin, n_nodes = len(tree), len(other) - 1
+            mine, theirs = slice(begin, begin + n_nodes), slice(1, 1 + n_nodes)
+            for name in ("token", "depth", "confidence", "cumulative", "probability", "key"):
+                getattr(tree, name)[mine] = getattr(other, name)[theirs]
+            parents = other.parent[theirs]
+            tree.parent[mine] = np.where(parents == ROOT, ROOT, parents + (begin - 1))
+            tree.source[mine] = other.source[theirs]
+            tree._n_nodes = begin + n_nodes
+        return tree
+
     def _check(self, node: int) -> None:
         if not 0 <= node < len(self):
             raise UsageError(f"node {node} is not in a tree of {len(self)} nodes")

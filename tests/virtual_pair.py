@@ -286,7 +286,7 @@ def run(
     settings = EngineSettings(**{"lookup": False, **rules})
     measured = []
     with Engine(target, draft, settings, clock) as engine:
-        cast(Any, engine)._pair._worker = VirtualWorker(clock)
+        cast(Any, engine)._passes.worker = VirtualWorker(clock)
         for n in range(n_texts):
             engine.forget()
             begun = clock.now

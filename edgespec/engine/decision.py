@@ -79,18 +79,26 @@ class RoundPlanner:
     may_step_aside: bool = True
     may_overlap: bool = True
     max_rows: int = 64
+    n_texts: int = 1
+    """Texts of a pass; their trees are looked at as one, in which the root stands for all roots."""
 
     # Before a round
 
     @property
     def credit_s(self) -> float:
         """Seconds that guesses may still cost the text."""
-        return self.account.credit_s(self.experience.plain_s)
+        return self.account.credit_s(self._plain_s)
+
+    @property
+    def _plain_s(self) -> float:
+        """Seconds of a token without guesses."""
+        return self.experience.plain_s_of(self.n_texts)
 
     def plan(self) -> RoundPlan:
         """The plan of the next round."""
         known, text = self.experience, self.account
-        plain_s, rate = known.plain_s, known.rate
+        plain_s = self._plain_s
+        rate = known.rate_beside(plain_s)
         free, none = RoundPlan(True, math.inf, rate, plain_s), RoundPlan(False, 0.0, rate, plain_s)
         if not self.may_step_aside:
             return free
@@ -121,9 +129,10 @@ class RoundPlanner:
         imagined."""
         known = self.experience
         line = np.cumsum([0.0, *known.chances.line(0.0, self.horizons[-1])])
-        steps = np.arange(len(line))
-        seconds = known.curve.seconds(1 + steps) + steps * known.step_s + known.overhead_s
-        tokens = known.rounds + known.chances.honesty * known.claimed + 1 + line
+        steps, n = np.arange(len(line)), self.n_texts
+        steps = steps if n == 1 else steps[: max(2, self.max_rows // n)]
+        seconds = known.curve.seconds(n * (1 + steps)) + steps * known.step_s + known.overhead_s
+        tokens = known.rounds + known.chances.honesty * known.claimed + n * (1 + line[: len(steps)])
         return float((tokens / np.maximum(known.seconds + seconds, 1e-9))[1:].max())
 
     def drafts_beside(self, n_rows: int) -> bool:
@@ -184,8 +193,9 @@ class RoundPlanner:
         n_nodes = len(tree)
         ranked = np.sort(tree.cumulative[:n_nodes])[::-1]
         claimed = np.cumsum(ranked) - 1.0
-        most = min(self.max_rows, n_nodes + (horizons[-1] if horizons else 0))
-        rows = np.arange(1, most + 1)
+        n_others = self.n_texts - 1
+        most = min(self.max_rows - n_others, n_nodes + (horizons[-1] if horizons else 0))
+        rows = np.arange(1, most + 1) + n_others
         pass_s = known.curve.seconds(rows) + known.overhead_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
         honesty, rate = known.chances.honesty, plan.rate
@@ -197,7 +207,7 @@ class RoundPlanner:
             seconds = pass_s[first_row - 1 : first_row - 1 + len(claims)] + n_steps * known.step_s
             values = honesty * claims - rate * seconds
             if plan.credit_s != math.inf:
-                is_proven = 1 + proven * claims >= seconds / plain_s
+                is_proven = self.n_texts + proven * claims >= seconds / plain_s
                 is_covered = seconds - pass_s[0] <= max(0.0, plan.credit_s - spent_s)
                 values = np.where(is_proven | is_covered, values, -math.inf)
             at = len(values) - 1 - int(values[::-1].argmax())
@@ -224,6 +234,10 @@ class RoundPlanner:
         """The value for a new text of at most `room` tokens; the draft has not read `n_unread`."""
         return replace(self, account=TextAccount(unread=n_unread, room=room))
 
+    def join_text(self, n_unread: int, room: int) -> RoundPlanner:
+        """The value for one more text beside those at work."""
+        return replace(self, account=self.account.with_text(n_unread, room))
+
     def observe_prompt(self, report: PassReport) -> RoundPlanner:
         """The value after the target read a prompt."""
         account = replace(self.account, prompt_s=report.wall_s)
@@ -246,9 +260,12 @@ class RoundPlanner:
             known = known.observe_reading(self.account.unread, outcome.reading_s)
             rule = rule.observe(outcome) if rule is not None else None
             # a pass that other programs held up is not charged to its guesses
-            pass_s = known.curve.second(1 + outcome.verified, beside=outcome.steps_beside > 0)
+            n_rows = outcome.n_texts + outcome.verified
+            pass_s = known.curve.second(n_rows, beside=outcome.steps_beside > 0)
             held_up_s = max(0.0, outcome.pass_s - pass_s)
-            saved_s = outcome.n_tokens * known.plain_s - (outcome.wall_s - held_up_s)
+            saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
+                outcome.wall_s - held_up_s
+            )
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s
         account = self.account.with_round(outcome, saved_s)

@@ -56,6 +56,10 @@ class TextAccount:
         """Seconds of the draft's reading that the target's own reading does not pay for."""
         return max(0.0, reading_s - CREDIT_SHARE * self.prompt_s)
 
+    def with_text(self, n_unread: int, room: int) -> TextAccount:
+        """The account of several texts, one of which is new."""
+        return replace(self, unread=self.unread + n_unread, room=self.room + room)
+
     def with_round(self, outcome: RoundOutcome, saved_s: float) -> TextAccount:
         return replace(
             self,
@@ -96,7 +100,11 @@ class Experience:
     @property
     def plain_s(self) -> float:
         """Seconds of a token without guesses."""
-        return max(1e-9, self.curve.second(1) + self.plain_overhead_s)
+        return self.plain_s_of(1)
+
+    def plain_s_of(self, n_texts: int) -> float:
+        """Seconds of a token where so many texts get one in a pass, without guesses."""
+        return max(1e-9, (self.curve.second(n_texts) + self.plain_overhead_s) / n_texts)
 
     @property
     def step_s(self) -> float:
@@ -116,8 +124,12 @@ class Experience:
     @property
     def rate(self) -> float:
         """Tokens a second of the best rounds of late: what a second is worth."""
+        return self.rate_beside(self.plain_s)
+
+    def rate_beside(self, plain_s: float) -> float:
+        """The same where a token without guesses takes `plain_s`."""
         expected = self.rounds + self.chances.honesty * self.claimed
-        return max(1 / self.plain_s, (expected + 1) / (self.seconds + self.plain_s))
+        return max(1 / plain_s, (expected + 1) / (self.seconds + plain_s))
 
     @property
     def proven(self) -> float:
@@ -174,7 +186,9 @@ class Experience:
         )
         after = replace(
             self,
-            curve=self.curve.with_pass(1 + outcome.verified, report, outcome.steps_beside > 0),
+            curve=self.curve.with_pass(
+                outcome.n_texts + outcome.verified, report, outcome.steps_beside > 0
+            ),
             rounds=FADE * self.rounds,
             claimed=FADE * self.claimed,
             seconds=FADE * self.seconds,
@@ -209,7 +223,7 @@ class Experience:
             seen_step_s=step_s,
             seen_overhead_s=_mean(self.seen_overhead_s, max(0.0, outcome.wall_s - spent_s)),
             kept_s=0.5 * self.kept_s + 0.5 * saved_steps * step_s,
-            rounds=self.rounds + 1,
+            rounds=self.rounds + outcome.n_texts,
             claimed=self.claimed + outcome.claimed,
             seconds=self.seconds + outcome.expected_s,
         )

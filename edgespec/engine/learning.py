@@ -6,6 +6,8 @@ no model.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.engine.cost_key import CostKey
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
@@ -48,11 +50,19 @@ class Learning:
 
         `report` is the cost of reading them; None if no pass has read any yet.
         """
-        self.planner = self.planner.begin_text(n_unread, room)
+        if self.planner.n_texts > 1:
+            self.planner = self.planner.join_text(n_unread, room)
+        else:
+            self.planner = self.planner.begin_text(n_unread, room)
         if report is not None:
             self.planner = self.planner.observe_prompt(report)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
+
+    def serve(self, n_texts: int) -> None:
+        """From now on so many texts share a pass."""
+        if n_texts != self.planner.n_texts:
+            self.planner = replace(self.planner, n_texts=n_texts)
 
     def see_reading(self, seconds: float) -> None:
         """See how long the drafters took to read a prompt."""

@@ -1,7 +1,8 @@
 """The speculative loop: grow, verify, accept, commit, re-root, adapt, yield.
 
-It puts the rules in order and keeps both models' KV caches a transaction. It knows models only
-through the port, and no rule from the inside.
+It puts the rules in order and keeps the models' KV caches a transaction. A pass serves all texts at
+work; one text is the case of one tree. It knows models only through the port, and no rule from the
+inside.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from edgespec.concurrency.owning import Closeable
+import numpy as np
+
+from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.concurrency.worker import Worker
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.grower import Beliefs
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.remembering import Memory
+from edgespec.engine.forest import Forest
 from edgespec.engine.learning import Learning
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pair import Pair
-from edgespec.engine.prompt import read_prompt, read_tail
+from edgespec.engine.passes import Passes
+from edgespec.engine.places import choose_place
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.round import begin_round
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.text_request import TextRequest
+from edgespec.ports.texts import PassPart, texts_of
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, TokenEvent
 
 __all__ = ["Engine", "EngineSettings"]
@@ -36,8 +44,9 @@ __all__ = ["Engine", "EngineSettings"]
 class Engine(Closeable):
     """Generates text with a target and, if there is one, a draft.
 
-    The models are borrowed: closing the engine ends its thread and leaves them open. One generation
-    runs at a time; what the rules have learnt, and the KV of a common prefix, serve the next one.
+    The models are borrowed: closing the engine ends its threads and leaves them open. As many
+    generations run at a time as the target holds texts; what the rules have learnt, and the KV of a
+    common prefix, serve the next one.
     """
 
     def __init__(
@@ -47,45 +56,80 @@ class Engine(Closeable):
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
-        drafters: Sequence[Drafter] = (),
+        drafters: Sequence[Drafter] | Callable[[], Sequence[Drafter]] = (),
         memory: Memory | None = None,
     ) -> None:
+        """`drafters` guess beside the draft model; where there are several texts, it makes some
+        for each, or they serve the first text alone."""
         settings = settings or EngineSettings()
-        check_drafters(settings, draft, drafters)
+        check_drafters(settings, draft, drafters() if callable(drafters) else drafters)
         reason = obstacle(target, draft)
-        grower = line_up(target, None if reason else draft, drafters, settings)
-        self._pair = Pair(target, grower, clock, trace)
+        targets = texts_of(target)
+        drafts: Sequence[LanguageModel | None] = [None] * len(targets)
+        if draft is not None and not reason:
+            drafts = texts_of(draft)
+        beliefs = Beliefs()
+        self._passes = Passes(target, clock, trace)
+        self._pairs = []
+        for text, (its_target, its_draft) in enumerate(zip(targets, drafts, strict=False)):
+            others = drafters() if callable(drafters) else drafters if text == 0 else ()
+            grower = line_up(its_target, its_draft, others, settings, beliefs)
+            self._pairs.append(Pair(its_target, grower, self._passes, text))
+        self._draft = draft
+        self._draws = settings.draws_guesses
+        """True if the acceptance rule needs all guesses verified that were drawn: no other text
+        may take their rows."""
+        grower = self._pairs[0].grower
         self._rules = settings.rules_for(target.info)
         self._learning = Learning(target, draft, grower, settings, memory)
         self._notes = notes_on(reason, self._rules.acceptance, grower is not None)
+        self._texts: list[TextAtWork] = []
+        """Texts at work, in the order of their beginnings."""
+        self._n_begun = 0
         self._turning = threading.RLock()
         """Held while a request begins, ends or is cancelled, so that cancelling one cannot stop the
         models of the next."""
+        self._driving = threading.Lock()
+        """Held by whoever uses the models, where several texts are at work."""
+        self._driver = Worker()
+        """Where several texts are at work, passes are driven out of the callers' threads."""
         self._is_closed = False
+
+    @property
+    def n_texts(self) -> int:
+        """Generations that can run at a time."""
+        return 1 if self._draws else min(len(self._pairs), self._rules.max_nodes)
 
     def close(self) -> None:
         """End the engine's thread. Idempotent; close a running generation first."""
         self._is_closed = True
-        self._pair.close()
+        close_all(self._driver.close, self._passes.close)
 
     def cancel(self, request: ActiveRequest | None = None) -> None:
-        """From any thread: end `request`, or the one that runs; its reason is "cancelled"."""
+        """From any thread: end `request`, or all that run; their reason is "cancelled"."""
         with self._turning:
-            request = request or self._pair.running
-            if request is not None:
-                request.cancelled.set()
-            if request is self._pair.running:
-                self._pair.cancel()
+            running = [text.request for text in self._texts]
+            for each in running if request is None else [request]:
+                each.cancelled.set()
+            is_at_work = request is None or request in running
+            if is_at_work and all(each.cancelled.is_set() for each in running):
+                for pair in self._pairs:
+                    pair.cancel()
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
-        rule = self._rules.acceptance if self._pair.grower is not None else None
-        return admit(self._pair.target, terms, rule)
+        rule = self._rules.acceptance if self._pairs[0].grower is not None else None
+        return admit(self._passes.target, terms, rule)
+
+    def has_place_for(self, request: ActiveRequest) -> bool:
+        """True if it can begin now. What keeps its prompt beyond the process is text 0's."""
+        free = [pair for pair in self._pairs[: self.n_texts] if pair.running is None]
+        return any(request.terms.keeper is None or pair.text == 0 for pair in free)
 
     @property
     def committed(self) -> Sequence[int]:
-        """Tokens whose KV the target holds, of the latest text."""
-        return tuple(self._pair.committed)
+        """Tokens whose KV the target holds, of text 0."""
+        return tuple(self._pairs[0].committed)
 
     @property
     def planner(self) -> RoundPlanner:
@@ -94,75 +138,160 @@ class Engine(Closeable):
 
     def forget(self) -> None:
         """Leave the models without a text."""
-        self._pair.rewind(0)
+        for pair in self._pairs:
+            pair.rewind(0)
 
     @property
     def n_tiled(self) -> int:
         """Number of committed tokens that were computed in tiles."""
-        return self._pair.n_tiled
+        return self._pairs[0].n_tiled
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Take `tokens` as committed: their KV was loaded into the target, that of a part into the
         draft; `n_tiled` of them were computed in tiles."""
-        self._pair.committed = list(tokens)
-        self._pair.n_tiled = n_tiled
+        pair = self._pairs[0]
+        pair.committed = list(tokens)
+        pair.n_drafted = len(tokens)
+        pair.n_tiled = n_tiled
 
     def run(self, request: ActiveRequest) -> Generator[TokenEvent, None, None]:
         """Yield the tokens of a request. However it ends, no model holds provisional KV then.
 
         Errors of the models come out of the generator, after the tokens accepted before them, and
         the engine can be used again; neither they, nor Ctrl-C, nor closing the generator leave a
-        model at work.
+        model at work. Several may be iterated at a time, each in a thread of its own.
         """
-        self._check_idle()
-        pair, trace = self._pair, self._pair.trace
-        with self._turning:
-            pair.running = request
-        for note in self._notes:
-            request.tally.note(note)
+        text = self._begin(request)
         try:
-            with trace.span(Track.ENGINE, "generation"):
-                if not request.transcript.is_finished:
-                    if pair.grower is not None:
-                        pair.grower.begin_text(request.sampler.params)
-                    read_prompt(pair, request, self._learning)
-                    yield from self._rounds(request)
+            with self._passes.trace.span(Track.ENGINE, "generation"):
+                while True:
+                    while text.events:
+                        yield text.events.popleft()
+                    text.raise_failure()
+                    if request.transcript.is_finished:
+                        break
+                    self._drive(text)
         except Cancelled:
             request.transcript.cancel()
         finally:
+            self._end(text)
+
+    def _begin(self, request: ActiveRequest) -> TextAtWork:
+        self._check_idle()
+        with self._driving, self._turning:
+            self._check_idle()
+            for note in self._notes:
+                request.tally.note(note)
+            pair = choose_place(self._pairs[: self.n_texts], request, self._draft)
+            self._n_begun += 1
+            pair.running, pair.last_use = request, self._n_begun
+            if pair.grower is not None:
+                pair.grower.begin_text(request.sampler.params)
+            text = TextAtWork(pair, request, self._rules, self._learning)
+            self._texts.append(text)
+            return text
+
+    def _end(self, text: TextAtWork) -> None:
+        with self._driving:
             try:
-                pair.rewind(len(pair.committed))
+                text.pair.rewind(len(text.pair.committed))
             finally:
                 with self._turning:
-                    pair.running = None
-                trace.flush()
-                if request.tally.outcomes:
+                    text.pair.running = None
+                    self._texts.remove(text)
+                self._passes.trace.flush()
+                if text.request.tally.outcomes:
                     self._learning.keep()
 
-    def _rounds(self, request: ActiveRequest) -> Generator[TokenEvent, None, None]:
-        """The loop. A tree's root is the last token of the text: committed, and in no KV yet."""
-        pair, transcript = self._pair, request.transcript
-        first = read_tail(pair, request)
-        if first is not None:
-            yield first
-        tree = TokenTree(first.token if first else request.prompt[-1], self._rules.tree_capacity)
-        while not transcript.is_finished:
-            round_ = begin_round(pair, self._rules, self._learning.planner, tree, request)
-            tree = round_.grow(tree, request.sampler)
-            nodes = round_.select(tree)
-            logits = pair.evaluate(tree, nodes, round_.beside(tree, nodes))
-            accepted = round_.accept(tree, nodes, logits, request)
-            pair.commit(tree, accepted.path)
-            round_.witness(tree, nodes, logits, accepted)
-            del logits  # the plan has no room for them beside those of the next pass
-            rerooted = round_.reroot(tree, accepted, transcript.is_finished)
-            outcome = round_.end(tree, nodes, accepted, rerooted)
-            request.tally.outcomes.append(outcome)
-            self._learning.see_round(outcome)
-            yield from accepted.events
-            if failure := accepted.failure or round_.failure:
-                raise failure
-            tree = rerooted
+    def _drive(self, text: TextAtWork) -> None:
+        """Let a pass bring this text on. Whoever comes first serves all texts at work."""
+        if len(self._pairs) == 1:
+            self._advance()
+            return
+        with self._driving:
+            if text.waits:
+                self._driver.run(self._advance, text.request.cancelled.set)
+
+    def _advance(self) -> None:
+        """One pass, which verifies a tree of each text. A tree's root is the last token of the
+        text: committed, and in no KV yet. What fails in one text is left to who takes its tokens.
+        """
+        texts = [text for text in self._texts if text.is_at_work]
+        check, begun = cancelled_together(texts), self._passes.clock()
+        self._learning.serve(max(1, len(texts)))
+        for text in texts:
+            text.prepare(n_others=len(texts) - 1)
+        growths = [text.growth for text in texts if text.growth is not None]
+        forest = Forest(growths, self._rules, self._learning.planner)
+        try:
+            forest.grow(self._passes.clock, check)
+            self._end_failed(texts, forest)
+            parts = self._parts(texts, forest)
+            if not parts:
+                return
+            n_rows = sum(len(part.nodes) for part in parts)
+            logits = self._passes.evaluate(parts, forest.beside(n_rows, check), check)
+            self._end_failed(texts, forest)
+        except Cancelled:
+            for text in texts:
+                text.start_again()
+            return
+        except Exception as error:  # noqa: BLE001 - raised to everybody whose pass it was
+            for text in texts:
+                text.fail(error)
+            return
+        by_number = {text.pair.text: text for text in texts}
+        outcomes = []
+        for part in parts:
+            text, its_logits = by_number[part.text], logits.pop(0)
+            with text.alone():
+                if text.growth is not None:
+                    outcomes.append(self._accept(text, part.nodes, its_logits))
+                elif text.tail is not None:
+                    text.take_tail(part.tree, text.tail, its_logits)
+        if len(outcomes) == len(parts):
+            self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - begun))
+
+    @staticmethod
+    def _end_failed(texts: Sequence[TextAtWork], forest: Forest) -> None:
+        """End the texts whose drafters failed; the others go on."""
+        for text in texts:
+            if text.growth in forest.failed:
+                text.fail(forest.failed[text.growth])
+
+    def _parts(self, texts: Sequence[TextAtWork], forest: Forest) -> list[PassPart]:
+        """What the pass computes: rests of prompts, and the best nodes of all trees."""
+        tails = [text for text in texts if text.tail is not None]
+        most = self._rules.max_nodes - len(forest.growths)
+        branches = [text.tail.branch(max(1, most // len(tails))) for text in tails if text.tail]
+        parts = [
+            PassPart(text.pair.text, tree, range(len(tree)))
+            for text, tree in zip(tails, branches, strict=True)
+        ]
+        nodes = forest.select(n_further=sum(len(tree) for tree in branches))
+        return parts + [
+            PassPart(growth.round.pair.text, growth.tree, its_nodes)
+            for growth, its_nodes in zip(forest.growths, nodes, strict=True)
+        ]
+
+    def _accept(self, text: TextAtWork, nodes: Sequence[int], logits: np.ndarray) -> RoundOutcome:
+        """Accept what the target agrees with, commit it, and re-root the tree there."""
+        assert text.growth is not None
+        round_, tree = text.growth.round, text.growth.tree
+        transcript, tally = text.request.transcript, text.request.tally
+        accepted = round_.accept(tree, nodes, logits, text.request)
+        text.pair.commit(tree, accepted.path)
+        if round_.grower is not None:
+            text.pair.n_drafted = len(text.pair.committed)
+        round_.witness(tree, nodes, logits, accepted)
+        del logits  # the plan has no room for them beside those of the next pass
+        text.tree = round_.reroot(tree, accepted, transcript.is_finished)
+        outcome = round_.end(tree, nodes, accepted, text.tree)
+        tally.outcomes.append(outcome)
+        text.events += accepted.events
+        if failure := accepted.failure or round_.failure:
+            text.fail(failure)
+        return outcome
 
     def generate(
         self,
@@ -178,12 +307,13 @@ class Engine(Closeable):
         return self._whole(self.admit(terms))
 
     def _whole(self, request: ActiveRequest) -> Generator[TokenEvent, None, GenerationResult]:
-        before = self._pair.target.paging()
+        before = self._passes.target.paging()
         yield from self.run(request)
-        return request.result(self._pair.target.paging().since(before))
+        return request.result(self._passes.target.paging().since(before))
 
     def _check_idle(self) -> None:
         if self._is_closed:
             raise UsageError("the engine is closed")
-        if self._pair.running is not None:
-            raise UsageError("the engine runs one generation at a time: finish or close the other")
+        if all(pair.running is not None for pair in self._pairs[: self.n_texts]):
+            at_a_time = f"{self.n_texts} generations" if self.n_texts > 1 else "one generation"
+            raise UsageError(f"the engine runs {at_a_time} at a time: finish or close the other")

@@ -60,6 +60,8 @@ class RoundOutcome:
     stall_s: float
     wall_s: float
     """The whole round."""
+    n_texts: int = 1
+    """Texts that the pass served; all but seconds and passes are sums over them."""
     guessed: bool = False
     """True if drafters were asked for guesses."""
     growing_s: float = 0.0

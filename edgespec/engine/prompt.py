@@ -5,46 +5,77 @@ Knows the pair and the request; it does not draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from edgespec.engine.learning import Learning
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
 from edgespec.tracing.spans import Track
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import TokenTree
 from edgespec.values import PassReport, TokenEvent
 
 
-def read_prompt(pair: Pair, request: ActiveRequest, learning: Learning) -> None:
+def read_prompt(
+    pair: Pair, request: ActiveRequest, learning: Learning, n_others: int = 0
+) -> Iterator[None]:
     """Commit all but the prompt's last token, reading only the part whose KV the target does not
-    hold as it would compute it.
+    hold as it would compute it. With `n_others` texts at work it stops after each pass of several.
 
-    A rest that fits into one pass is left to `read_tail`. Drafters read the prompt where that pays.
+    A rest that fits into one pass is left to a `Tail`. Drafters read the prompt where that pays.
     """
     pair.check_cancelled()
     prompt = list(request.prompt)
     begun = pair.clock()
     if request.terms.keeper is not None:
         request.terms.keeper.before_prompt(prompt, request.tally)
-    n_drafted = max(0, len(pair.committed) - learning.planner.account.unread)
-    pair.rewind(_reusable(pair, prompt[:-1]))
+    n_drafted = pair.n_drafted
+    pair.rewind(reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
     report = None
-    if reused and not _is_tiled(pair, prompt[:-1]) and _fits_a_pass(pair, len(unread) + 1):
+    may_wait = bool(reused or n_others) and not _is_tiled(pair, prompt[:-1])
+    if may_wait and _fits_a_pass(pair, len(unread) + 1 + n_others):
         unread = []
     if unread:
-        pair.prefill(unread, request.terms.progress)
-        report = pair.target.last_report
+        for end in _portions(pair, unread) if n_others else [len(unread)]:
+            n_read = len(pair.committed) - reused
+            if n_read:
+                yield
+            pair.prefill(unread[n_read:end], request.terms.progress)
+            report = _sum(report, pair.target.last_report)
     _draft_reads(pair, request, learning, min(reused, n_drafted), report)
-    end = pair.clock()
-    request.tally.prompt_s = end - begun
+    now = pair.clock()
+    request.tally.prompt_s = now - begun
     request.tally.reused_tokens = reused
     request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - _n_passes(pair, len(unread))
     if request.terms.keeper is not None:
         request.terms.keeper.after_prompt(len(unread), request.tally)
-    pair.trace.add(Track.ENGINE, "prompt", begun, end, tokens=len(prompt), reused=reused)
+    pair.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
+
+
+def _portions(pair: Pair, unread: Sequence[int]) -> list[int]:
+    """Ends of the passes that read the prompt, all of one size: a short one may round otherwise."""
+    n_passes = _n_passes(pair, len(unread))
+    return [len(unread) * (n + 1) // n_passes for n in range(n_passes)]
+
+
+def _sum(before: PassReport | None, now: PassReport) -> PassReport:
+    if before is None:
+        return now
+    return replace(
+        now,
+        wall_s=before.wall_s + now.wall_s,
+        stall_s=before.stall_s + now.stall_s,
+        choice_stall_s=before.choice_stall_s + now.choice_stall_s,
+        bytes_read=before.bytes_read + now.bytes_read,
+        read_s=before.read_s + now.read_s,
+        passes=before.passes + now.passes,
+        n_tokens=before.n_tokens + now.n_tokens,
+    )
 
 
 def _draft_reads(
@@ -58,7 +89,8 @@ def _draft_reads(
     planned."""
     if pair.grower is None:
         return
-    learning.begin_text(len(pair.committed) - n_drafted, request.transcript.room, report)
+    n_unread = len(pair.committed) - n_drafted
+    learning.begin_text(n_unread, request.transcript.room, report)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.prompt[-1])
         begun = pair.clock()
@@ -66,29 +98,46 @@ def _draft_reads(
         learning.see_reading(pair.clock() - begun)
 
 
-def read_tail(pair: Pair, request: ActiveRequest) -> TokenEvent | None:
-    """Read the rest of the prompt, a branch of a tree, in the pass of the first token; None if
-    there is no rest.
+class Tail:
+    """The rest of a prompt, a branch of a tree, that is read in the pass of the first token, or in
+    several where others need its rows.
 
     The next turn of a conversation costs one pass so, instead of a prefill and one.
     """
-    if len(pair.committed) >= len(request.prompt) - 1:
-        return None
-    begun = pair.clock()
-    tail = request.prompt[len(pair.committed) :]
-    tree = TokenTree(tail[0], len(tail))
-    branch = [ROOT]
-    for token in tail[1:]:
-        branch.append(tree.add(branch[-1], token, confidence=1.0))
-    logits = pair.evaluate(tree, branch)
-    token = request.sampler.pick(logits[-1])
-    event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
-    pair.commit(tree, branch)
-    request.tally.read_first_token(pair.clock() - begun)
-    return event
+
+    def __init__(self, pair: Pair, request: ActiveRequest) -> None:
+        self._pair = pair
+        self._request = request
+        self._begun = pair.clock()
+
+    @staticmethod
+    def is_left(pair: Pair, request: ActiveRequest) -> bool:
+        """True if there is a rest."""
+        return len(pair.committed) < len(request.prompt) - 1
+
+    def branch(self, most: int) -> TokenTree:
+        """The next tokens, `most` of them or fewer."""
+        begin = len(self._pair.committed)
+        tokens = self._request.prompt[begin : begin + most]
+        tree = TokenTree(tokens[0], len(tokens))
+        for node, token in enumerate(tokens[1:]):
+            tree.add(node, token, confidence=1.0)
+        return tree
+
+    def take(self, tree: TokenTree, logits: np.ndarray) -> TokenEvent | None:
+        """Commit a branch; with the last one comes the first token."""
+        pair, request = self._pair, self._request
+        event = None
+        if len(pair.committed) + len(tree) == len(request.prompt):
+            token = request.sampler.pick(logits[-1])
+            event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
+        pair.commit(tree, range(len(tree)))
+        if event is not None:
+            request.tally.read_first_token(pair.clock() - self._begun)
+        return event
 
 
-def _reusable(pair: Pair, text: Sequence[int]) -> int:
+def reusable(pair: Pair, text: Sequence[int]) -> int:
     """Number of leading tokens of `text` whose KV the target holds as reading all of it would
     compute it: a session's past shall not change what is written."""
     info = pair.target.info

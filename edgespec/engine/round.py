@@ -6,15 +6,12 @@ another module's.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from edgespec.concurrency.worker import Running
 from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.chances import Chances
 from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
@@ -26,15 +23,20 @@ from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import RoundRules
-from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 
 
 def begin_round(
-    pair: Pair, rules: RoundRules, planner: RoundPlanner, tree: TokenTree, request: ActiveRequest
+    pair: Pair,
+    rules: RoundRules,
+    planner: RoundPlanner,
+    tree: TokenTree,
+    request: ActiveRequest,
+    n_others: int = 0,
 ) -> RoundInProgress:
-    """A round that is planned, and whose drafters have read the text."""
+    """A round that is planned, and whose drafters have read the text; `n_others` texts share its
+    pass."""
     pair.check_cancelled()
     begun = pair.clock()
     plan = planner.plan()
@@ -42,22 +44,23 @@ def begin_round(
     rehearsed: Sequence[Rehearsed] = ()
     if grower is not None:
         pair.catch_up(grower)
-    elif plan.rehearses and pair.grower is not None and pair.grower.is_ready:
+    elif plan.rehearses and not n_others and pair.grower is not None and pair.grower.is_ready:
         rehearsed = pair.grower.rehearse(pair.committed[-plan.rehearses :])
     reading_s = pair.clock() - begun
     room = request.transcript.room
+    limits = rules.limits(
+        n_free=pair.target.info.n_ctx - len(pair.committed),
+        room=room,
+        n_hidden=planner.n_hidden if grower else 0,
+        least_confidence=planner.least_confidence(plan) if grower else 0.0,
+    )
     return RoundInProgress(
         pair=pair,
         grower=grower,
         rules=rules,
         planner=planner,
         plan=plan,
-        limits=rules.limits(
-            n_free=pair.target.info.n_ctx - len(pair.committed),
-            room=room,
-            n_hidden=planner.n_hidden if grower else 0,
-            least_confidence=planner.least_confidence(plan) if grower else 0.0,
-        ),
+        limits=replace(limits, max_nodes=min(limits.max_nodes, rules.max_nodes - n_others)),
         limits_beside=rules.limits_beside(room),
         begun=begun,
         guesses_before=grower.n_guesses if grower else 0,
@@ -105,6 +108,7 @@ class RoundInProgress:
     reading_s: float = 0.0
     rehearsed: Sequence[Rehearsed] = ()
     growing_s: float = 0.0
+    """Seconds of the draft steps of all texts before the pass."""
     imagined: Point | None = None
     """The best round that the tree would have allowed, whatever the credit was."""
     reached: Sequence[Reached] = ()
@@ -114,58 +118,45 @@ class RoundInProgress:
     failure: Exception | None = None
     """Failure of a drafter while it followed what was accepted, which is still to be yielded."""
 
-    def grow(self, tree: TokenTree, sampler: Sampler) -> TokenTree:
-        """The tree with all nodes that are drafted before its pass."""
+    def start(self, tree: TokenTree, sampler: Sampler) -> TokenTree:
+        """The tree with the nodes that cost nothing."""
         if self.grower is None:
             tree = tree.bare()
         hang_forced(tree, sampler, self.limits)
         if self.grower is not None:
-            self._draft(tree, self.grower)
+            self.grower.begin(tree, self.rules.pacer, self.limits)
         return tree
 
-    def _draft(self, tree: TokenTree, grower: TreeGrower) -> None:
-        """Draft while the planner finds it worth a step and growth within the limits is of use."""
-        clock = self.pair.clock
-        begun = clock()
-        grower.begin(tree, self.rules.pacer, self.limits)
-        grown = clock()
-        while True:
-            self.pair.check_cancelled()
-            open_nodes = grower.open_nodes(tree)
-            if not self.planner.grows_on(self.plan, self._so_far(tree, open_nodes)):
-                break
-            if not self._step(tree, open_nodes, grower, self.limits, Track.ENGINE):
-                break
-            self.draft_steps += 1
-            self.growing_s = clock() - grown
-        end = clock()
-        self.draft_s += end - begun
-        self.pair.trace.add(Track.ENGINE, "grow", begun, end, steps=self.draft_steps)
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        """Ends of the tree at which a drafter may be asked to go on."""
+        return self.grower.open_nodes(tree) if self.grower is not None else []
 
-    def select(self, tree: TokenTree) -> list[int]:
-        """The nodes that are worth their place in the pass; all of them if they were drawn."""
-        plan = self.plan if self.grower else replace(self.plan, credit_s=math.inf)
-        point = self.imagined = self.planner.best(plan, self._so_far(tree, ()))
-        if self.grower and math.isfinite(self.plan.credit_s):
-            open_nodes = self.grower.open_nodes(tree)
-            self.imagined = self.planner.imagined(self.plan, self._so_far(tree, open_nodes))
-        if tree.draws:
-            return list(range(min(len(tree), self.limits.max_nodes)))
-        limits = replace(self.limits, max_nodes=min(self.limits.max_nodes, point.n_rows))
-        return self.rules.pacer.select(tree, limits)
+    def step(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
+        """One draft step before the pass. False if no growth within the limits is of use."""
+        assert self.grower is not None
+        grew = self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE)
+        self.draft_steps += grew
+        return grew
 
-    def _so_far(self, tree: TokenTree, open_nodes: Sequence[int]) -> RoundSoFar:
-        free_sources = self.grower.free_sources if self.grower is not None else ()
-        spent_s = self.growing_s
-        return RoundSoFar(tree, open_nodes, self.draft_steps, spent_s, free_sources)
+    def step_beside(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
+        """One draft step beside the pass over this tree, past what was selected.
 
-    def beside(
-        self, tree: TokenTree, nodes: Sequence[int]
-    ) -> Callable[[Running[np.ndarray]], None] | None:
-        """Drafting to do beside the pass over `nodes`, if that pays."""
-        if self.grower is None or not self.planner.drafts_beside(len(nodes)):
-            return None
-        return partial(self._grow_beside, tree, self.grower)
+        What it adds is worth something if the accepted path leads there: the next round starts
+        with it.
+        """
+        assert self.grower is not None
+        first_key = tree.next_key
+        grew = self._step(tree, open_nodes, self.grower, self.limits_beside, Track.BESIDE)
+        self.steps_beside += grew
+        self.provisional = range(
+            self.provisional.start if self.provisional else first_key, tree.next_key
+        )
+        return grew
+
+    @property
+    def free_sources(self) -> Collection[str]:
+        """Sources of nodes that cost no step."""
+        return self.grower.free_sources if self.grower is not None else ()
 
     def accept(
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, request: ActiveRequest
@@ -279,23 +270,6 @@ class RoundInProgress:
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
             accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
         )
-
-    def _grow_beside(
-        self, tree: TokenTree, grower: TreeGrower, target_pass: Running[np.ndarray]
-    ) -> None:
-        """Grow the tree that is being verified, past what was selected, while the pass runs.
-
-        What it adds is worth something if the accepted path leads there: the next round starts
-        with it.
-        """
-        first_key = tree.next_key
-        while not target_pass.done:
-            self.pair.check_cancelled()
-            open_nodes = grower.open_nodes(tree)
-            if not self._step(tree, open_nodes, grower, self.limits_beside, Track.BESIDE):
-                break
-            self.steps_beside += 1
-        self.provisional = range(first_key, tree.next_key)
 
     def _step(
         self,

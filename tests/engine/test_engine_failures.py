@@ -94,7 +94,7 @@ class Forgetful(FakeModel):
         try:
             return super().evaluate(tree, nodes)
         except ModelError:
-            self._committed.clear()
+            self.truncate(0)
             raise
 
 

@@ -73,8 +73,8 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 
 
 def tell(engine: Engine, temperature: float) -> None:
-    assert engine._pair.grower is not None
-    drafter = engine._pair.grower._drafters[0]
+    assert engine._pairs[0].grower is not None
+    drafter = engine._pairs[0].grower._drafters[0]
     assert isinstance(drafter, ModelDrafter)
     drafter.fresh_belief = lambda _: Known.around(temperature)  # type: ignore[method-assign]
 

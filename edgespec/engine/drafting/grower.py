@@ -29,10 +29,21 @@ class Complaint(NamedTuple):
     reason: str
 
 
+class Beliefs:
+    """What the drafters of one text, or of several texts together, have learnt."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Belief] = {}
+        self.before: Learnt = {}
+        """What another run learnt."""
+        self.n_texts = 0
+
+
 class TreeGrower:
     """Some drafters, the most trusted one first, and how much each of them counts."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], beliefs: Beliefs | None = None) -> None:
+        """`beliefs` are those that drafters of the same kind share with other texts."""
         self._drafters = tuple(drafters)
         self._ready = self._drafters
         """Drafters that can guess the next token of the text."""
@@ -40,8 +51,8 @@ class TreeGrower:
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
         self._pool = Pool()
-        self._beliefs: dict[str, Belief] = {}
-        self._learnt: Learnt = {}
+        self._beliefs = beliefs or Beliefs()
+        self._beliefs.n_texts += 1
         self._temperature: float | None = None
         """At which the target samples; None before the first text."""
         self.n_guesses = 0
@@ -58,24 +69,27 @@ class TreeGrower:
 
     def recall(self, learnt: Learnt) -> None:
         """Begin with what another run learnt."""
-        self._learnt = learnt
+        self._beliefs.before = learnt
 
     def learnt(self) -> Learnt:
         """Learnt state of this run and those before it, for another run."""
-        self._keep_beliefs()
-        beliefs = {name: belief.numbers() for name, belief in self._beliefs.items()}
-        return renewed(self._learnt, beliefs)
+        if self._beliefs.n_texts == 1:
+            self._keep_beliefs()
+        beliefs = {name: belief.numbers() for name, belief in self._beliefs.now.items()}
+        return renewed(self._beliefs.before, beliefs)
 
     def sample_at(self, temperature: float) -> None:
         """The target samples at `temperature` from now on: what was learnt at others waits."""
-        self._keep_beliefs()
+        if self._beliefs.n_texts == 1:
+            self._keep_beliefs()
         self._temperature = temperature
+        before = self._beliefs.before
         for name, learner in self._learners():
-            belief = self._beliefs.get(name)
+            belief = self._beliefs.now.get(name)
             if belief is None:
                 belief = learner.fresh_belief(temperature)
-                if name in self._learnt:
-                    belief = belief.recalled(self._learnt[name])
+                if name in before:
+                    belief = belief.recalled(before[name])
             learner.belief = belief
 
     def begin_text(self, params: SamplingParams) -> None:
@@ -146,10 +160,15 @@ class TreeGrower:
         What stood teaches how far each drafter is to be trusted. What was too improbable below the
         old root, and is worth a node below the new one, is hung now.
         """
+        is_shared = self._beliefs.n_texts > 1 and self._temperature is not None
+        if is_shared:  # other texts have taught since
+            self.sample_at(self._temperature or 0.0)
         for node, picked in pairwise([*path, root]):
             self._pool.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
         for drafter in self._ready:
             drafter.follow(tree, path, root)
+        if is_shared:
+            self._keep_beliefs()
         tree = tree.reroot(root)
         for node in range(len(tree)):
             self._hang(tree, node, pacer)
@@ -180,7 +199,7 @@ class TreeGrower:
 
     def _keep_beliefs(self) -> None:
         now = {name: learner.belief for name, learner in self._learners()}
-        self._beliefs = renewed(self._beliefs, now)
+        self._beliefs.now = renewed(self._beliefs.now, now)
 
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]

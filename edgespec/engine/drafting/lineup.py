@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
-from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.grower import Beliefs, TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
@@ -23,8 +23,9 @@ def line_up(
     draft: LanguageModel | None,
     drafters: Sequence[Drafter],
     settings: EngineSettings,
+    beliefs: Beliefs | None = None,
 ) -> TreeGrower | None:
-    """The drafters of `target`, the draft model first; None without any."""
+    """The drafters of one text of `target`, the draft model first; None without any."""
     info = target.info
     if not info.verifies_guesses:
         return None
@@ -44,4 +45,4 @@ def line_up(
             draft, settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
         )
         guessing.insert(0, model)
-    return TreeGrower(guessing) if guessing else None
+    return TreeGrower(guessing, beliefs) if guessing else None

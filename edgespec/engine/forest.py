@@ -1,0 +1,253 @@
+"""The trees of all texts in one pass: which of them grows next, and which nodes are verified.
+
+One text is the case of one tree. It knows rounds, and no model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edgespec.concurrency.worker import Running
+from edgespec.engine.decision import Point, RoundPlanner
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pacer import Limits
+from edgespec.engine.passes import Logits
+from edgespec.engine.round import RoundInProgress
+from edgespec.engine.sampling import Sampler
+from edgespec.engine.settings import RoundRules
+from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.tracing.spans import Track
+from edgespec.tree import ROOT, TokenTree
+
+PEERS = 0.5
+"""Texts whose best node is nearly as probable as the best of all share its draft step."""
+
+
+@dataclass(eq=False, slots=True)
+class GrowingTree:
+    """One text's round and its tree."""
+
+    round: RoundInProgress
+    tree: TokenTree
+    sampler: Sampler
+
+    def start(self) -> bool:
+        self.tree = self.round.start(self.tree, self.sampler)
+        return True
+
+    @property
+    def open_nodes(self) -> list[int]:
+        return self.round.open_nodes(self.tree)
+
+
+Step = Callable[[Sequence[int], GrowingTree], bool]
+"""One draft step at the open nodes of a growth. False if nothing was to do."""
+
+
+def _before(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
+    return growth.round.step(growth.tree, open_nodes)
+
+
+def _beside(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
+    return growth.round.step_beside(growth.tree, open_nodes)
+
+
+class Forest:
+    """The growths of one pass."""
+
+    def __init__(
+        self, growths: Sequence[GrowingTree], rules: RoundRules, planner: RoundPlanner
+    ) -> None:
+        self._growths = [*growths]
+        self.failed: dict[GrowingTree | None, Exception] = {}
+        """Growths that ended with an error of their own, and are part of the pass no more."""
+        self._rules = rules
+        self._planner = planner
+        self._plan = planner.plan()
+        self._draft_steps = 0
+        self._growing_s = 0.0
+        self._imagined: Point | None = None
+
+    @property
+    def _guesses(self) -> bool:
+        return any(growth.round.grower is not None for growth in self._growths)
+
+    @property
+    def growths(self) -> Sequence[GrowingTree]:
+        return self._growths
+
+    def grow(self, clock: Callable[[], float], check: Callable[[], None]) -> None:
+        """Draft while the planner finds it worth a step and growth within the limits is of use."""
+        begun = clock()
+        for growth in self.growths:
+            self._try(growth, GrowingTree.start)
+        if not self._guesses:
+            return
+        grown = clock()
+        while self._growths:
+            check()
+            open_nodes = self._open_nodes()
+            if not self._planner.grows_on(self._plan, self._so_far(open_nodes)):
+                break
+            if not self._step(open_nodes, _before):
+                break
+            self._draft_steps += 1
+            self._growing_s = clock() - grown
+        end = clock()
+        for growth in self._growths:
+            if growth.round.grower is not None:
+                growth.round.draft_s += end - begun
+                growth.round.growing_s = self._growing_s
+        if self._growths:
+            trace = self._growths[0].round.pair.trace
+            trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
+
+    def select(self, n_further: int = 0) -> list[list[int]]:
+        """Nodes of each tree that are worth their place in the pass, ascending; `n_further` rows
+        of it are taken."""
+        if not self._growths:
+            return []
+        plan = self._plan if self._guesses else replace(self._plan, credit_s=math.inf)
+        point = self._imagined = self._planner.best(plan, self._so_far([]))
+        if self._guesses and math.isfinite(self._plan.credit_s):
+            self._imagined = self._planner.imagined(self._plan, self._so_far(self._open_nodes()))
+        for growth in self._growths:
+            growth.round.imagined = self._imagined
+        if self._growths[0].tree.draws:
+            [growth] = self._growths
+            return [list(range(min(len(growth.tree), growth.round.limits.max_nodes)))]
+        n_others = len(self._growths) - 1
+        most = min(point.n_rows + n_others, self._rules.max_nodes - n_further)
+        candidates = [
+            growth.round.rules.pacer.select(growth.tree, self._limited(growth, most - n_others))
+            for growth in self._growths
+        ]
+        if not n_others:
+            return candidates
+        trees = [growth.tree for growth in self._growths]
+        return share_out(trees, candidates, most, self._rules.max_branches)
+
+    def beside(
+        self, n_rows: int, check: Callable[[], None]
+    ) -> Callable[[Running[Logits]], None] | None:
+        """Drafting to do beside the pass over `n_rows`, if that pays."""
+        if not self._guesses or not self._planner.drafts_beside(n_rows):
+            return None
+        return partial(self._grow_beside, check)
+
+    def outcome(self, outcomes: Sequence[RoundOutcome], wall_s: float) -> RoundOutcome:
+        """The rounds of a pass as one, for the planner."""
+        if len(outcomes) == 1:
+            return outcomes[0]
+        one = outcomes[0]
+        return replace(
+            one,
+            n_texts=len(outcomes),
+            n_tokens=sum(o.n_tokens for o in outcomes),
+            accepted=sum(o.accepted for o in outcomes),
+            drafted=sum(o.drafted for o in outcomes),
+            verified=sum(o.verified for o in outcomes),
+            provisional_drafted=sum(o.provisional_drafted for o in outcomes),
+            provisional_kept=sum(o.provisional_kept for o in outcomes),
+            draft_steps=self._draft_steps,
+            steps_beside=sum(o.steps_beside for o in outcomes),
+            reading_s=sum(o.reading_s for o in outcomes),
+            guessed=any(o.guessed for o in outcomes),
+            growing_s=self._growing_s,
+            claimed=self._imagined.claimed if self._imagined else 0.0,
+            expected_s=self._growing_s + (self._imagined.seconds if self._imagined else 0.0),
+            reached=[reached for o in outcomes for reached in o.reached],
+            verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
+            accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
+            wall_s=wall_s,
+        )
+
+    def _grow_beside(self, check: Callable[[], None], running: Running[Logits]) -> None:
+        """Grow the trees that are being verified while the pass runs."""
+        while not running.done:
+            check()
+            if not self._step(self._open_nodes(), _beside):
+                break
+        if not self._growths:  # the pass is of no more use to anybody
+            raise next(iter(self.failed.values()))
+
+    def _try(self, growth: GrowingTree, work: Callable[[GrowingTree], bool]) -> bool:
+        """Work on one text, which alone ends with what is raised."""
+        try:
+            return work(growth)
+        except Exception as error:  # noqa: BLE001 - raised where its tokens are taken
+            self.failed[growth] = error
+            self._growths = [other for other in self._growths if other is not growth]
+            return False
+
+    def _open_nodes(self) -> list[list[int]]:
+        return [growth.open_nodes for growth in self._growths]
+
+    def _step(self, open_nodes: Sequence[list[int]], step: Step) -> bool:
+        """One step in the texts that have the likeliest ends. False if nothing was to do."""
+        ready = [
+            (float(growth.tree.cumulative[nodes].max()), growth, nodes)
+            for growth, nodes in zip(self._growths, open_nodes, strict=True)
+            if nodes
+        ]
+        while ready:
+            least = PEERS * max(best for best, _, _ in ready)
+            peers = [one for one in ready if one[0] >= least]
+            grew = [self._try(growth, partial(step, nodes)) for _, growth, nodes in peers]
+            if any(grew):
+                return True
+            ready = [one for one in ready if one[0] < least]
+        return False
+
+    def _so_far(self, open_nodes: Sequence[Sequence[int]]) -> RoundSoFar:
+        """The forest as one tree with one root."""
+        tree, ends = self._growths[0].tree, [*(open_nodes[0] if open_nodes else ())]
+        if len(self._growths) > 1:
+            tree, ends, shift = TokenTree.joined([growth.tree for growth in self._growths]), [], 0
+            for growth, nodes in zip(self._growths, open_nodes, strict=False):
+                ends += (node + shift if node else ROOT for node in nodes)
+                shift += len(growth.tree) - 1
+        free_sources = self._growths[0].round.free_sources
+        return RoundSoFar(tree, ends, self._draft_steps, self._growing_s, free_sources)
+
+    def _limited(self, growth: GrowingTree, most: int) -> Limits:
+        limits = growth.round.limits
+        return replace(limits, max_nodes=max(1, min(limits.max_nodes, most)))
+
+
+def share_out(
+    trees: Sequence[TokenTree],
+    candidates: Sequence[Sequence[int]],
+    max_nodes: int,
+    max_branches: int,
+) -> list[list[int]]:
+    """Nodes to verify of each tree, ascending: all roots, then the most probable of all
+    `candidates`; a text's first branch does not count as one."""
+    selected: list[set[int]] = [{ROOT} for _ in trees]
+    extended: list[set[int]] = [set() for _ in trees]
+    ranked = [
+        (-float(tree.cumulative[node]), n, node)
+        for n, (tree, nodes) in enumerate(zip(trees, candidates, strict=True))
+        for node in nodes
+        if node != ROOT
+    ]
+    heapq.heapify(ranked)
+    n_nodes, n_branches = len(trees), 1
+    while ranked and n_nodes < max_nodes:
+        _, n, node = heapq.heappop(ranked)
+        parent = int(trees[n].parent[node])
+        if parent not in selected[n]:
+            continue
+        if parent in extended[n]:
+            if n_branches == max_branches:
+                continue
+            n_branches += 1
+        extended[n].add(parent)
+        selected[n].add(node)
+        n_nodes += 1
+    return [sorted(nodes) for nodes in selected]

@@ -1,0 +1,74 @@
+"""Passes of the target, for one text or several, out of the thread that receives Ctrl-C.
+
+It knows models through the port, and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.worker import Running, Worker
+from edgespec.ports import LanguageModel
+from edgespec.ports.texts import HoldsTexts, PassPart
+from edgespec.tracing.spans import Trace, Track
+
+SHORT_PASS_S = 0.01
+"""A resident target's pass that is shorter, to go by those before, runs in the caller's thread: it
+keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond, and far
+longer on a busy machine. A paged one calls back, and an exception of a signal handler that breaks
+into a callback is lost there."""
+
+Logits = list[np.ndarray]
+"""Logits of each part of a pass, float32 [nodes, n_vocab]."""
+
+
+class Passes(Closeable):
+    """A target at work, with a thread for what takes long. The model is borrowed."""
+
+    def __init__(self, target: LanguageModel, clock: Callable[[], float], trace: Trace) -> None:
+        self.target = target
+        self.is_paged = target.paging().segments > 0
+        self.clock = clock
+        self.trace = trace
+        self.worker = Worker()
+        self._usual_pass_s = 0.0
+
+    def evaluate(
+        self,
+        parts: Sequence[PassPart],
+        beside: Callable[[Running[Logits]], None] | None,
+        check: Callable[[], None],
+    ) -> Logits:
+        """Logits of one pass, beside which `beside` works. `check` is called now and then, and may
+        raise."""
+        is_short = 0 < self._usual_pass_s < SHORT_PASS_S
+        n_nodes = sum(len(part.nodes) for part in parts)
+        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_nodes):
+            if beside is None and is_short and not self.is_paged:
+                logits = self._evaluate(parts)
+            else:
+                evaluate = partial(self._evaluate, parts)
+                with self.worker.running(evaluate, self.target.cancel) as running:
+                    if beside is not None:
+                        beside(running)
+                    logits = running.result(check)
+        self._expect_pass(self.target.last_report.wall_s)
+        return logits
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self.worker.close()
+
+    def _evaluate(self, parts: Sequence[PassPart]) -> Logits:
+        if len(parts) == 1 and parts[0].text == 0:
+            return [self.target.evaluate(parts[0].tree, parts[0].nodes)]
+        assert isinstance(self.target, HoldsTexts)
+        return self.target.evaluate_together(parts)
+
+    def _expect_pass(self, pass_s: float) -> None:
+        """Update the usual duration; one slow pass at most doubles it."""
+        self._usual_pass_s = min(pass_s, 2 * self._usual_pass_s) if self._usual_pass_s else pass_s

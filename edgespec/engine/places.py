@@ -1,0 +1,49 @@
+"""Places of an engine's texts: where a request begins, so that most of its prompt is held already.
+
+Knows what texts hold, and no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.engine.pair import Pair
+from edgespec.engine.prompt import reusable
+from edgespec.engine.request import ActiveRequest
+from edgespec.ports import LanguageModel
+from edgespec.ports.texts import HoldsTexts
+
+
+def choose_place(
+    pairs: Sequence[Pair], request: ActiveRequest, draft: LanguageModel | None
+) -> Pair:
+    """The text that the request goes on with, one that nobody uses.
+
+    A text whose end the prompt continues is continued. Otherwise the text that was unused for the
+    longest time makes room, and begins with what any other text holds of the prompt.
+    """
+    if len(pairs) == 1 or request.terms.keeper is not None:
+        return pairs[0]
+    prompt = request.prompt[:-1]
+    best = max(pairs, key=lambda pair: reusable(pair, prompt))
+    n_shared = reusable(best, prompt)
+    oldest = min((pair for pair in pairs if pair.running is None), key=lambda pair: pair.last_use)
+    if best is oldest or (best.running is None and n_shared == len(best.committed) > 0):
+        return best
+    if n_shared > reusable(oldest, prompt):
+        _share(best, oldest, n_shared, draft)
+    return oldest
+
+
+def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | None) -> None:
+    """Let one text begin with the first tokens of another, which are kept once."""
+    model = source.passes.target
+    assert isinstance(model, HoldsTexts)
+    target.rewind(0)
+    model.share(source.text, target.text, n_tokens)
+    target.committed = source.committed[:n_tokens]
+    target.n_tiled = min(source.n_tiled, n_tokens)
+    target.n_drafted = min(source.n_drafted, n_tokens)
+    if target.grower is not None and isinstance(draft, HoldsTexts):
+        n_held = min(draft.committed_of(source.text), n_tokens)
+        draft.share(source.text, target.text, n_held)
