@@ -260,7 +260,7 @@ class Engine(Closeable):
                 text.fail(forest.failed[text.growth])
 
     def _parts(self, texts: Sequence[TextAtWork], forest: Forest) -> list[PassPart]:
-        """What the pass computes: rests of prompts, and the best nodes of all trees."""
+        """Parts of the pass: rests of prompts, and the best nodes of all trees."""
         tails = [text for text in texts if text.tail is not None]
         most = self._rules.max_nodes - len(forest.growths)
         branches = [text.tail.branch(max(1, most // len(tails))) for text in tails if text.tail]

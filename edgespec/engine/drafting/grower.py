@@ -30,12 +30,12 @@ class Complaint(NamedTuple):
 
 
 class Beliefs:
-    """What the drafters of one text, or of several texts together, have learnt."""
+    """Learnt state of the drafters of one text, or of several texts together."""
 
     def __init__(self) -> None:
         self.now: dict[str, Belief] = {}
         self.before: Learnt = {}
-        """What another run learnt."""
+        """Learnt state of another run."""
         self.n_texts = 0
 
 
