@@ -79,14 +79,6 @@ def spelled(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def check_output(path: Path) -> None:
-    """Raise UsageError for a path that no file can be written to, before minutes are spent."""
-    if path.is_dir():
-        raise UsageError(f"{path} cannot be written: it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
-
-
 def model_path(args: str | Path, named: str = "--model") -> Path:
     """The file or folder that a model is called by, as `edgespec models` understands names too.
 

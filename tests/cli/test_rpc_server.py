@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgespec.cli.commands.rpc_server import _is_local
+from edgespec.server.guarding import is_local
 from rpc_servers import free_port, needs_rpc, running
 
 pytest.importorskip("llama_cpp")
@@ -51,8 +51,8 @@ def test_a_signal_ends_it():
 
 
 @pytest.mark.parametrize(
-    ("host", "is_local"),
+    ("host", "expected"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
 )
-def test_only_addresses_of_this_machine_need_no_warning(host: str, is_local: bool):
-    assert _is_local(host) is is_local
+def test_only_addresses_of_this_machine_need_no_warning(host: str, expected: bool):
+    assert is_local(host) is expected

@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS
+from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, engine_settings, read_prompts, settings_from
 from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
 from edgespec.diagnosis.machine import examine
-from edgespec.errors import UsageError
 from edgespec.models.embedded import shipped_prompts
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding, Topic
@@ -89,14 +89,7 @@ def _examined_pair(
 
 
 def _tokens_per_pass(args: argparse.Namespace) -> float:
-    text = getattr(args, "tokens_per_pass", "1")
-    try:
-        tokens = float(text)
-    except ValueError as error:
-        raise UsageError(f"--tokens-per-pass {text}: write a number such as 3.5") from error
-    if not 1 <= tokens < 1e4:
-        raise UsageError(f"--tokens-per-pass {text}: a pass yields at least one token")
-    return tokens
+    return number("--tokens-per-pass", getattr(args, "tokens_per_pass", 1), 1, 10_000)
 
 
 def _report(findings: Sequence[Finding], pair: PairDiagnosis | None) -> dict[str, Any]:

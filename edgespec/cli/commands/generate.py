@@ -14,8 +14,9 @@ from edgespec.cli.commands.plan import blaming_draft_max
 from edgespec.cli.console import Console, follow, report_failure
 from edgespec.cli.flags import grammars, prompt_caches
 from edgespec.cli.flags.parser import installed_version
+from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
-from edgespec.cli.invocation import check_output, engine_settings, read_prompt, settings_from
+from edgespec.cli.invocation import engine_settings, read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, TokenEvent

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 from threading import Thread
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags.rpc_server import HOST, PORT
+from edgespec.cli.flags.values import whole
 from edgespec.cli.interrupts import Interrupts
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.memory.process import resolve_budget
+from edgespec.server.guarding import is_local
 from edgespec.settings.units import format_size
 
 MOST_PORT = 65535
@@ -25,14 +26,14 @@ _WARNING = (
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     host = getattr(args, "host", HOST)
-    port = _whole("--port", getattr(args, "port", str(PORT)), MOST_PORT)
-    n_threads = _whole("--threads", args.threads, 1024) if "threads" in args else None
+    port = whole("--port", getattr(args, "port", PORT), 1, MOST_PORT)
+    n_threads = whole("--threads", args.threads, 1, 1024) if "threads" in args else None
     budget_bytes = resolve_budget(getattr(args, "memory_budget", "auto"))
     runtime = next((r for r in runtimes.installed() if isinstance(r, runtimes.LendsDevices)), None)
     if runtime is None:
         raise EdgespecError("no installed runtime can lend devices: install edgespec[gguf]")
     console = Console()
-    if not _is_local(host):
+    if not is_local(host):
         console.note(_WARNING.format(host=host))
     failures: list[BaseException] = []
 
@@ -55,16 +56,3 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         console.note("stopped")
         return 0
     raise failures[0]
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _whole(flag: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
-        raise UsageError(f"{flag} {text}: it must be a whole number from 1 to {most:,}")
-    return int(text)

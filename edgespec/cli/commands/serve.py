@@ -14,10 +14,10 @@ from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates
 from edgespec.cli.flags.serve import HOST, KEY_VARIABLE, PORT, QUEUE
+from edgespec.cli.flags.values import read_text, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, settings_from
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.files.regular import read_regular
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
-    most_waiting = _whole(args, "queue", QUEUE)
-    most_prompt = _whole(args, "max_prompt", None)
+    most_waiting = whole("--queue", getattr(args, "queue", QUEUE))
+    most_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
+    port = whole("--port", getattr(args, "port", PORT))
     console = Console(quiet="quiet" in args)
-    with _listening(guard.host, _whole(args, "port", PORT) or 0) as listener:
+    with _listening(guard.host, port) as listener:
         args.grammars = args.logprobs = True
         args.most_body_bytes = guard.most_body_bytes or 0
         command = settings_from(args)
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 loaded,
                 guard,
                 getattr(args, "alias", None) or loaded.target.name,
-                QUEUE if most_waiting is None else most_waiting,
+                most_waiting,
                 most_prompt,
             )
             address = _address(listener)
@@ -84,24 +85,9 @@ def _key(args: argparse.Namespace) -> str | None:
     if "api_key" in args and "api_key_file" in args:
         raise UsageError("give either --api-key or --api-key-file, not both")
     if "api_key_file" in args:
-        path = Path(args.api_key_file)
-        try:
-            return read_regular(path, MOST_KEY_BYTES).decode().strip()
-        except OSError as error:
-            raise UsageError(f"--api-key-file {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"--api-key-file {path}: not UTF-8") from error
+        return read_text("--api-key-file", Path(args.api_key_file), MOST_KEY_BYTES).strip()
     key: str | None = getattr(args, "api_key", os.environ.get(KEY_VARIABLE) or None)
     return key
-
-
-def _whole(args: argparse.Namespace, name: str, default: int | None) -> int | None:
-    text = getattr(args, name, None)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal()):
-        raise UsageError(f"--{name.replace('_', '-')} {text}: it must be a whole number, 0 or more")
-    return int(text)
 
 
 @contextmanager

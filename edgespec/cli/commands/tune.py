@@ -16,6 +16,7 @@ from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
+from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
 from edgespec.diagnosis.levers import helpful_changes
@@ -31,7 +32,7 @@ from edgespec.tuning.presets import TUNED
 from edgespec.tuning.race import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
-LEAST_SECONDS = 10
+LEAST_SECONDS, MOST_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -127,19 +128,8 @@ def _lab(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    return ProcessLab(prompts, seconds_from(args), limiter, console)
-
-
-def seconds_from(args: argparse.Namespace) -> float:
-    """The time limit. Raises UsageError."""
-    text = getattr(args, "seconds", str(SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError as error:
-        raise UsageError(f"--seconds {text}: write a number such as {SECONDS}") from error
-    if not LEAST_SECONDS <= seconds <= 1e5:
-        raise UsageError(f"--seconds {text}: measuring takes {LEAST_SECONDS} seconds at least")
-    return seconds
+    seconds = number("--seconds", getattr(args, "seconds", SECONDS), LEAST_SECONDS, MOST_SECONDS)
+    return ProcessLab(prompts, seconds, limiter, console)
 
 
 def _silent(text: str) -> None:

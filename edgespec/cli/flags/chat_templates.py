@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
-from edgespec.files.regular import read_regular
 
 MOST_BYTES = 4 << 20
 
@@ -35,10 +35,4 @@ def template_from(args: argparse.Namespace) -> str | None:
         if template is not None:
             named_template(template)  # refused before anything is loaded
         return template
-    path = Path(args.chat_template_file)
-    try:
-        return read_regular(path, MOST_BYTES).decode()
-    except OSError as error:
-        raise UsageError(f"--chat-template-file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--chat-template-file {path}: not UTF-8: {error}") from error
+    return read_text("--chat-template-file", Path(args.chat_template_file), MOST_BYTES)

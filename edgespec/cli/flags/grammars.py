@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
-from edgespec.files.regular import read_regular
 from edgespec.grammar.specification import (
     MOST_CHARACTERS,
     Grammar,
@@ -56,16 +56,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     flag, make = _FLAGS[names[0]]
     text = getattr(args, names[0])
     if names[0].endswith("_file"):
-        text = _read(Path(text), flag)
+        text = read_text(flag, Path(text), 4 * MOST_CHARACTERS)
     grammar = make(text)
     args.grammars = True
     return grammar
-
-
-def _read(path: Path, flag: str) -> str:
-    try:
-        return read_regular(path, 4 * MOST_CHARACTERS).decode()
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{flag} {path}: not UTF-8: {error}") from error

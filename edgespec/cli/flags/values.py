@@ -1,0 +1,47 @@
+"""Values of flags that no settings check: numbers, texts of files, and files to write."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.files.regular import read_regular
+
+
+def whole(flag: str, value: str | int, least: int = 0, most: float = math.inf) -> int:
+    """A whole number. Raises UsageError."""
+    text = str(value)
+    if text.isascii() and text.isdecimal() and least <= int(text) <= most:
+        return int(text)
+    limits = f"{least:,} or more" if most == math.inf else f"from {least:,} to {most:,}"
+    raise UsageError(f"{flag} {text}: it must be a whole number {limits}")
+
+
+def number(flag: str, value: str | float, least: float, most: float) -> float:
+    """A number. Raises UsageError."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if least <= found <= most:
+        return found
+    raise UsageError(f"{flag} {value}: it must be a number from {least:,} to {most:,}")
+
+
+def read_text(flag: str, path: Path, most_bytes: int) -> str:
+    """The text of a UTF-8 file. Raises UsageError."""
+    try:
+        return read_regular(path, most_bytes).decode()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{flag} {path}: not UTF-8 at byte {error.start}") from error
+
+
+def check_output(path: Path) -> None:
+    """Raise UsageError for a path that no file can be written to, before minutes are spent."""
+    if path.is_dir():
+        raise UsageError(f"{path} cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
