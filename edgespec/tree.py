@@ -117,6 +117,14 @@ class TokenTree:
         self._n_nodes = node + 1
         return node
 
+    def entropy(self, node: int) -> float:
+        """Entropy, in nats, of the drafter's own distribution after `node`; guesses that do not
+        hang there count as one."""
+        q = self.probability[self.children(node)]
+        whole = np.append(q, max(0.0, 1.0 - float(q.sum())))
+        whole = whole[whole > 0]
+        return -float((whole * np.log(whole)).sum())
+
     def path(self, node: int) -> list[int]:
         """Nodes from the root down to `node`, both included."""
         self._check(node)

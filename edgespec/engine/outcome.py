@@ -19,6 +19,8 @@ class Reached(NamedTuple):
     claimed: float
     """Sum of the confidences of the guesses after it."""
     was_right: bool
+    entropy: float = 0.0
+    """Entropy of the drafter's own distribution there, in nats; 0 where no stop rule asks."""
 
 
 class Rehearsed(NamedTuple):

@@ -173,7 +173,7 @@ class RoundInProgress:
         """Let the drafters see the target's logits, also after guesses that were rejected."""
         if self.grower is None:
             return
-        self.reached = _reached(tree, accepted)
+        self.reached = _reached(tree, accepted, self.planner.stop_rule is not None)
         begun = self.pair.clock()
         self.grower.witness(tree, nodes, logits)
         self.draft_s += self.pair.clock() - begun
@@ -309,7 +309,7 @@ def _record(trace: Trace, outcome: RoundOutcome, begun: float, has_guesses: bool
     )
 
 
-def _reached(tree: TokenTree, accepted: Accepted) -> list[Reached]:
+def _reached(tree: TokenTree, accepted: Accepted, has_stop_rule: bool) -> list[Reached]:
     """Confidence and success of the guesses after each node of the accepted path."""
     found = []
     for node, token in zip(accepted.path, accepted.tokens, strict=True):
@@ -317,7 +317,9 @@ def _reached(tree: TokenTree, accepted: Accepted) -> list[Reached]:
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
             is_sure = node != ROOT and bool(tree.confidence[node] >= Chances.sure)
-            found.append(Reached(is_sure, claimed, tree.child(node, token) is not None))
+            was_right = tree.child(node, token) is not None
+            unsure = tree.entropy(node) if has_stop_rule else 0.0
+            found.append(Reached(is_sure, claimed, was_right, unsure))
     return found
 
 

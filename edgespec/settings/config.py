@@ -46,6 +46,10 @@ class FallbackName(StrEnum):
     LLMCAD = "llmcad"
     FIXED = "fixed"
     FULL = "full"
+    HSDDW = "hsddw"
+    SPECDECPP = "specdec++"
+    DISCO = "disco"
+    BILD = "bild"
 
 
 class AcceptanceName(StrEnum):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import Reached, RoundOutcome
 from edgespec.engine.stop_rules import (
     STOP_RULES,
     AdaptiveThreshold,
@@ -14,6 +16,10 @@ from edgespec.engine.stop_rules import (
     FullTree,
     RoundSoFar,
 )
+from edgespec.engine.stop_rules.bild import FallbackPolicy
+from edgespec.engine.stop_rules.disco import PredictedAcceptance
+from edgespec.engine.stop_rules.hsddw import EntropyWindow
+from edgespec.engine.stop_rules.specdecpp import PredictedRejection
 from edgespec.tree import ROOT, TokenTree
 
 OUTCOME = RoundOutcome(
@@ -116,3 +122,60 @@ def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
     assert not FixedLength(length=2).fires(so_far)
     tip = tree.add(tip, 9, 0.9, source="draft")
     assert FixedLength(length=2).fires(replace(so_far, open_nodes=[tip]))
+
+
+# Rules of other papers
+
+
+def line(*probabilities: float) -> RoundSoFar:
+    """A line of guesses, the last of which is open; a guess's confidence is its probability."""
+    tree, node = TokenTree(0), ROOT
+    for token, p in enumerate(probabilities):
+        node = tree.add(node, token, p)
+    return RoundSoFar(tree, [node])
+
+
+OTHERS = (EntropyWindow, PredictedRejection, PredictedAcceptance, FallbackPolicy)
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_bare_root_is_drafted_whatever_the_rule(rule: type[EntropyWindow]) -> None:
+    assert not rule().fires(RoundSoFar(TokenTree(0), [ROOT]))
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_every_rule_fires_when_nothing_can_grow(rule: type[EntropyWindow]) -> None:
+    assert rule().fires(RoundSoFar(TokenTree(0), []))
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_a_sure_line_goes_on_and_an_unsure_one_ends(rule: type[EntropyWindow]) -> None:
+    assert not rule().fires(line(0.99, 0.95))
+    unsure = line(0.9, 0.12)
+    for token in range(5, 10):  # as improbable as the one that is open
+        unsure.tree.add(1, token, 0.12)
+    assert rule().fires(unsure)
+
+
+def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
+    assert line(0.5).tree.entropy(ROOT) == pytest.approx(math.log(2))
+
+
+def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
+    rule = EntropyWindow()
+    rejected = replace(
+        OUTCOME, reached=(Reached(False, 0.9, True, 3.0), Reached(False, 0.9, False, 0.5))
+    )
+    assert rule.observe(rejected).threshold == pytest.approx((1.0 + 0.5) / 2)
+    accepted = replace(OUTCOME, reached=(Reached(False, 0.9, True, 3.0),))
+    assert rule.observe(accepted) == rule
+
+
+def test_the_classifier_learns_at_which_entropy_guesses_fail() -> None:
+    rule, random = PredictedAcceptance(), Random(0)
+    for _ in range(400):
+        entropy = random.uniform(0, 2)
+        rule = rule.observe(replace(OUTCOME, reached=(Reached(False, 0.7, entropy < 1, entropy),)))
+    sure, unsure = (1.0, 0.8, 0.2, 0.0), (1.0, 0.8, 1.8, 0.0)
+    assert rule.chance(sure) > 0.8
+    assert rule.chance(unsure) < 0.3
