@@ -1,5 +1,6 @@
 """The programs in examples/, which docs/embedding.md shows, run as they are."""
 
+import json
 import os
 import shutil
 import signal
@@ -68,6 +69,17 @@ def test_each_prompt_of_a_file_gets_its_text(tmp_path):
     with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:
         texts = [session.generate(prompt, max_tokens=32).text for prompt in prompts]
     assert written == "".join(f"{text!r}\n" for text in texts)
+
+
+def test_the_file_of_requests_is_answered(tmp_path):
+    answers = tmp_path / "answers.jsonl"
+    command = [sys.executable, "-m", "edgespec", "batch", EXAMPLES / "requests.jsonl", answers]
+    subprocess.run(command, check=True, timeout=300)
+    lines = map(json.loads, answers.read_text().splitlines())
+    found = {line["custom_id"]: line["response"] for line in lines}
+    assert {name: len(response["body"]["choices"]) for name, response in found.items()} == (
+        {"gcd": 1, "queue": 1, "two": 2}
+    )
 
 
 def test_the_client_prints_what_the_server_streams():

@@ -75,13 +75,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _show(console: Console, counts: BatchCounts, n_lines: int | None) -> None:
     """Progress over what earlier runs have left."""
-    said = f"{counts.answered:,} answered"
-    if counts.failed:
-        said += f", {counts.failed:,} of them with an error"
-    share = None
+    share, n_left = None, ""
     if n_lines is not None:
-        n_left = max(1, n_lines - counts.skipped)
-        share, said = counts.answered / n_left, f"{said}, {n_left:,} to answer"
+        n_due = max(1, n_lines - counts.skipped)
+        share, n_left = counts.answered / n_due, f" of {n_due:,}"
+    said = f"{counts.answered:,}{n_left} answered"
+    if counts.failed:
+        said += f", {counts.failed:,} with an error"
     console.progress_with_rest("requests", share, said)
 
 
