@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,18 +16,9 @@ from onnx import TensorProto
 from edgespec.errors import Cancelled, ModelError
 from edgespec.paging.reader import Extent
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight, read_source
-from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable
 from onnx_files import write_llama
-
-PIECE = Piece("layer 0", 1, 1, (("v0", "x"), ("v1", "mask")), (("v2", "w"),), (("v3", "y"),))
-CUT = Cut(
-    (b"one", b"\n{two}"),
-    (PIECE, replace(PIECE, name="layer 1")),
-    (("e", "table"),),
-    (("f", "columns"),),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -37,63 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield artifacts.folder()
     assert not [file for file in artifacts.folder().glob(".*") if file.is_file()]
-
-
-def never() -> Cut:
-    raise AssertionError("it was made again")
-
-
-def test_a_cut_is_made_once(folder: Path) -> None:
-    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
-    assert artifacts.cached_cut(b"key", never) == CUT
-
-
-def test_another_key_is_another_cut(folder: Path) -> None:
-    artifacts.cached_cut(b"key", lambda: CUT)
-    other = replace(CUT, graphs=(b"other",))
-    assert artifacts.cached_cut(b"other", lambda: other) == other
-
-
-@pytest.mark.parametrize("n_bytes", [0, 1, 31, 32, 100, -1])
-def test_an_entry_that_was_cut_short_is_made_again(folder: Path, n_bytes: int) -> None:
-    artifacts.cached_cut(b"key", lambda: CUT)
-    (entry,) = folder.iterdir()
-    entry.write_bytes(entry.read_bytes()[:n_bytes])
-    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
-    assert artifacts.cached_cut(b"key", never) == CUT
-
-
-def test_an_entry_with_a_damaged_byte_is_made_again(folder: Path) -> None:
-    artifacts.cached_cut(b"key", lambda: CUT)
-    (entry,) = folder.iterdir()
-    data = bytearray(entry.read_bytes())
-    data[-2] ^= 1
-    entry.write_bytes(data)
-    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert artifacts.cached_cut(b"key", lambda: CUT) == CUT
-
-
-def test_writers_at_the_same_time_leave_one_whole_entry(folder: Path) -> None:
-    together = threading.Barrier(8)
-
-    def make() -> Cut:
-        together.wait(10)
-        return CUT
-
-    threads = [threading.Thread(target=artifacts.cached_cut, args=(b"key", make)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(list(folder.iterdir())) == 1
-    assert artifacts.cached_cut(b"key", never) == CUT
 
 
 def test_weights_inside_a_graph_are_copied_once_to_aligned_places(

@@ -126,14 +126,20 @@ class Flow:
 
     def descendants(self, values: Iterable[str], through_shapes: bool = False) -> set[int]:
         """Nodes that depend on the content of `values`; their shapes alone do not count."""
-        reached, found = set(values), set()
-        for i, node in enumerate(self.nodes):
+        return set(self.following(values, through_shapes))
+
+    def following(self, values: Iterable[str], through_shapes: bool = False) -> Iterator[int]:
+        """The same nodes in order."""
+        reached = set(values)
+        first = min(
+            (self.consumers[name][0] for name in reached & self.consumers.keys()), default=0
+        )
+        for i in range(first, len(self.nodes)):
             if not reached.isdisjoint(self.reads[i]):
-                if node.op_type in SHAPES and not through_shapes:
+                if self.nodes[i].op_type in SHAPES and not through_shapes:
                     continue
-                found.add(i)
-                reached.update(node.output)
-        return found
+                yield i
+                reached.update(self.nodes[i].output)
 
     def ancestors(self, values: Iterable[str], stop: Iterable[str] = ()) -> list[int]:
         """Nodes that `values` are computed from, in order; what makes `stop` is left out."""

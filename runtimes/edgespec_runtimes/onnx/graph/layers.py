@@ -5,7 +5,7 @@ The residual stream is followed from the embeddings to the logits; names of valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import ModelError
@@ -38,11 +38,12 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     roots = [name for i in lookups for name in flow.nodes[i].output if name]
     leading = set(flow.ancestors([LOGITS]))
     stream = sorted((flow.descendants(roots) | set(lookups)) & leading)
-    narrow = _bottlenecks(flow, stream)
-    joins = []
-    for pair in roles.past:
-        joined = flow.descendants(pair)
-        joins.append(next((k for k, i in enumerate(stream) if i in joined), len(stream)))
+    place = {i: k for k, i in enumerate(stream)}
+    joins = [
+        next((place[i] for i in flow.following(pair) if i in place), len(stream))
+        for pair in roles.past
+    ]
+    narrow = _bottlenecks(flow, stream, place)
     cuts = [max((k for k in narrow if k < join), default=-1) for join in joins]
     if cuts != sorted(set(cuts)) or cuts[0] < 0 or joins[-1] == len(stream):
         raise ModelError(f"{where}: its layers cannot be told apart in the graph")
@@ -54,9 +55,8 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     return Stages(tuple(stage_of), _stream_value(flow, stream, cuts[-1], where), len(cuts))
 
 
-def _bottlenecks(flow: Flow, stream: Sequence[int]) -> list[int]:
+def _bottlenecks(flow: Flow, stream: Sequence[int], place: Mapping[int, int]) -> list[int]:
     """Places in `stream` whose nodes every path from its start to its end runs through."""
-    place = {i: k for k, i in enumerate(stream)}
     narrow, reach = [], 0
     for k, i in enumerate(stream):
         if reach <= k:

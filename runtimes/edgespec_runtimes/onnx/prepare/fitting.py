@@ -23,11 +23,7 @@ from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
 from edgespec_runtimes.onnx.prepare.masks import find_masks
-from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
-
-CUT_VERSION = b"2 "
-"""Changes when the same graph would be cut in another way."""
 
 
 class FittedDecoder(Closeable):
@@ -53,12 +49,7 @@ class FittedDecoder(Closeable):
         sizes = sizes_to_compare(roles, self.masks, most_new, capacity)
         self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
-        converts_halves = not device.has_memory
-        key = CUT_VERSION + onnx.__version__.encode() + self.model.SerializeToString()
-        self.cut = artifacts.cached_cut(
-            key if converts_halves else b"without conversions " + key,
-            lambda: cut(self.model, roles, shapes, where, converts_halves),
-        )
+        self.cut = cut(self.model, roles, shapes, where, converts_halves=not device.has_memory)
         self.batches = needs.batch_sizes(self.model, roles, self.masks, self.cut, request, n_ctx)
         most = request.budget_bytes or 1 << 62
         largest = [sizes for sizes in self.batches if sizes.max_nodes == request.max_nodes]

@@ -1,22 +1,16 @@
-"""Keeps results of preparing a model in the cache folder.
+"""Copies weights that cannot be used where they lie to files in the cache folder.
 
-Cuts of graphs are kept under a hash of their input, copied weights under the path and the state of
-the model's files.
-
-Entries are written beside their place and moved there whole, so that several processes may write
-the same one; an entry that is damaged is made again. Where the folder cannot be written, graphs are
-cut anew in every run.
+A copy is kept under the path and the state of the model's files. It is written beside its place and
+moved there whole, so that several processes may write the same one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,27 +20,14 @@ from edgespec.files.unfinished import unfinished_file
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
-from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 
 SMALL_BYTES = 1 << 16
 """Weights up to this size can be kept in memory wherever they lie in their file."""
 _COPY_BYTES = 4 << 20
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def folder() -> Path:
     return cache_folder.folder() / "onnx"
-
-
-def cached_cut(key: bytes, make: Callable[[], Cut]) -> Cut:
-    """The cut of a graph; `key` is all that it depends on."""
-    path = folder() / f"{hashlib.sha256(key).hexdigest()[:32]}.cut"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return _unpacked(path.read_bytes())
-    cut = make()
-    with suppress(OSError), _replacing(path) as file:
-        file.write(_packed(cut))
-    return cut
 
 
 def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
@@ -196,44 +177,3 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path, alone=False) as file:
         yield file
-
-
-def _packed(cut: Cut) -> bytes:
-    """A digest of the rest, a line of JSON, and the graphs one after the other."""
-    description: dict[str, Any] = {
-        "sizes": [len(graph) for graph in cut.graphs],
-        "pieces": [asdict(piece) for piece in cut.pieces],
-        "embeddings": cut.embeddings,
-        "columns": cut.columns,
-    }
-    rest = json.dumps(description).encode() + b"\n" + b"".join(cut.graphs)
-    return hashlib.sha256(rest).digest() + rest
-
-
-def _unpacked(data: bytes) -> Cut:
-    rest = data[_DIGEST_BYTES:]
-    if hashlib.sha256(rest).digest() != data[:_DIGEST_BYTES]:
-        raise ValueError("the entry is damaged")
-    line, _, graphs = rest.partition(b"\n")
-    description = json.loads(line)
-    at, parts = 0, []
-    for size in description["sizes"]:
-        parts.append(graphs[at : at + size])
-        at += size
-    pieces = [
-        Piece(
-            piece["name"],
-            piece["stage"],
-            piece["graph"],
-            _pairs(piece["inputs"]),
-            _pairs(piece["weights"]),
-            _pairs(piece["outputs"]),
-        )
-        for piece in description["pieces"]
-    ]
-    embeddings, columns = _pairs(description["embeddings"]), _pairs(description["columns"])
-    return Cut(tuple(parts), tuple(pieces), embeddings, columns)
-
-
-def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((first, second) for first, second in items)
