@@ -1,0 +1,189 @@
+"""Several texts in one pass: each is the text that it is alone, whatever the others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.engine.loop import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError, UsageError
+from edgespec.ports.text_request import TextRequest
+from edgespec.testing.fake_model import FakeModel, blend, random_language
+from engine_cases import assert_nothing_provisional
+
+N_VOCAB = 24
+LANGUAGE = random_language(1, N_VOCAB)
+N_TEXTS = 3
+
+
+def new_target(n_texts: int = N_TEXTS, **options: Any) -> FakeModel:
+    return FakeModel(LANGUAGE, N_VOCAB, n_texts=n_texts, n_ctx=256, **options)
+
+
+def new_draft(n_texts: int = N_TEXTS) -> FakeModel:
+    language = blend(LANGUAGE, random_language(2, N_VOCAB), 0.4)
+    return FakeModel(language, N_VOCAB, n_texts=n_texts, n_ctx=256)
+
+
+def alone(prompt: Sequence[int], sampling: SamplingParams, n_tokens: int) -> tuple[int, ...]:
+    with Engine(new_target(1)) as engine:
+        return written(engine, prompt, sampling, n_tokens)
+
+
+def written(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams, n_tokens: int
+) -> tuple[int, ...]:
+    request = engine.admit(TextRequest(tuple(prompt), sampling, n_tokens))
+    for _ in engine.run(request):
+        pass
+    return request.result().tokens
+
+
+def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
+    """Results of calls that run at a time, and in every pass together as long as they last."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return [future.result(timeout=60) for future in [pool.submit(text) for text in texts]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_text_among_others_is_the_text_alone(data: st.DataObject) -> None:
+    """Random prompts, lengths, seeds and drafts; more texts than places come one after another."""
+    texts = [
+        (
+            data.draw(st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=30)),
+            SamplingParams(temperature=data.draw(st.sampled_from([0.0, 0.8])), seed=seed),
+            data.draw(st.integers(1, 24)),
+        )
+        for seed in range(data.draw(st.integers(2, N_TEXTS)))
+    ]
+    draft = new_draft() if data.draw(st.booleans()) else None
+    target = new_target(max_nodes=data.draw(st.sampled_from([4, 16, 64])))
+    rules = EngineSettings(step_aside=data.draw(st.booleans()))
+    with Engine(target, draft, rules) as engine:
+        found = together(engine, *[lambda text=text: written(engine, *text) for text in texts])
+    assert found == [alone(*text) for text in texts]
+    assert_nothing_provisional(target, *([draft] if draft else []))
+
+
+def test_texts_share_passes() -> None:
+    """Three texts of 20 tokens take little more than the passes of one."""
+    target = new_target()
+    with Engine(target) as engine:
+        found = together(
+            engine,
+            *[lambda n=n: written(engine, [n, 2, 3], SamplingParams(), 20) for n in range(3)],
+        )
+    assert found == [alone([n, 2, 3], SamplingParams(), 20) for n in range(3)]
+    assert len(target.evaluations) < 40
+    assert 3 in target.evaluations
+
+
+def test_more_texts_than_places_are_refused_by_the_engine() -> None:
+    with Engine(new_target(2)) as engine:
+        first, second, third = [
+            engine.run(engine.admit(TextRequest((n, 2), SamplingParams(), 5))) for n in range(3)
+        ]
+        next(first), next(second)
+        with pytest.raises(UsageError, match="2 generations at a time"):
+            next(third)
+        first.close()
+        second.close()
+
+
+def test_a_cancelled_text_leaves_the_others() -> None:
+    target, draft = new_target(), new_draft()
+    with Engine(target, draft) as engine:
+        requests = [engine.admit(TextRequest((n, 2, 3), SamplingParams(), 30)) for n in range(3)]
+
+        def take(n: int) -> tuple[int, ...]:
+            for taken, _ in enumerate(engine.run(requests[n])):
+                if n == 1 and taken == 3:
+                    engine.cancel(requests[1])
+            return requests[n].result().tokens
+
+        found = together(engine, *[lambda n=n: take(n) for n in range(3)])
+        assert requests[1].result().finish_reason == "cancelled"
+        for n in (0, 2):
+            assert found[n] == alone([n, 2, 3], SamplingParams(), 30)
+        whole = alone([1, 2, 3], SamplingParams(), 30)
+        assert found[1] == whole[: len(found[1])]
+    assert_nothing_provisional(target, draft)
+
+
+def test_a_text_that_is_closed_in_the_middle_makes_room_for_another() -> None:
+    target = new_target(2)
+    with Engine(target, new_draft(2)) as engine:
+        requests = [engine.admit(TextRequest((n, 2), SamplingParams(), 9)) for n in range(3)]
+        first, second = engine.run(requests[0]), engine.run(requests[1])
+        next(first), next(second)
+        first.close()
+        assert requests[2].prompt == (2, 2)
+        assert len(list(engine.run(requests[2]))) == 9
+        list(second)
+    assert requests[1].result().tokens == alone((1, 2), SamplingParams(), 9)
+
+
+def test_an_error_of_the_target_reaches_every_text_of_the_pass_and_none_after_it() -> None:
+    target = new_target(2)
+
+    def fail_once(model: FakeModel) -> None:
+        if len(model.evaluations) == 4:
+            model.hook = None
+            raise ModelError("broken")
+
+    target.hook = fail_once
+    with Engine(target) as engine:
+        requests = [engine.admit(TextRequest((n, 2), SamplingParams(), 20)) for n in range(2)]
+
+        def take(n: int) -> str:
+            try:
+                for _ in engine.run(requests[n]):
+                    pass
+            except ModelError as error:
+                return str(error)
+            return ""
+
+        found = together(engine, *[lambda n=n: take(n) for n in range(2)])
+        assert "broken" in found
+        assert written(engine, (5, 2), SamplingParams(), 9) == alone((5, 2), SamplingParams(), 9)
+    assert_nothing_provisional(target)
+
+
+def test_a_prompt_that_others_hold_is_not_read_again() -> None:
+    target = new_target()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+    with Engine(target) as engine:
+        written(engine, prompt, SamplingParams(), 2)
+        n_read = sum(target.prefilled)
+        first = engine.run(engine.admit(TextRequest((*prompt, 7), SamplingParams(), 9)))
+        next(first)
+        second = engine.admit(TextRequest((*prompt, 8), SamplingParams(), 9))
+        assert len(list(engine.run(second))) == 9
+        list(first)
+    assert sum(target.prefilled) == n_read
+    assert second.tally.reused_tokens == len(prompt)
+    assert second.result().tokens == alone((*prompt, 8), SamplingParams(), 9)
+
+
+def test_a_long_prompt_is_read_in_portions_beside_a_text() -> None:
+    target = new_target(2, max_nodes=8)
+    target.info = replace(target.info, prompt_batch=16)
+    with Engine(target) as engine:
+        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 60)))
+        next(first)
+        begun = len(target.evaluations)
+        second = engine.admit(TextRequest(tuple([1, 2, 3, 4] * 20), SamplingParams(), 2))
+        list(engine.run(second))
+        assert max(target.prefilled) <= 16
+        assert sum(target.prefilled) >= 78
+        assert len(target.evaluations) - begun >= 4, "the first text went on meanwhile"
+        first.close()
