@@ -156,6 +156,13 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
+_REASONS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
+}
+"""Reasons in other words than pydantic's, by its types of errors."""
+
+
 def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> str:
     """One sentence for one of pydantic's objections."""
     name = str(details["loc"][0]) if details["loc"] else ""
@@ -171,5 +178,5 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
         return f"{problem} is unknown: it is one of {', '.join(known)}{hint}"
     if details["type"] == "string_too_short":
         return f"{names.of(name)} is empty"
-    reason = details["msg"].replace("Input should be", "it must be")
+    reason = _REASONS.get(details["type"], details["msg"].replace("Input should be", "it must be"))
     return f"{names.with_value(name, value)}: {reason}"

@@ -24,7 +24,7 @@ def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
     prompt_toolkit, which a terminal needs, is not installed."""
     stdin = stdin or sys.stdin
     if stdin is None:
-        raise UsageError("stdin is closed: converse in a terminal, or pipe messages to stdin")
+        raise UsageError("stdin is closed: chat in a terminal, or pipe messages to stdin")
     return _from_terminal(_session(history)) if stdin.isatty() else _from_pipe(stdin.buffer)
 
 

@@ -1,4 +1,4 @@
-"""`edgespec plan`: who would get which bytes under a memory budget, and how fast that would be."""
+"""`edgespec plan`: how a memory budget would be divided, and how fast that would be."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _pass_lines(
     predicted: Prediction | None,
 ) -> list[str]:
     if not plan.paged:
-        lines = ["The target fits: its weights stay in memory and no pass reads any."]
+        lines = ["The target fits into memory: its weights stay there, and no pass reads the disk."]
         return lines + ([_predicted_line(predicted)] if predicted else [])
     segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
     pinned = format_size(plan.pinned_bytes)
