@@ -287,3 +287,30 @@ def test_a_provider_that_onnxruntime_drops_in_silence_is_named(
     assert "onnxruntime could not use no GPU: the CPU computes" in note
     assert prepared.gpu_memory is None
     prepared.close()
+
+
+def test_what_fails_in_the_processs_memory_is_computed_by_the_cpu(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CoreML accepts graphs that it cannot run."""
+    use(Device("CPUExecutionProvider", "CoreML"), monkeypatch)
+    monkeypatch.setattr(Device, "is_cpu", property(lambda device: device.label != "CoreML"))
+    real = OnnxModel.prefill
+    failures = iter([True])
+
+    def prefill(model: OnnxModel, *arguments: Any) -> None:
+        if next(failures, False):
+            raise EdgespecError("zero elements")
+        real(model, *arguments)
+
+    monkeypatch.setattr(OnnxModel, "prefill", prefill)
+    prepared = prepare(models())
+    assert any(row.what == "copies of CoreML" for row in prepared.needs().resident or ())
+    model = prepared.load(None)
+    assert any(
+        "CoreML failed (zero elements): the CPU computes" in note for note in prepared.notes()
+    )
+    tokens = model.vocabulary.encode(TEXT)[:3]
+    assert np.isfinite(one_by_one(model, tokens)).all()
+    model.close()
+    prepared.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -51,6 +52,15 @@ def test_auto_is_cuda_where_it_can_be_used(
 
 
 @pytest.mark.usefixtures("listed")
+def test_coreml_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    coreml = Device("CoreMLExecutionProvider", "CoreML")
+    monkeypatch.setattr(providers, "find_cuda", lambda: "no driver")
+    monkeypatch.setattr(providers, "find_coreml", lambda: coreml)
+    assert providers.choose("auto").device == CPU
+    assert providers.choose("coreml").device == coreml
+
+
+@pytest.mark.usefixtures("listed")
 def test_auto_says_why_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "find_cuda", lambda: "there is no NVIDIA driver")
     note = providers.choose("auto").note
@@ -80,12 +90,13 @@ def test_where_cuda_cannot_be_used_no_gpu_is_named(monkeypatch: pytest.MonkeyPat
     assert runtime.gpu() is None
 
 
+@pytest.mark.parametrize("wanted", ["cuda", "coreml"])
 def test_what_was_asked_for_and_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(providers, "find_cuda", lambda: "there is none")
-    with pytest.raises(UsageError, match="--provider cuda cannot be used: there is none"):
-        providers.choose("cuda")
+    monkeypatch.setattr(providers, f"find_{wanted}", lambda: "there is none")
+    with pytest.raises(UsageError, match=f"--provider {wanted} cannot be used: there is none"):
+        providers.choose(wanted)
 
 
 @pytest.mark.usefixtures("listed")
@@ -154,6 +165,11 @@ def test_a_device_is_not_enough_without_cudas_libraries(
 @pytest.mark.skipif(isinstance(devices.find_cuda(), Device), reason="CUDA can be used here")
 def test_a_session_that_wants_cuda_gets_the_cpu_here() -> None:
     assert not devices._computes_with_cuda()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has it")
+def test_coreml_is_macs_alone() -> None:
+    assert devices.find_coreml() == "only macOS has CoreML"
 
 
 def test_a_gpu_session_takes_no_more_than_it_may() -> None:

@@ -11,7 +11,9 @@ from edgespec.settings.options import Flag, RuntimeOptions
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
 
-Provider = Literal["auto", "cpu", "cuda"]
+Provider = Literal["auto", "cpu", "cuda", "coreml"]
+IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})
+"""Providers that compute in the memory of the process."""
 
 
 class OnnxOptions(RuntimeOptions):
@@ -22,14 +24,14 @@ class OnnxOptions(RuntimeOptions):
     provider: Annotated[
         Provider,
         Flag(
-            "what computes ONNX models; CUDA was never run on a real device yet "
+            "what computes ONNX models; CUDA and CoreML were never run on a real device yet "
             "(default: auto, which is cuda where it can be used, else cpu)",
             f"{{{','.join(get_args(Provider))}}}",
         ),
     ] = "auto"
 
     def check(self, load: LoadSettings, names: Names) -> None:
-        if load.gpu_memory_budget is not None and self.provider == "cpu":
+        if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:
             raise UsageError(
                 f"{names.of('gpu_memory_budget')} has no effect with "
                 f"{names.with_value('provider', self.provider)}, which computes in the process's "

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
@@ -161,7 +161,9 @@ class PreparedOnnx:
             deployment.fitted.sizes = deployment.batches[plan.batches.get(self._request.owner, 0)]
             if plan.paged and self._request.owner == "target":
                 return self._load_paged(plan, progress)
-        return self._load_resident(progress)
+        if deployment.device.is_cpu or deployment.device.has_memory:
+            return self._load_resident(progress)
+        return self._load_on_trial(progress)
 
     def cancel(self) -> None:
         self._stop.set()
@@ -241,7 +243,7 @@ class PreparedOnnx:
             session = on_failure.enter_context(
                 watched(make, self.cancel, "reading weights", self._resident_bytes, progress)
             )
-            self._deployed.check_provider(session)
+            self._deployed.hear_from(session)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
             whole = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
@@ -251,6 +253,18 @@ class PreparedOnnx:
     @property
     def _resident_bytes(self) -> int:
         return sum(needs.resident_bytes(weight) for weight in self._source.weights.values())
+
+    def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
+        """CoreML takes graphs that it then cannot run, such as those with an empty past."""
+        model = self._load_resident(progress)
+        try:
+            model.prefill([0])
+            model.truncate(0)
+            return model
+        except EdgespecError as error:
+            model.close()
+            self._deployed.leave_device(f"{self._deployed.device.label} failed ({error})")
+            return self._load_resident(progress)
 
     def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
         trace = self._request.trace

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 MIB = 1 << 20
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
+COREML_PROVIDER = "CoreMLExecutionProvider"
 _FATAL = 4
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -36,13 +37,17 @@ class Device:
     memory: str = "cpu"
     """Name of the memory that it computes in, for OrtValues and bindings."""
     total_bytes: int = 0
-    """Bytes of its own memory; 0 for the CPU."""
+    """Bytes of its own memory; 0 where it computes in the process's."""
     free_bytes: int = 0
     """Free bytes when it was found, with the driver's context already made."""
     reserved_bytes: int = 0
     """Kept for handles and workspaces of its libraries, which no allocation of ours shows."""
     slack_bytes: int = 0
     """Kept in every session besides what its values take: arenas have gaps."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.provider == CPU_PROVIDER and not self.has_memory
 
     @property
     def has_memory(self) -> bool:
@@ -59,6 +64,9 @@ class Device:
             options["cudnn_conv_algo_search"] = "HEURISTIC"
             if most_bytes:
                 options["gpu_mem_limit"] = str(most_bytes)
+        elif self.provider == COREML_PROVIDER:
+            # the older form computes everything in half precision
+            options = {"ModelFormat": "MLProgram"}
         chosen = ((self.provider, options),)
         return chosen if self.provider == CPU_PROVIDER else (*chosen, (CPU_PROVIDER, {}))
 
@@ -91,6 +99,15 @@ def find_cuda() -> Device | str:
     return Device(
         CUDA_PROVIDER, f"{name} (CUDA)", "cuda", total_bytes, free_bytes, 256 * MIB, 32 * MIB
     )
+
+
+def find_coreml() -> Device | str:
+    """Apple's CoreML, whose devices share the process's memory, or why there is none."""
+    if sys.platform != "darwin":
+        return "only macOS has CoreML"
+    if not is_listed(COREML_PROVIDER):
+        return "this onnxruntime was built without it; pip install onnxruntime"
+    return Device(COREML_PROVIDER, "CoreML")
 
 
 def _first_cuda_device() -> tuple[str, int, int] | str:

@@ -124,21 +124,27 @@ class Deployment(Closeable):
         self.fitted = self._fit(CPU)
         self.make_sessions()
 
-    def check_provider(self, whole: OrtSession) -> None:
-        """Raise EdgespecError if onnxruntime lets the CPU compute a session that was planned for a
-        GPU, and note which operators it leaves to the CPU."""
+    def hear_from(self, whole: OrtSession) -> None:
+        """Note what onnxruntime lets the device compute of a session that has everything.
+
+        Raises EdgespecError if it is nothing and the weights were planned for a GPU.
+        """
         self._operators = [whole.operators]
-        if self.device.provider not in whole.providers:
+        if self.device.provider in whole.providers:
+            return
+        if self.device.has_memory:
             raise EdgespecError(
                 f"onnxruntime did not load {self._name} onto {self.device.label}, which it could "
                 "use before: lower --gpu-memory-budget, or take --provider cpu"
             )
+        why = f"onnxruntime could not use {self.device.label}"
+        self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")
 
     @property
     def notes(self) -> list[str]:
         """Sentences about the device that computes it and why; none where there was no choice."""
         notes = [self._choice.note] if self._choice.note else []
-        if not self.device.has_memory:
+        if self.device.is_cpu:
             return notes
         if self.fitted.refuses_masks:
             notes.append(

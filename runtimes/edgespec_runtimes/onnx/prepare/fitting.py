@@ -19,7 +19,7 @@ from edgespec_runtimes.onnx.graph.cutting import cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.rewriting import rewritten
 from edgespec_runtimes.onnx.memory import needs
-from edgespec_runtimes.onnx.ort.devices import Device
+from edgespec_runtimes.onnx.ort.devices import CPU, Device
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
 from edgespec_runtimes.onnx.prepare.masks import find_masks
@@ -68,14 +68,17 @@ class FittedDecoder(Closeable):
         `most_bytes`: what each may allocate on a device with memory of its own.
         """
         self.close()
-        providers = self.device.providers(most_bytes)
+        device = self.device if self.device.has_memory else CPU
         for graph in self.cut.graphs:
-            self.sessions.append(OrtSession(graph, self.where, n_threads, providers))
+            self.sessions.append(
+                OrtSession(graph, self.where, n_threads, device.providers(most_bytes))
+            )
 
     @property
     def is_refused(self) -> bool:
         """True if onnxruntime gave a session another provider than it was asked for."""
-        return any(self.device.provider not in session.providers for session in self.sessions)
+        provider = self.device.provider if self.device.has_memory else CPU.provider
+        return any(provider not in session.providers for session in self.sessions)
 
     def close(self) -> None:
         while self.sessions:

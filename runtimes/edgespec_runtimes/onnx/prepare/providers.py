@@ -15,6 +15,7 @@ from edgespec_runtimes.onnx.ort.devices import (
     CPU,
     CUDA_PROVIDER,
     Device,
+    find_coreml,
     find_cuda,
     is_listed,
 )
@@ -34,11 +35,12 @@ class ChosenDevice:
 def choose(provider: str) -> ChosenDevice:
     """The device for `--provider`; `auto` is CUDA where it can be used, else the CPU.
 
-    Raises UsageError for a provider that was named and cannot be used.
+    CoreML has to be named: where it pays was never measured, and the weights are planned twice for
+    it. Raises UsageError for a provider that was named and cannot be used.
     """
     if provider == "cpu" or (provider == "auto" and not is_listed(CUDA_PROVIDER)):
         return ChosenDevice(CPU)
-    found = find_cuda()
+    found = find_coreml() if provider == "coreml" else find_cuda()
     if isinstance(found, Device):
         return ChosenDevice(found)
     if provider == "auto":
@@ -55,7 +57,9 @@ def device_notes(
 ) -> list[str]:
     """Sentences about a device's share of a model, and the operators that onnxruntime did not let
     it compute."""
-    if placement.is_whole:
+    if not device.has_memory:
+        what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
+    elif placement.is_whole:
         what = f"{device.label} computes {model} and has all of its weights"
     else:
         what = (

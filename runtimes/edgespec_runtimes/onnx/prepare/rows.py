@@ -42,10 +42,13 @@ def resident_rows(
         return (MemoryRow(owner, LOADING, 2 * largest),)
     if deployment.placement.uses_gpu:
         return None
-    return (
+    rows = (
         MemoryRow(owner, "weights", sum(needs.resident_bytes(weight) for weight in weights)),
         MemoryRow(owner, LOADING, needs.loading_bytes(source)),
     )
+    if deployment.device.is_cpu:
+        return rows
+    return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
 
 
 def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
