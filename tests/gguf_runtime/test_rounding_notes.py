@@ -30,7 +30,7 @@ PAGED = replace(PLAN, paged=True)
 
 def notes(request: ModelRequest, plan: MemoryPlan | None = PLAN) -> list[str]:
     with closing(runtime.prepare(request)) as prepared:
-        return [note for note in prepared.notes(plan) if "rounds otherwise" in note]
+        return [note for note in prepared.notes(plan) if "rounds several rows otherwise" in note]
 
 
 def test_a_quantised_model_needs_no_note() -> None:

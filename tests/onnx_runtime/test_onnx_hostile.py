@@ -77,7 +77,7 @@ def test_a_classifier_is_not_a_decoder(folder: Path) -> None:
         model.graph.output[0].name = "scores"
 
     change(folder, edit)
-    with pytest.raises(ModelError, match="is not a decoder"):
+    with pytest.raises(ModelError, match="is no decoder"):
         prepare(folder)
 
 
@@ -303,9 +303,9 @@ def without_target_type(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (without_input, "Identity reads nothing"),
+        (without_input, "Identity has no input"),
         (without_value, "Constant has no value"),
-        (without_output, "Identity makes nothing"),
+        (without_output, "Identity has no output"),
         (without_target_type, "Cast lacks its attribute to"),
     ],
 )

@@ -34,7 +34,9 @@ def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) 
     def rounding_notes(max_nodes: int, owner: str) -> list[str]:
         changed = replace(request(folder, ctx_size=512), max_nodes=max_nodes, owner=owner)
         with closing(runtime.prepare(changed)) as prepared:
-            return [note for note in prepared.notes(PLAN) if "rounds otherwise" in note]
+            return [
+                note for note in prepared.notes(PLAN) if "rounds several rows otherwise" in note
+            ]
 
     assert len(rounding_notes(8, "target")) == 1
     assert rounding_notes(1, "target") == rounding_notes(8, "draft") == []

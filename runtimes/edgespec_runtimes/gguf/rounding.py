@@ -1,4 +1,4 @@
-"""Notes about the parts of a model that llama.cpp rounds otherwise for several rows than for one.
+"""Notes about the parts of a model that llama.cpp rounds differently in batches of several rows.
 
 Knows kinds of weights and of attention; `llama` holds the means that make rows round alike.
 """
@@ -31,7 +31,7 @@ def rounding_notes(
     tiles_are_avoidable: bool,
     on_device: str = "",
 ) -> list[str]:
-    """Sentences that say why a draft may change a token if two are as good as equal; often none.
+    """Reasons why a draft may change a token if two are almost equally likely; often none.
 
     `products_are_invariant`: single rows of unquantised weights go through the kernel of several,
     or the other way round; there is no way for stacks of matrices but experts.
@@ -63,8 +63,9 @@ def rounding_notes(
     if flash_attn == "off":
         reasons.append("flash attention is off")
     return [
-        f"{name}: {reason}, and llama.cpp rounds otherwise for several rows than for one: where "
-        "two tokens are as good as equal, a draft or an earlier text may change which is written"
+        f"{name}: {reason}, and llama.cpp rounds several rows otherwise than a single one: "
+        "where two tokens are almost equally likely, a draft or an earlier text may change which "
+        "one is written"
         for reason in reasons
     ]
 
@@ -75,8 +76,8 @@ def turn_notes(header: GgufFile, info: ModelInfo) -> list[str]:
         return []
     return [
         f"{info.name}: its state goes on from turn to turn, and llama.cpp reads whole texts with "
-        "another rounding than what follows them: where two tokens are as good as equal, a further "
-        "turn may differ from the same text read at once"
+        "another rounding than what follows them: where two tokens are almost equally likely, a "
+        "further turn may differ from the same text read at once"
     ]
 
 

@@ -191,9 +191,9 @@ class PreparedOnnx:
             )
         elif plan is not None and self._request.owner == "target" and self._request.max_nodes > 1:
             notes.append(
-                f"{self.info.name}: onnxruntime rounds otherwise for several rows than for one: "
-                "where two tokens are as good as equal, a draft or an earlier text may change "
-                "which is written"
+                f"{self.info.name}: onnxruntime rounds several rows otherwise than a single one: "
+                "where two tokens are almost equally likely, a draft or an earlier text may change "
+                "which one is written"
             )
         return notes
 

@@ -174,7 +174,7 @@ class _Reader(Closeable):
         return self.size - self.position
 
     def fail(self, message: str) -> ModelError:
-        return ModelError(f"{self.path} is damaged: {message}")
+        return ModelError(f"{self.path} is damaged: {message}; download or copy it again")
 
     def seek(self, position: int) -> None:
         if position > self.size:

@@ -305,7 +305,7 @@ def _strings(header: GgufFile, key: str) -> GgufArray:
 
 
 def _wrong(header: GgufFile, what: str) -> ModelError:
-    return ModelError(f"{header.path} is damaged: {what}")
+    return ModelError(f"{header.path} is damaged: {what}; download or convert it again")
 
 
 def _unusable(header: GgufFile, tensor: TensorEntry, why: str) -> ModelError:

@@ -51,7 +51,7 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
     outputs = {value.name: value for value in graph.output}
     if IDS not in inputs or LOGITS not in outputs:
         raise ModelError(
-            f"{where} is not a decoder: it needs an input {IDS} and an output {LOGITS}, it has "
+            f"{where} is no decoder: it needs an input {IDS} and an output {LOGITS}, it has "
             f"{_listed(inputs)} and {_listed(outputs)}"
         )
     past, present = _cache(inputs), _cache(outputs)

@@ -251,7 +251,9 @@ class _Cutter:
         if value == ALWAYS:
             return helper.make_tensor_value_info(short, TensorProto.BOOL, [])
         if value not in self._known:
-            raise ModelError(f"{self._where}: the type of {value!r} cannot be told from the graph")
+            raise ModelError(
+                f"{self._where}: the graph does not give the type of {value!r}: export it again"
+            )
         return helper.make_tensor_value_info(short, self._known[value].kind, None)
 
 

@@ -166,16 +166,20 @@ class Flow:
         return found
 
 
+def _damaged(where: str, what: str) -> ModelError:
+    return ModelError(f"{where} is damaged: {what}; export or copy it again")
+
+
 def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
     """Every value is made once, before it is read; nested graphs hold no weights."""
     known = {"", *fed}
     for node in graph.node:
         for name in reads(node):
             if name not in known:
-                raise ModelError(f"{where} is damaged: {node.op_type} reads {name!r} too early")
+                raise _damaged(where, f"{node.op_type} reads {name!r} before it is computed")
         for name in node.output:
             if name and name in known:
-                raise ModelError(f"{where} is damaged: {name!r} is made twice")
+                raise _damaged(where, f"{name!r} is computed twice")
             known.add(name)
         for inner in nested(node):
             if any(t.data_location == TensorProto.EXTERNAL for t in inner.initializer):
@@ -185,7 +189,7 @@ def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
                 raise ModelError(f"{where}: a constant of {node.op_type} lies outside the graph")
     for value in graph.output:
         if value.name not in known:
-            raise ModelError(f"{where} is damaged: nothing makes its output {value.name!r}")
+            raise _damaged(where, f"nothing computes its output {value.name!r}")
 
 
 def _check_operators(model: onnx.ModelProto, where: str) -> None:
@@ -193,11 +197,11 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
     versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     for node in _with_nested(model.graph):
         if not node.input and node.op_type not in _SOURCES:
-            raise ModelError(f"{where} is damaged: {node.op_type} reads nothing")
+            raise _damaged(where, f"{node.op_type} has no input")
         if not node.output:
-            raise ModelError(f"{where} is damaged: {node.op_type} makes nothing")
+            raise _damaged(where, f"{node.op_type} has no output")
         if node.op_type == "Constant" and not node.attribute:
-            raise ModelError(f"{where} is damaged: Constant has no value")
+            raise _damaged(where, "Constant has no value")
         try:
             domain = "" if node.domain == "ai.onnx" else node.domain
             version = versions.get(domain or "ai.onnx", 1)
@@ -208,13 +212,11 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             schema.min_input <= len(node.input) <= schema.max_input
             and schema.min_output <= len(node.output) <= schema.max_output
         ):
-            raise ModelError(
-                f"{where} is damaged: {node.op_type} has the wrong number of inputs or outputs"
-            )
+            raise _damaged(where, f"{node.op_type} has the wrong number of inputs or outputs")
         present = {attribute.name for attribute in node.attribute}
         for name, attribute in schema.attributes.items():
             if attribute.required and name not in present:
-                raise ModelError(f"{where} is damaged: {node.op_type} lacks its attribute {name}")
+                raise _damaged(where, f"{node.op_type} lacks its attribute {name}")
 
 
 def _with_nested(graph: onnx.GraphProto) -> Iterator[NodeProto]:

@@ -12,6 +12,8 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.graph.flow import SHAPES, Flow
 
+EXPORT = "export the decoder with Optimum as text-generation-with-past"
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -34,7 +36,7 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     """
     lookups = flow.lookups()
     if not lookups:
-        raise ModelError(f"{where} is not a decoder: it looks no embeddings up by {IDS}")
+        raise ModelError(f"{where} is no decoder: it looks up no embeddings by {IDS}: {EXPORT}")
     roots = [name for i in lookups for name in flow.nodes[i].output if name]
     leading = set(flow.ancestors([LOGITS]))
     stream = sorted((flow.descendants(roots) | set(lookups)) & leading)
@@ -46,7 +48,7 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     narrow = _bottlenecks(flow, stream, place)
     cuts = [max((k for k in narrow if k < join), default=-1) for join in joins]
     if cuts != sorted(set(cuts)) or cuts[0] < 0 or joins[-1] == len(stream):
-        raise ModelError(f"{where}: its layers cannot be told apart in the graph")
+        raise ModelError(f"{where}: its graph shows no layers with a past each: {EXPORT}")
     cuts.append(_head_cut(flow, stream, narrow, cuts, where))
     stage_of: list[int | None] = [None] * len(flow.nodes)
     for k, i in enumerate(stream):
@@ -82,7 +84,7 @@ def _head_cut(
     )
     inside = [k for k in narrow if cuts[-1] < k < head]
     if not inside:
-        raise ModelError(f"{where}: the output head cannot be told apart in the graph")
+        raise ModelError(f"{where}: its graph shows no output head after the layers: {EXPORT}")
     if len(cuts) > 1:
         usual = sum(cuts[-2] < k <= cuts[-1] for k in narrow)
         return inside[min(usual, len(inside)) - 1]
@@ -108,7 +110,7 @@ def _stream_value(flow: Flow, stream: Sequence[int], cut: int, where: str) -> st
         if not later.isdisjoint(flow.consumers.get(name, ()))
     ]
     if len(names) != 1:
-        raise ModelError(f"{where}: the output head reads more than the hidden state")
+        raise ModelError(f"{where}: its output head reads more than the hidden state: {EXPORT}")
     return names[0]
 
 
