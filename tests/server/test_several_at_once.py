@@ -1,0 +1,145 @@
+"""A server that answers several requests at once, over models that are known by heart."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from test_server_clients import raw, until_idle
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.session.loading import LoadedModels
+from edgespec.session.session import Session
+from edgespec.testing.fake_model import FakeModel
+from engine_cases import COUNTING, N_VOCAB
+from server_running import running, serving
+from session_cases import LOAD_S, PLAN, holds_passes
+
+N_SLOTS = 3
+CLIENT = httpx.Client(timeout=60, headers={"Connection": "close"}, trust_env=False)
+DAMAGED = 7
+"""The first token of prompts after which the model has no logits."""
+
+
+def language(context: tuple[int, ...]) -> np.ndarray:
+    damaged = np.full(N_VOCAB, np.nan, np.float32)
+    return damaged if context[0] == DAMAGED else COUNTING(context)
+
+
+@pytest.fixture
+def target() -> FakeModel:
+    return FakeModel(language, N_VOCAB, n_texts=N_SLOTS)
+
+
+@pytest.fixture
+def session(target: FakeModel) -> Iterator[Session]:
+    plan = replace(PLAN, n_parallel=N_SLOTS)
+    models = LoadedModels(target, None, plan, {"total": LOAD_S})
+    with Session(models, EngineSettings(step_aside=False)) as session:
+        yield session
+
+
+def ask(address: str, first: int = 1, n_tokens: int = 4) -> httpx.Response:
+    asked = {"prompt": [first, 2, 3], "max_tokens": n_tokens, "temperature": 0}
+    return CLIENT.post(f"{address}/v1/completions", json=asked)
+
+
+def health(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = CLIENT.get(f"{address}/health").json()
+    return found
+
+
+def until(address: str, n_in_progress: int) -> dict[str, Any]:
+    while (found := health(address))["requests_in_progress"] != n_in_progress:
+        pass
+    return found
+
+
+def test_slots_are_taken_while_there_are_requests(target: FakeModel, session: Session) -> None:
+    begun, may_go_on = holds_passes(target)
+    with serving(session) as address, ThreadPoolExecutor(5) as pool:
+        assert health(address)["slots_idle"] == N_SLOTS
+        answers = [pool.submit(ask, address) for _ in range(5)]
+        found = until(address, 5)
+        assert begun.wait(10)
+        while found["slots_processing"] != N_SLOTS:
+            found = health(address)
+        assert found["slots_idle"] == 0
+        may_go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+        until_idle(address)
+        assert health(address)["slots_idle"] == N_SLOTS
+
+
+def test_answers_are_those_that_are_given_alone(session: Session) -> None:
+    with serving(session) as address, ThreadPoolExecutor(20) as pool:
+        alone = {n: ask(address, n % 6, 1 + n % 9).json()["choices"] for n in range(30)}
+        asked = {n: pool.submit(ask, address, n % 6, 1 + n % 9) for n in alone}
+        assert {n: answer.result().json()["choices"] for n, answer in asked.items()} == alone
+
+
+def test_one_text_that_fails_has_its_own_error(session: Session) -> None:
+    with serving(session) as address, ThreadPoolExecutor(6) as pool:
+        firsts = [1, DAMAGED, 2, 3, DAMAGED, 4]
+        asked = [pool.submit(ask, address, first) for first in firsts]
+        answers = [answer.result() for answer in asked]
+        assert [answer.status_code for answer in answers] == [200, 500, 200, 200, 500, 200]
+        assert "best logit is nan" in answers[1].json()["error"]["message"]
+        assert ask(address).status_code == 200
+
+
+def test_a_server_that_ends_tells_those_it_answers_and_those_who_wait(
+    target: FakeModel, session: Session
+) -> None:
+    begun, _ = holds_passes(target)
+    with running(session) as (address, server), ThreadPoolExecutor(7) as pool:
+        answers = [pool.submit(ask, address) for _ in range(7)]
+        until(address, 7)
+        assert begun.wait(10)
+        server.stop()
+        refusals = [answer.result() for answer in answers]
+        assert {refusal.status_code for refusal in refusals} == {503}
+        codes = {refusal.json()["error"]["code"] for refusal in refusals}
+        assert codes == {"shutting_down"}
+    target.hook = None
+    assert session.generate([1, 2], max_tokens=3).tokens
+    assert session.n_waiting == 0
+
+
+def test_a_full_queue_is_busy_for_those_who_come_last(target: FakeModel, session: Session) -> None:
+    _, may_go_on = holds_passes(target)
+    with serving(session, most_waiting=2) as address, ThreadPoolExecutor(5) as pool:
+        answers = [pool.submit(ask, address) for _ in range(5)]
+        until(address, 5)
+        refusal = ask(address)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "queue_full")
+        assert int(refusal.headers["Retry-After"]) > 0
+        may_go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_two_hundred_clients_that_vanish_leave_nothing(session: Session) -> None:
+    chance = random.Random(5)
+    with serving(session) as address:
+        for _ in range(200):
+            asked = {"prompt": [1], "max_tokens": 400, "stream": chance.random() < 0.7}
+            connection: socket.socket = raw(address, asked)
+            if chance.random() < 0.5:
+                connection.settimeout(chance.random() * 0.02)
+                with suppress(TimeoutError):
+                    connection.recv(chance.randrange(1, 4000))
+            connection.close()
+        until_idle(address)
+        assert health(address)["slots_idle"] == N_SLOTS
+        assert ask(address).status_code == 200
+    assert session.n_waiting == 0
+    assert not [t for t in threading.enumerate() if t.name == "edgespec-generation"]
