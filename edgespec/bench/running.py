@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from edgespec.bench.runs import (
     Survey,
     Surveyed,
 )
-from edgespec.bench.schedule import RAW, ScheduledRun, scheduled_runs
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
 from edgespec.jobs.launching import Launched, launch
@@ -34,6 +33,8 @@ from edgespec.jobs.limits import Limiter
 from edgespec.jobs.messages import Failed
 from edgespec.models.model_files import copies, files_of, largest_of
 
+RAW = "raw"
+"""Name of the read loop among the modes."""
 RAW_BYTES = 1 << 30
 """Most that a read loop reads."""
 
@@ -95,6 +96,30 @@ def survey(bench: Bench) -> Surveyed:
     assert isinstance(answer, Failed)
     # a budget error names the flag of `generate`
     raise replace(answer, message=answer.message.replace("--memory-budget", "--memory")).error
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """One run to come. `mode` is a mode's name, or RAW."""
+
+    mode: str
+    prompt: int
+    repetition: int
+
+
+def scheduled_runs(
+    modes: Sequence[str], n_prompts: int, n_repetitions: int
+) -> Iterator[ScheduledRun]:
+    """Every mode once per repetition and prompt, each time in another order.
+
+    What drifts - a disk's temperature, a neighbour's load - hits all modes alike.
+    """
+    names = [RAW, *modes]
+    for repetition in range(n_repetitions):
+        for prompt in range(n_prompts):
+            shift = (repetition * n_prompts + prompt) % len(names)
+            for name in (*names[shift:], *names[:shift]):
+                yield ScheduledRun(name, prompt, repetition)
 
 
 class Display(Protocol):

@@ -73,22 +73,19 @@ class Console:
 
     def token(self, event: TokenEvent) -> None:
         """The text of one accepted token, at once."""
-        text = self._cleaned(event.text)
-        if not text:
-            return
-        self._progress.clear()
-        guessed = self.color and event.origin == "draft"
-        self._out.write(f"{_GUESSED}{text}{_PLAIN}" if guessed else text)
-        self._out.flush()
-        self._midline = not text.endswith("\n")
+        self._show(event.text, _GUESSED if event.origin == "draft" else "")
 
     def say(self, text: str, is_aside: bool = False) -> None:
         """Part of an answer, at once; an aside is dim where there are colours."""
+        self._show(text, _DIM if is_aside else "")
+
+    def _show(self, text: str, style: str) -> None:
+        """Part of a text, styled where there are colours."""
         text = self._cleaned(text)
         if not text:
             return
         self._progress.clear()
-        self._out.write(f"{_DIM}{text}{_PLAIN}" if self.color and is_aside else text)
+        self._out.write(f"{style}{text}{_PLAIN}" if self.color and style else text)
         self._out.flush()
         self._midline = not text.endswith("\n")
 

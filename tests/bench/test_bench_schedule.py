@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
-from edgespec.bench.schedule import RAW, scheduled_runs
+from edgespec.bench.running import RAW, scheduled_runs
 from edgespec.bench.settings import BenchSettings, parse_rate
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline

@@ -106,7 +106,7 @@ def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
     assert talk.take("/nothing")
     talk.take("Is it?")
     assert talk.exit_code == 1
-    assert out.getvalue().startswith("error: the disk is full\nerror: /nothing is no command")
+    assert out.getvalue().startswith("error: the disk is full\nerror: /nothing is not a command")
     assert len(dialogue.turns) == 2
 
 
