@@ -75,8 +75,8 @@ def load(
 class Session(Closeable):
     """A loaded pair, which any thread may use; close it to free memory, files and threads.
 
-    One generation runs at a time, others wait in line. `close` ends what runs, from any thread;
-    afterwards everything raises SessionClosed.
+    Up to `n_parallel` generations run at a time, others wait in line. `close` ends what runs,
+    from any thread; afterwards everything raises SessionClosed.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ QUEUE = 32
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
 _DESCRIPTION = """\
-Run an HTTP server with OpenAI's API. Requests are answered one at a time, others wait. A small chat
-page is at /, metrics for Prometheus are at /metrics."""
+Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
+in line. A small chat page is at /, metrics for Prometheus are at /metrics."""
 
 _EXAMPLES = """\
 examples:
