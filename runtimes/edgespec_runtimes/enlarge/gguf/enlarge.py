@@ -7,7 +7,7 @@ grow, and why that is exact. Loads no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, BinaryIO
 from edgespec.errors import ModelError, UsageError
 from edgespec.files.unfinished import unfinished_file
 from edgespec.values import ENLARGED_FROM, EnlargeReport
+from edgespec_runtimes.enlarge.gguf.disk import check_room, mib, writing
 from edgespec_runtimes.enlarge.gguf.packing import CHUNK_BYTES, pack_head, pack_pair, read_bytes
-from edgespec_runtimes.enlarge.gguf.replication import Role, layer_roles, model_roles, muted
-from edgespec_runtimes.enlarge.sizing import (
-    Layer,
+from edgespec_runtimes.enlarge.gguf.replication import (
     LlamaShape,
-    check_original,
-    check_room,
-    choose,
-    spread,
-    writing,
+    Role,
+    layer_roles,
+    model_roles,
+    muted,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.layout import padded
@@ -34,6 +32,16 @@ from edgespec_runtimes.gguf.file.validation import validate
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
+
+FACTORS = (16, 8, 4, 2, 1)
+"""Numbers of copies, K, the largest first."""
+FEWEST_LAYERS = 24
+COMFORTABLE_LAYERS = 96
+"""Most layers while a larger K reaches the size."""
+MAX_LAYERS = 512
+"""Most layers that llama.cpp takes."""
+TOLERANCE = 0.02
+"""Largest deviation of the result from the requested size, as a share."""
 
 
 def enlarge(
@@ -48,12 +56,29 @@ def enlarge(
     header = read_header(source)
     validate(header)
     shape = _shape(header)
-    plan = choose(header.path, partial(_plan, header, shape), header.n_layers, size_bytes)
+    plan = _choose(header, partial(_plan, header, shape), size_bytes)
     out = Path(out)
     _check_place(header, out, plan.size_bytes)
     with writing(out), unfinished_file(out) as file:
         _write(file, header, plan, progress)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCopy:
+    """A layer of the result: which one of the source it copies, and whether it adds nothing."""
+
+    source: int
+    silent: bool
+
+
+def spread(n_real: int, n_layers: int) -> tuple[LayerCopy, ...]:
+    """The real layers in their order, evenly spread, each followed by its silent copies."""
+    sources = [index * n_real // n_layers for index in range(n_layers)]
+    return tuple(
+        LayerCopy(source, silent=index > 0 and sources[index - 1] == source)
+        for index, source in enumerate(sources)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +112,7 @@ class _GgufTensor:
 @dataclass(frozen=True, slots=True)
 class _GgufPlan:
     factor: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCopy, ...]
     tensors: tuple[_GgufTensor, ...]
     head: bytes
     """Everything before the weights, padded."""
@@ -115,7 +140,8 @@ def _shape(header: GgufFile) -> LlamaShape:
         raise ModelError(
             f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
         )
-    check_original(header.path, header.metadata.get(ENLARGED_FROM))
+    if original := header.metadata.get(ENLARGED_FROM):
+        raise ModelError(f"{header.path} is enlarged already: start from {original}")
     heads = header.integer(header.key("attention.head_count"))
     return LlamaShape(
         hidden=header.embedding_length,
@@ -131,6 +157,39 @@ def _shape(header: GgufFile) -> LlamaShape:
     )
 
 
+def _choose(header: GgufFile, plan: Callable[[int, int], _GgufPlan], size_bytes: int) -> _GgufPlan:
+    """The plan with the fewest layers among those of the right size.
+
+    `plan` takes the factor K and the number of layers; it raises ModelError for a factor that the
+    source does not allow. Raises that, or UsageError where no plan comes within TOLERANCE.
+    """
+    fewest = max(FEWEST_LAYERS, header.n_layers)
+    nearest: _GgufPlan | None = None
+    obstacle: ModelError | None = None
+    for most in (COMFORTABLE_LAYERS, MAX_LAYERS):
+        for factor in FACTORS:
+            try:
+                smallest = plan(factor, fewest)
+            except ModelError as error:  # a smaller factor may do
+                obstacle = error
+                continue
+            n_more = round((size_bytes - smallest.size_bytes) / smallest.layer_bytes)
+            n_layers = min(max(fewest + n_more, fewest), max(most, fewest))
+            planned = smallest if n_layers == fewest else plan(factor, n_layers)
+            miss = abs(planned.size_bytes - size_bytes)
+            if miss <= TOLERANCE * size_bytes:
+                return planned
+            if nearest is None or miss < abs(nearest.size_bytes - size_bytes):
+                nearest = planned
+    if obstacle is not None:
+        raise obstacle
+    assert nearest is not None
+    raise UsageError(
+        f"{header.path} cannot be enlarged to {mib(size_bytes)}: the nearest size is "
+        f"{mib(nearest.size_bytes)}, with {len(nearest.layers)} layers"
+    )
+
+
 def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _GgufPlan:
     layers = spread(header.n_layers, n_layers)
     tensors = tuple(_grown_tensors(header, shape, factor, layers))
@@ -139,7 +198,7 @@ def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _G
 
 
 def _grown_tensors(
-    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[Layer, ...]
+    header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[LayerCopy, ...]
 ) -> Iterator[_GgufTensor]:
     """The result's tensors in file order: head and embedding first, then layer by layer."""
     by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(header.n_layers)}

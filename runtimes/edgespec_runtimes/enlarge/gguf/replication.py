@@ -22,12 +22,11 @@ this way they stay equal, but for the last bits of the sums in a tied head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
-from edgespec_runtimes.enlarge.sizing import LlamaShape
 from edgespec_runtimes.gguf.file.layout import TensorType
 
 SCALES: Mapping[str, slice] = MappingProxyType(
@@ -50,6 +49,28 @@ SCALES: Mapping[str, slice] = MappingProxyType(
     }
 )
 """Places in a block of the numbers that all its elements are multiples of."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Dimensions of a LLaMA."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+    """True if the head is the embedding, transposed."""
+    experts: int = 0
+    """Experts of every layer; 0 for one feed-forward network."""
+
+    def grown(self, factor: int) -> LlamaShape:
+        """The shape of `factor` copies. KV heads stay as they are, hence a layer's KV cache too."""
+        return replace(
+            self, hidden=self.hidden * factor, ffn=self.ffn * factor, heads=self.heads * factor
+        )
 
 
 @dataclass(frozen=True, slots=True)

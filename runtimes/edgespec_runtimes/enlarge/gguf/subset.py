@@ -15,6 +15,7 @@ from typing import BinaryIO
 from edgespec.errors import ModelError
 from edgespec.files.unfinished import unfinished_file
 from edgespec.ports import Progress
+from edgespec_runtimes.enlarge.gguf.disk import check_room, writing
 from edgespec_runtimes.enlarge.gguf.packing import (
     CHUNK_BYTES,
     pack_head,
@@ -22,7 +23,6 @@ from edgespec_runtimes.enlarge.gguf.packing import (
     pack_string,
     read_bytes,
 )
-from edgespec_runtimes.enlarge.sizing import check_room, writing
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import SCALARS, ValueType, padded
 from edgespec_runtimes.gguf.file.parts import GgufArray, MetadataEntry, TensorEntry

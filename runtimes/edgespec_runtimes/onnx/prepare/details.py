@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from edgespec.values import ENLARGED_FROM, ModelDetails
+from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, angle_switch
@@ -33,7 +33,6 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
             elements[_NAMES.get(kind, TensorProto.DataType.Name(kind))] += math.prod(weight.shape)
     config = source.config or source.genai_decoder
     heads = _count(config, "num_attention_heads")
-    props = {entry.key: entry.value for entry in source.model.metadata_props}
     return ModelDetails(
         format="onnx",
         quantization=elements.most_common(1)[0][0] if elements else None,
@@ -42,7 +41,6 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
         heads=heads,
         kv_heads=roles.kv_heads,
         context_length=context_length(source),
-        equals=props.get(ENLARGED_FROM) or None,
         files=source.files,
     )
 
