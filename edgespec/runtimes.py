@@ -249,7 +249,7 @@ def find(path: Path) -> Runtime:
         else:
             names.append(runtime.name)
     known = ", ".join(names) or "none"
-    complaint = f"{path} is no model that an installed runtime knows (installed: {known})"
+    complaint = f"{path} is not a model of an installed runtime (installed: {known})"
     raise ModelError("; ".join([complaint, *missing]))
 
 

@@ -82,7 +82,7 @@ def parse_line(line: bytes) -> BatchRequest:
     except Refusal as error:
         raise LineError(str(error), "invalid_json") from error
     if not isinstance(content, dict):
-        raise LineError(f"the line is no object with {', '.join(FIELDS)}", "invalid_line")
+        raise LineError(f"the line is not an object with {', '.join(FIELDS)}", "invalid_line")
     name = content.get("custom_id")
     if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
         raise LineError(

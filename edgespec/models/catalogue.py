@@ -122,12 +122,12 @@ def hint(name: str) -> str | None:
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
     if repo := repository(name):
         return (
-            f"{name}: there is no such file; a repository of Hugging Face is fetched with "
+            f"{name}: no such file; a repository of Hugging Face is fetched with "
             f"-hf {repo}, or by edgespec models pull {repo}"
         )
     if _TAGGED.fullmatch(name):
         return (
-            f"{name}: there is no such file, and names of Ollama's library mean nothing here; "
+            f"{name}: no such file, and names of Ollama's library are not known here; "
             "-hf USER/REPO fetches a model from Hugging Face"
         )
     return None

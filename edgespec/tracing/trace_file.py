@@ -106,7 +106,7 @@ def _open_to_replace(path: Path) -> BinaryIO:
 def _check_replaceable(file: BinaryIO, path: Path) -> None:
     if file.readable() and file.read(len(_OPENING)) not in (b"", _OPENING):
         raise UsageError(
-            f"{path} exists and is no trace of edgespec: name another file with --trace, or "
+            f"{path} exists and is not a trace of edgespec: name another file with --trace, or "
             "delete this one"
         )
 

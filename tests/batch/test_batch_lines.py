@@ -55,7 +55,7 @@ def test_a_line_is_a_request(ending: str) -> None:
         (b"{", None, "the line is not JSON"),
         (b"\xff", None, "the line is not UTF-8 at byte 0"),
         (b"[" * 100_000, None, "the line is nested too deep"),
-        (b"[]", None, "the line is no object with custom_id, method, url, body"),
+        (b"[]", None, "the line is not an object with custom_id, method, url, body"),
         (line(custom_id=...), None, "custom_id is missing"),
         (line(custom_id=7), None, "custom_id is missing"),
         (line(custom_id="x" * 600), None, "a text of 1 to 512 characters"),

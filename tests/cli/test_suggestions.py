@@ -20,7 +20,7 @@ CASES = [
     ("chat target", "did you mean -m target?"),
     ("serve big.gguf", "did you mean -m big.gguf?"),
     ("serve user/repo", "did you mean -hf user/repo?"),
-    ("generate -p x -m llama3.2:1b", "names of Ollama's library mean nothing here; -hf USER/REPO"),
+    ("generate -p x -m llama3.2:1b", "names of Ollama's library are not known here; -hf USER/REPO"),
     ("generate -p x -m hf.co/user/repo:Q4_0", "is fetched with -hf user/repo:Q4_0, or by"),
     ("plan --memory-budget 4", "--memory-budget 4 means 4 bytes; did you mean 4GiB?"),
     ("plan --memory-budget 6000", "did you mean 6000MiB?"),

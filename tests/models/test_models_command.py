@@ -167,7 +167,7 @@ def test_a_model_that_does_not_exist_is_a_model_error(capsys) -> None:
 
 
 def test_a_file_that_is_no_model_is_a_model_error(capsys) -> None:
-    assert "no model that an installed runtime knows" in refusal(capsys, 3, "show", __file__)
+    assert "not a model of an installed runtime" in refusal(capsys, 3, "show", __file__)
 
 
 def test_a_pair_is_measured_at_five_tree_sizes(capsys, prompts: Path) -> None:

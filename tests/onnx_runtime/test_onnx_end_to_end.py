@@ -75,7 +75,7 @@ def test_the_text_is_the_same_whatever_is_paged(big: Path, small: Path, smallest
 def test_a_folder_that_is_no_model_ends_with_code_3(tmp_path: Path) -> None:
     done = edgespec("generate", "-m", tmp_path, "-p", "x")
     assert done.code == 3
-    assert "is no model" in done.stderr
+    assert "is not a model" in done.stderr
 
 
 def test_weights_outside_the_folder_end_with_code_3(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_an_empty_file_becomes_a_trace(tmp_path: Path):
 def test_a_file_that_is_no_trace_of_ours_is_refused_and_kept(tmp_path: Path, content: bytes):
     path = tmp_path / "notes.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"notes\.json exists and is no trace"):
+    with pytest.raises(UsageError, match=r"notes\.json exists and is not a trace"):
         open_trace(path)
     assert path.read_bytes() == content
 

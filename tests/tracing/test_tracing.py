@@ -318,7 +318,7 @@ def test_ctrl_c_leaves_a_whole_trace(tmp_path: Path):
     ("place", "content", "code", "says"),
     [
         ("nowhere/trace.json", None, 2, "there is no folder"),
-        ("notes.txt", "dear diary", 2, "is no trace of edgespec"),
+        ("notes.txt", "dear diary", 2, "is not a trace of edgespec"),
         (".", None, 2, "it is a folder"),
     ],
 )
