@@ -33,6 +33,10 @@ MOST_REQUESTS = 250_000
 """Lines of one file: what is kept of each fits into the plan's headroom."""
 
 
+MOST_MODEL_FAILURES = 5
+"""Failures of the model in a row that end a run: the storage of its weights may be gone."""
+
+
 @dataclass(slots=True)
 class BatchCounts:
     """Requests of one run by how they ended."""
@@ -75,6 +79,8 @@ class BatchRun:
         """Held while a request is prepared, which takes far more memory than its bytes."""
         self._writing = threading.Lock()
         self._failure: BaseException | None = None
+        self._n_model_failures = 0
+        """Failures since the last answer."""
         self.is_stopping = False
         self.counts = BatchCounts()
 
@@ -82,7 +88,8 @@ class BatchRun:
         """Answer all lines. `show` is called in this thread, ten times a second.
 
         Raises Cancelled after `stop`, and what ends a run: OSError of the files, EdgespecError for
-        too many lines. Requests that fail have their own lines.
+        too many lines and for a model that fails again and again. Requests that
+        fail have their own lines.
         """
         threads = [
             threading.Thread(target=self._work, name=f"edgespec-batch-{i}", daemon=True)
@@ -178,6 +185,12 @@ class BatchRun:
             self._write_line(written)
             self.counts.answered += 1
             self.counts.failed += status != 200
+            self._n_model_failures = self._n_model_failures + 1 if status >= 500 else 0
+            if self._n_model_failures >= MOST_MODEL_FAILURES:
+                raise EdgespecError(
+                    f"the model failed at {self._n_model_failures} requests in a row: the errors "
+                    "in the output say why, and the next run tries them again"
+                )
 
     def _respond(self, request: BatchRequest) -> tuple[int, bytes]:
         try:

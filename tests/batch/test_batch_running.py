@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.batch.lines import numbered_lines, parse_answer
-from edgespec.batch.running import BatchRun
+from edgespec.batch.running import MOST_MODEL_FAILURES, BatchRun
 from edgespec.batch.seen import Past
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
@@ -118,6 +118,21 @@ def test_one_text_that_fails_has_its_own_error_and_is_tried_again() -> None:
     with open_session(counting()) as session:
         batch(session, [request(name) for name in "abc"], again.append, past).run()
     assert [named(line) for line in again] == [("b", None)]
+
+
+def test_a_model_that_only_fails_ends_the_run() -> None:
+    target = counting()
+
+    def fail(model: FakeModel) -> None:
+        raise EdgespecError("the disk is gone")
+
+    target.hook = fail
+    written: list[bytes] = []
+    with open_session(target) as session:
+        run = batch(session, [request(f"r{i}") for i in range(20)], written.append)
+        with pytest.raises(EdgespecError, match="the model failed at 5 requests in a row"):
+            run.run()
+    assert len(written) == MOST_MODEL_FAILURES
 
 
 @pytest.mark.parametrize("n", [1, 2])
