@@ -42,7 +42,7 @@ class Learning:
         self._has_seen_rounds = False
         if memory is not None and grower is not None:
             self._recalled = memory.recall()
-            grower.recall(self._recalled)
+            grower.trust.recall(self._recalled)
             self._recall_costs()
 
     def begin_text(self, n_unread: int, room: int, report: PassReport | None) -> None:
@@ -79,7 +79,7 @@ class Learning:
         """Leave what was learnt to the next run."""
         if self._memory is None or self._grower is None:
             return
-        learnt = self._grower.learnt()
+        learnt = self._grower.trust.learnt()
         if self._key.is_known:
             learnt = renewed(learnt, {self._name_of_costs: self.planner.state_dict()})
         self._memory.keep(learnt)

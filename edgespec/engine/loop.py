@@ -18,9 +18,9 @@ from edgespec.concurrency.worker import Worker
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
-from edgespec.engine.drafting.grower import Beliefs
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.remembering import Memory
+from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.forest import Forest
 from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import RoundOutcome
@@ -68,12 +68,12 @@ class Engine(Closeable):
         drafts: Sequence[LanguageModel | None] = [None] * len(targets)
         if draft is not None and not reason:
             drafts = texts_of(draft)
-        beliefs = Beliefs()
+        trust = Trust()
         self._passes = Passes(target, clock, trace)
         self._pairs = []
         for text, (its_target, its_draft) in enumerate(zip(targets, drafts, strict=False)):
             others = drafters() if callable(drafters) else drafters if text == 0 else ()
-            grower = line_up(its_target, its_draft, others, settings, beliefs)
+            grower = line_up(its_target, its_draft, others, settings, trust)
             self._pairs.append(Pair(its_target, grower, self._passes, text))
         self._draft = draft
         self._draws = settings.draws_guesses

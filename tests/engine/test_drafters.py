@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.engine.drafting.pooling import Pool
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.pacer import BestFirstPacer, Limits
 from edgespec.testing.fake_model import FakeModel, blend, random_language
@@ -20,16 +19,6 @@ from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, genera
 WIDE = Limits(max_nodes=16, max_branches=8, max_depth=8)
 
 
-class Sure:
-    """Implements `Belief` for who never learns."""
-
-    def numbers(self) -> dict[str, float]:
-        return {}
-
-    def recalled(self, numbers: Mapping[str, float]) -> Sure:
-        return self
-
-
 class Counter:
     """Implements `Drafter`: sure that the next token is the last one and `stride`."""
 
@@ -37,33 +26,29 @@ class Counter:
 
     def __init__(self, stride: int = 1, source: str = "counter") -> None:
         self.source = source
-        self.belief = Sure()
         self.calls: list[str] = []
         self._stride = stride
-        self._guesses: dict[int, list[Guess]] = {}
+        self._opinions: dict[int, Opinion] = {}
         self._n_read = 0
 
-    def fresh_belief(self, temperature: float) -> Sure:
-        return Sure()
-
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        return [node for node in range(len(tree)) if int(tree.key[node]) not in self._guesses]
+        return [node for node in range(len(tree)) if int(tree.key[node]) not in self._opinions]
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         for node in nodes:
             token = (int(tree.token[node]) + self._stride) % 10
-            self._guesses[int(tree.key[node])] = [Guess(token, 0.9, 1.0, self.source)]
+            self._opinions[int(tree.key[node])] = Opinion(self.source, [token], [1.0], 0.9)
         return list(nodes)
 
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        return self._guesses.get(key)
+    def opinion(self, key: int) -> Opinion | None:
+        return self._opinions.get(key)
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         pass
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         self._n_read += len(path)
-        self._guesses.clear()
+        self._opinions.clear()
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         return "it counts below ten" if root_token > 9 else None
@@ -75,10 +60,10 @@ class Counter:
         self._n_read = len(committed)
 
     def rest(self) -> None:
-        self._guesses.clear()
+        self._opinions.clear()
 
     def rewind(self, n_tokens: int) -> None:
-        self._guesses.clear()
+        self._opinions.clear()
         self._n_read = min(n_tokens, self._n_read)
 
     def cancel(self) -> None:
@@ -178,47 +163,17 @@ def test_cancelling_reaches_every_drafter() -> None:
 def test_a_model_s_damaged_logits_teach_nothing() -> None:
     drafter = model_drafter(FakeModel(lambda _: np.full(N_VOCAB, np.nan, np.float32), N_VOCAB))
     drafter.catch_up(PROMPT)
-    tree, before = TokenTree(3), drafter.belief
+    tree = TokenTree(3)
     drafter.step(tree, [ROOT])
+    assert drafter.opinion(int(tree.key[ROOT])) is None
     drafter.follow(tree, [ROOT], tree.add(ROOT, 5, 1.0))
-    assert drafter.belief == before
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
-
-
-# The pool
-
-
-def said(source: str, *guesses: tuple[int, float]) -> list[Guess]:
-    return [Guess(token, confidence, confidence, source) for token, confidence in guesses]
-
-
-def test_one_opinion_is_taken_as_it_is() -> None:
-    opinion = said("draft", (1, 0.6), (2, 0.3))
-    assert list(Pool().pooled([opinion, []])) == opinion
-
-
-def test_a_pool_is_a_distribution_best_first() -> None:
-    pooled = Pool().pooled([said("draft", (1, 0.6), (2, 0.4)), said("lookup", (3, 0.9))])
-    confidences = [guess.confidence for guess in pooled]
-    assert confidences == sorted(confidences, reverse=True)
-    assert sum(confidences) == pytest.approx(1.0)
-    assert {guess.token: guess.source for guess in pooled} == {1: "draft", 2: "draft", 3: "lookup"}
-
-
-@pytest.mark.parametrize(("stood", "expected"), [(3, 0.9), (1, 0.1)])
-def test_a_source_counts_as_much_as_it_was_right(stood: int, expected: float) -> None:
-    pool = Pool()
-    opinions = [said("draft", (1, 0.5)), said("lookup", (3, 0.9))]
-    for _ in range(60):
-        pool.observe(opinions, stood)
-    confidence = {guess.token: guess.confidence for guess in pool.pooled(opinions)}[3]
-    assert confidence == pytest.approx(expected, abs=0.1)
 
 
 def test_a_rehearsal_tells_how_guesses_would_have_fared_and_leaves_the_model_as_it_was() -> None:
     model = counting()
     model.prefill([1, 2, 3, 4])
-    tried = model_drafter(model).rehearse([0, 1, 2, 9, 9])
+    tried = TreeGrower([model_drafter(model)]).rehearse([0, 1, 2, 9, 9])
     assert [one.was_first for one in tried] == [True, True, False, False]
     assert all(0 < one.confidence <= one.claimed <= 1 for one in tried)
     assert (model.n_committed, model.n_provisional) == (4, 0)

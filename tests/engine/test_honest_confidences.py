@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.calibration import Calibration, Offer
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.testing.fake_model import FakeModel, Language
 from engine_cases import GREEDY, finish
@@ -18,14 +19,18 @@ N_VOCAB = 40
 N_TEXTS = 5
 N_TOKENS = 300
 LEARNING_ROUNDS = 10
+SURELY = "draft sharpness precision"
 
 
-@dataclass(frozen=True, slots=True)
-class Known(Calibration):
-    """Is told the truth and learns nothing."""
+class Told(Mixer):
+    """Is told a draft's temperature and learns nothing."""
 
-    def observe(self, offer: Offer, token: int) -> Calibration:
-        return self
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.load_state_dict({"draft sharpness": -math.log(temperature), SURELY: 1.0})
+
+    def observe(self, opinions: Sequence[Opinion], token: int) -> None:
+        pass
 
 
 def draft_logits(seed: int, context: tuple[int, ...], order: int = 8) -> np.ndarray:
@@ -73,10 +78,9 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 
 
 def tell(engine: Engine, temperature: float) -> None:
-    assert engine._pairs[0].grower is not None
-    drafter = engine._pairs[0].grower._drafters[0]
-    assert isinstance(drafter, ModelDrafter)
-    drafter.fresh_belief = lambda _: Known.around(temperature)  # type: ignore[method-assign]
+    grower = engine._pairs[0].grower
+    assert grower is not None
+    grower.trust.at = lambda _: Told(temperature)  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

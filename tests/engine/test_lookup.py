@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.drafting.hit_rates import HitRates
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.lookup import KINDS, LONGEST, LookupDrafter, TextIndex, kind_of
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.loop import Engine, EngineSettings
 from edgespec.engine.sampling import SamplingParams
 from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
@@ -39,8 +40,8 @@ def after(text: Sequence[int], *tail: int) -> tuple[LookupDrafter, TokenTree]:
 
 
 def guessed(drafter: LookupDrafter, tree: TokenTree, node: int) -> list[int] | None:
-    guesses = drafter.guesses(int(tree.key[node]))
-    return None if guesses is None else [guess.token for guess in guesses]
+    opinion = drafter.opinion(int(tree.key[node]))
+    return None if opinion is None else list(opinion.tokens)
 
 
 # The index
@@ -120,7 +121,7 @@ def test_more_in_common_counts_more_than_frequency() -> None:
 
 def test_words_that_are_new_give_no_guess() -> None:
     drafter, tree = after([1, 2, 3], 9)
-    assert guessed(drafter, tree, ROOT) == []
+    assert guessed(drafter, tree, ROOT) is None
 
 
 def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
@@ -132,14 +133,13 @@ def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
 
 def test_a_source_that_is_wrong_fades() -> None:
     drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
-    guesses = drafter.guesses(int(tree.key[ROOT]))
-    assert guesses is not None
-    kind = kind_of(3, is_sole=True)
+    opinion, mixer = drafter.opinion(int(tree.key[ROOT])), Mixer()
+    assert opinion is not None
+    (guess,) = mixer.mix([opinion])
     for _ in range(30):
-        drafter.belief = drafter.belief.observe(kind, was_right=False)
-    faded = drafter.guesses(int(tree.key[ROOT]))
-    assert faded is not None
-    assert faded[0].confidence < 0.25 * guesses[0].confidence
+        mixer.observe([opinion], guess.token + 1)
+    (faded,) = mixer.mix([opinion])
+    assert faded.confidence < 0.25 * guess.confidence
 
 
 def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
@@ -147,16 +147,16 @@ def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
     assert {kind_of(alike, sole) for alike in lengths for sole in (True, False)} == set(KINDS)
 
 
-def test_rates_are_recalled_and_soon_overruled() -> None:
-    kind = kind_of(5, is_sole=False)
-    taught = HitRates(KINDS)
+def test_hits_of_a_kind_are_recalled_and_soon_overruled() -> None:
+    opinion = Opinion("lookup", [9], [1.0], 0.6, kind_of(5, is_sole=False))
+    taught, recalled = Mixer(), Mixer()
     for _ in range(200):
-        taught = taught.observe(kind, was_right=True)
-    recalled = HitRates(KINDS).recalled(taught.numbers())
-    assert 0.7 < recalled.of(kind) <= taught.of(kind)
+        taught.observe([opinion], 9)
+    recalled.load_state_dict(taught.state_dict())
+    assert 0.7 < recalled.mix([opinion])[0].confidence <= taught.mix([opinion])[0].confidence
     for _ in range(20):
-        recalled = recalled.observe(kind, was_right=False)
-    assert recalled.of(kind) < 0.4
+        recalled.observe([opinion], 5)
+    assert recalled.mix([opinion])[0].confidence < 0.4
 
 
 # In the loop

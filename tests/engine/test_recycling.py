@@ -32,8 +32,8 @@ def witnessed(*best: int) -> tuple[RecyclingDrafter, TokenTree]:
 
 def guessed(drafter: RecyclingDrafter, tree: TokenTree, node: int) -> list[int] | None:
     drafter.step(tree, [node])
-    guesses = drafter.guesses(int(tree.key[node]))
-    return None if guesses is None else [guess.token for guess in guesses]
+    opinion = drafter.opinion(int(tree.key[node]))
+    return None if opinion is None else list(opinion.tokens)
 
 
 def test_the_target_s_best_successors_are_guessed_best_first() -> None:
@@ -49,10 +49,10 @@ def test_the_same_two_tokens_say_more_than_the_last_one() -> None:
     other = tree.add(ROOT, 3, 0.9)
     drafter.witness(tree, [other], row(2, 1, 0, 4)[None])
     drafter.step(tree, [elsewhere, other])
-    by_pair, last = (drafter.guesses(int(tree.key[node])) for node in (elsewhere, other))
+    by_pair, last = (drafter.opinion(int(tree.key[node])) for node in (elsewhere, other))
     assert by_pair is not None and last is not None
-    assert [guess.token for guess in by_pair] == [6, 5, 4, 2]
-    assert [guess.token for guess in last] == [2, 1, 0, 4]
+    assert list(by_pair.tokens) == [6, 5, 4, 2]
+    assert list(last.tokens) == [2, 1, 0, 4]
     tree.add(elsewhere, 0, 0.9)
     unseen_pair = tree.add(other, 3, 0.9)
     assert guessed(drafter, tree, unseen_pair) == [2, 1, 0, 4]
@@ -60,7 +60,7 @@ def test_the_same_two_tokens_say_more_than_the_last_one() -> None:
 
 def test_a_token_that_was_never_seen_gives_no_guess() -> None:
     drafter, tree = witnessed(5)
-    assert guessed(drafter, tree, tree.add(ROOT, 9, 0.5)) == []
+    assert guessed(drafter, tree, tree.add(ROOT, 9, 0.5)) is None
 
 
 def test_nothing_is_guessed_after_the_end_of_a_text() -> None:

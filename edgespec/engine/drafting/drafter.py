@@ -6,12 +6,10 @@ It says what the engine may ask of a drafter. It knows neither models nor trees'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.outcome import Rehearsed
 from edgespec.tree import TokenTree
 
 
@@ -20,52 +18,50 @@ class Guess(NamedTuple):
 
     token: int
     confidence: float
-    """The chance that it stands if the node does: calibrated by what stood so far."""
+    """Chance that it is accepted if the node is, by all sources' opinions and what was learnt."""
     probability: float
     """Probability that the drafter itself gives the token."""
     source: str
     """Name of the drafter that guessed it."""
 
 
-class Belief(Protocol):
-    """Learnt state: a value, kept for each sampling temperature and between runs."""
-
-    def numbers(self) -> Numbers:
-        """State for `recalled`."""
-
-    def recalled(self, numbers: Numbers) -> Self:
-        """The belief with the state of another run; missing or invalid numbers are left out."""
-
-
-class Learner(Protocol):
-    """Protocol of objects that hold a belief."""
+class Opinion(NamedTuple):
+    """Guesses of one source for the token after a node: one at least."""
 
     source: str
-    """Its name in the tree, unique among the drafters of an engine."""
-    belief: Any
-    """A `Belief` of its own kind: how far its guesses are to be trusted."""
-
-    def fresh_belief(self, temperature: float) -> Belief:
-        """The first one, where the target samples at `temperature`."""
+    tokens: Sequence[int]
+    """Guesses, best first."""
+    probabilities: Sequence[float]
+    """Probability that the drafter itself gives each of them, above 0."""
+    chance: float
+    """Chance that one of them is right, before anything was learnt."""
+    kind: str = "any"
+    """Opinions of one kind are about equally often right."""
+    temperature: float = 1.0
+    """First guess of the temperature at which the probabilities are honest; it is learnt."""
+    is_exhaustive: bool = False
+    """True if all tokens were weighed, so that those without a guess are improbable."""
 
 
 @runtime_checkable
 class Rehearses(Protocol):
     """A drafter that can be tried on a text without having read what stands before."""
 
-    def rehearse(self, text: Sequence[int]) -> Sequence[Rehearsed]:
-        """Its guesses for the tokens of `text`, the end of the committed tokens.
+    def rehearse(self, text: Sequence[int]) -> Sequence[tuple[Opinion, int]]:
+        """Opinions about tokens of `text`, the end of the committed tokens, each with the token.
 
         The drafter's own state of the text does not change."""
 
 
-class Drafter(Learner, Protocol):
+class Drafter(Protocol):
     """Guesses what follows the nodes of a tree that others may grow, too.
 
     It never touches the tree: whoever grows it asks for guesses and hangs them. Nodes are known by
     `tree.key[node]`, which survives re-rooting.
     """
 
+    source: str
+    """Its name in the tree, unique among the drafters of an engine."""
     is_free: bool
     """True if a step costs next to nothing, so that every node is worth one."""
 
@@ -76,9 +72,8 @@ class Drafter(Learner, Protocol):
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """Find out what follows `nodes`, parents first; returns those that there was room for."""
 
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        """Guesses for the token after the node of that key, best first; None where the drafter was
-        not asked."""
+    def opinion(self, key: int) -> Opinion | None:
+        """Guesses after the node of that key; None if it was not asked or knows nothing."""
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """A pass of the target is over: its `logits` [len(nodes), n_vocab], after each of `nodes`.
@@ -89,8 +84,7 @@ class Drafter(Learner, Protocol):
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """The text went down `path`, from the root, and on to `root`, a child of the path's end.
 
-        The drafter learns from it how far its guesses are to be trusted, and forgets nodes that are
-        not below `root`.
+        The drafter forgets nodes that are not below `root`.
         """
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:

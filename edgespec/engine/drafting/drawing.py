@@ -13,11 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.engine.acceptance.rule import Growth
-from edgespec.engine.drafting.calibration import Offer
-from edgespec.engine.drafting.drafter import Drafter, Guess
+from edgespec.engine.drafting.drafter import Drafter, Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.sampling import Logits, SamplingParams, distribution
 from edgespec.ports import LanguageModel
@@ -73,10 +71,10 @@ class DrawingDrafter(ModelDrafter):
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         super().follow(tree, path, root)
-        self._draws = {key: self._draws[key] for key in self._offers if key in self._draws}
+        self._draws = {key: self._draws[key] for key in self._opinions if key in self._draws}
         self._sure = {key: self._sure[key] for key in self._draws}
 
-    def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
+    def rehearse(self, text: Sequence[int]) -> list[tuple[Opinion, int]]:
         """Nothing: how often its draws are accepted, the text does not say."""
         return []
 
@@ -85,15 +83,15 @@ class DrawingDrafter(ModelDrafter):
         self._draws.clear()
         self._sure.clear()
 
-    def _offer(self, key: int, logits: Logits) -> Offer:
-        offer = super()._offer(key, logits)
+    def _opinion(self, key: int, logits: Logits) -> Opinion:
+        opinion = super()._opinion(key, logits)
         if self.is_greedy:
-            return offer
+            return opinion
         tokens, q = distribution(logits, self._params)
         guesses = self._growth.draw(tokens, q, self._random)
-        self._sure[key] = offer.probabilities[0]
+        self._sure[key] = opinion.probabilities[0]
         self._draws[key] = Draws(tokens, q, tuple(guesses))
-        return offer
+        return opinion
 
 
 class DrawnGrower(TreeGrower):

@@ -1,4 +1,4 @@
-"""Base of drafters without a model: an answer for each node, trusted by the hit rate of its kind.
+"""Base of drafters without a model: an answer for each node.
 
 Subclasses find the answers.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.drafting.hit_rates import HitRates
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.tree import TokenTree
 
 
@@ -22,7 +20,7 @@ class Answer(NamedTuple):
     """Answers of one kind are about equally often right."""
     tokens: list[int]
     shares: list[float]
-    """Probability of each token if one of them is right; 0 where there are fewer tokens."""
+    """Probability of each token if one of them is right; 0 at the end where there are fewer."""
 
 
 class FreeDrafter(ABC):
@@ -32,9 +30,10 @@ class FreeDrafter(ABC):
     is_free = True
     kinds: ClassVar[Mapping[str, float]]
     """Prior hit rate of each kind of answers."""
+    temperature: ClassVar[float] = 2.0
+    """First guess of the temperature at which shares are honest."""
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
-        self.belief = HitRates(self.kinds)
         self._eog_tokens = eog_tokens
         self._answers: dict[int, Answer | None] = {}
         """Answers by the key of their node; None where nothing is known."""
@@ -46,9 +45,6 @@ class FreeDrafter(ABC):
     @abstractmethod
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
         """The tokens of `path` are committed."""
-
-    def fresh_belief(self, temperature: float) -> HitRates:
-        return HitRates(self.kinds)
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         n_nodes = len(tree)
@@ -64,25 +60,21 @@ class FreeDrafter(ABC):
             self._answers[int(tree.key[node])] = self.answer(tree, node)
         return list(nodes)
 
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        if key not in self._answers:
-            return None
-        answer = self._answers[key]
+    def opinion(self, key: int) -> Opinion | None:
+        answer = self._answers.get(key)
         if answer is None:
-            return ()
-        rate = self.belief.of(answer.kind)
-        return [
-            Guess(token, rate * share, share, self.source)
-            for token, share in zip(answer.tokens, answer.shares, strict=True)
-            if share > 0
-        ]
+            return None
+        n_tokens = sum(share > 0 for share in answer.shares)
+        return Opinion(
+            self.source,
+            answer.tokens[:n_tokens],
+            answer.shares[:n_tokens],
+            self.kinds[answer.kind],
+            answer.kind,
+            self.temperature,
+        )
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        for node, picked in pairwise([*path, root]):
-            answer = self._answers.get(int(tree.key[node]))
-            if answer is not None:
-                was_right = int(tree.token[picked]) in answer.tokens
-                self.belief = self.belief.observe(answer.kind, was_right)
         self.read(tree, path)
         self.rest()
 

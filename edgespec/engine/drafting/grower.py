@@ -1,21 +1,20 @@
 """Grows one tree with the guesses of several drafters.
 
-It asks drafters, pools what they say about a node, and hangs what the pacer chooses. It knows no
+It asks drafters, mixes what they say about a node, and hangs what the pacer chooses. It knows no
 model, no clock and no fallback rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Belief, Drafter, Guess, Learner, Rehearses
+from edgespec.engine.drafting.drafter import Drafter, Opinion, Rehearses
 from edgespec.engine.drafting.forced import SOURCE as FORCED
-from edgespec.engine.drafting.pooling import Pool
-from edgespec.engine.drafting.remembering import Learnt, renewed
+from edgespec.engine.drafting.trust import Mixer, Trust
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.sampling import SamplingParams
@@ -29,32 +28,21 @@ class Complaint(NamedTuple):
     reason: str
 
 
-class Beliefs:
-    """Learnt state of the drafters of one text, or of several texts together."""
-
-    def __init__(self) -> None:
-        self.now: dict[str, Belief] = {}
-        self.before: Learnt = {}
-        """Learnt state of another run."""
-        self.n_texts = 0
-
-
 class TreeGrower:
-    """Some drafters, the most trusted one first, and how much each of them counts."""
+    """Some drafters of one text, a draft model first, and what was learnt of how far to trust them.
 
-    def __init__(self, drafters: Sequence[Drafter], beliefs: Beliefs | None = None) -> None:
-        """`beliefs` are those that drafters of the same kind share with other texts."""
+    `trust` may be shared with growers of other texts whose drafters have the same sources.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], trust: Trust | None = None) -> None:
         self._drafters = tuple(drafters)
         self._ready = self._drafters
         """Drafters that can guess the next token of the text."""
         self._free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
-        self._pool = Pool()
-        self._beliefs = beliefs or Beliefs()
-        self._beliefs.n_texts += 1
-        self._temperature: float | None = None
-        """At which the target samples; None before the first text."""
+        self.trust = trust or Trust()
+        self._mixer = Mixer()
         self.n_guesses = 0
         """Nodes added to trees so far."""
 
@@ -67,34 +55,9 @@ class TreeGrower:
     def is_ready(self) -> bool:
         return bool(self._ready)
 
-    def recall(self, learnt: Learnt) -> None:
-        """Begin with what another run learnt."""
-        self._beliefs.before = learnt
-
-    def learnt(self) -> Learnt:
-        """Learnt state of this run and those before it, for another run."""
-        if self._beliefs.n_texts == 1:
-            self._keep_beliefs()
-        beliefs = {name: belief.numbers() for name, belief in self._beliefs.now.items()}
-        return renewed(self._beliefs.before, beliefs)
-
-    def sample_at(self, temperature: float) -> None:
-        """The target samples at `temperature` from now on: what was learnt at others waits."""
-        if self._beliefs.n_texts == 1:
-            self._keep_beliefs()
-        self._temperature = temperature
-        before = self._beliefs.before
-        for name, learner in self._learners():
-            belief = self._beliefs.now.get(name)
-            if belief is None:
-                belief = learner.fresh_belief(temperature)
-                if name in before:
-                    belief = belief.recalled(before[name])
-            learner.belief = belief
-
     def begin_text(self, params: SamplingParams) -> None:
-        """The next text is sampled so."""
-        self.sample_at(params.temperature)
+        """The next text is sampled so: what was learnt at other temperatures waits."""
+        self._mixer = self.trust.at(params.temperature)
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
         """Find out who can guess what follows `root_token` after `committed`; the others rest."""
@@ -124,8 +87,18 @@ class TreeGrower:
         """Guesses of the drafter with a model for `text`, the end of the committed tokens."""
         for drafter in self._ready:
             if isinstance(drafter, Rehearses):
-                return list(drafter.rehearse(text))
+                return [self._rehearsed(*one) for one in drafter.rehearse(text)]
         return []
+
+    def _rehearsed(self, opinion: Opinion, token: int) -> Rehearsed:
+        guesses = self._mixer.mix([opinion])
+        self._mixer.observe([opinion], token)
+        return Rehearsed(
+            guesses[0].confidence,
+            guesses[0].token == token,
+            min(1.0, sum(guess.confidence for guess in guesses)),
+            token in opinion.tokens,
+        )
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
         """Hang what costs nothing."""
@@ -160,15 +133,10 @@ class TreeGrower:
         What stood teaches how far each drafter is to be trusted. What was too improbable below the
         old root, and is worth a node below the new one, is hung now.
         """
-        is_shared = self._beliefs.n_texts > 1 and self._temperature is not None
-        if is_shared:  # other texts have taught since
-            self.sample_at(self._temperature or 0.0)
         for node, picked in pairwise([*path, root]):
-            self._pool.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
+            self._mixer.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
         for drafter in self._ready:
             drafter.follow(tree, path, root)
-        if is_shared:
-            self._keep_beliefs()
         tree = tree.reroot(root)
         for node in range(len(tree)):
             self._hang(tree, node, pacer)
@@ -188,18 +156,6 @@ class TreeGrower:
         """From any thread: make a running call raise `Cancelled` soon."""
         for drafter in self._drafters:
             drafter.cancel()
-
-    def _learners(self) -> Iterator[tuple[str, Learner]]:
-        """Learners with the name under which their state is kept."""
-        if self._temperature is None:
-            return
-        learners: list[Learner] = [*self._drafters, self._pool]
-        for learner in learners:
-            yield f"{learner.source}@{self._temperature:g}", learner
-
-    def _keep_beliefs(self) -> None:
-        now = {name: learner.belief for name, learner in self._learners()}
-        self._beliefs.now = renewed(self._beliefs.now, now)
 
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]
@@ -233,18 +189,18 @@ class TreeGrower:
         opinions = self._opinions(int(tree.key[node]))
         if not opinions:
             return
-        pooled = self._pool.pooled(opinions)
-        for guess in pooled:
+        guesses = self._mixer.mix(opinions)
+        for guess in guesses:
             child = tree.child(node, guess.token)
             if child is not None and guess.confidence != tree.confidence[child]:
                 tree.revise(child, guess.confidence)
-        for guess in pacer.children(tree, node, pooled):
+        for guess in pacer.children(tree, node, guesses):
             # One place stays free for the target's own token.
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:
                 tree.add(node, *guess)
                 self.n_guesses += 1
 
-    def _opinions(self, key: int) -> list[Sequence[Guess]]:
-        """Guesses of each drafter that was asked about a node."""
-        said = (drafter.guesses(key) for drafter in self._ready)
-        return [guesses for guesses in said if guesses]
+    def _opinions(self, key: int) -> list[Opinion]:
+        """Opinions of the drafters that were asked about a node."""
+        said = (drafter.opinion(key) for drafter in self._ready)
+        return [opinion for opinion in said if opinion is not None]

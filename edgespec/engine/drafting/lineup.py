@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
-from edgespec.engine.drafting.grower import Beliefs, TreeGrower
+from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
+from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 
@@ -23,7 +24,7 @@ def line_up(
     draft: LanguageModel | None,
     drafters: Sequence[Drafter],
     settings: EngineSettings,
-    beliefs: Beliefs | None = None,
+    trust: Trust | None = None,
 ) -> TreeGrower | None:
     """The drafters of one text of `target`, the draft model first; None without any."""
     info = target.info
@@ -45,4 +46,4 @@ def line_up(
             draft, settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
         )
         guessing.insert(0, model)
-    return TreeGrower(guessing, beliefs) if guessing else None
+    return TreeGrower(guessing, trust) if guessing else None

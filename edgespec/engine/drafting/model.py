@@ -6,22 +6,17 @@ target, no clock and nothing of who else guesses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.calibration import Calibration, Offer
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.outcome import Rehearsed
-from edgespec.engine.sampling import Logits
+from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.sampling import Logits, top_tokens
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
-
-NOTHING = Offer(tokens=[], logits=[], share=0.0, best=0.0)
-"""After a node whose logits were not finite."""
 
 
 class Damage(NamedTuple):
@@ -50,27 +45,23 @@ class ModelDrafter:
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
-        self.belief = Calibration.around(temperature)
         self._temperature = temperature
         self._model = model
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
-        self._offers: dict[int, Offer] = {}
-        """Guesses after each evaluated node, by the node's key."""
+        self._opinions: dict[int, Opinion | None] = {}
+        """Guesses after each evaluated node, by the node's key; None after logits that were not
+        finite."""
         self._damage: Damage | None = None
         """Keeps the model from guessing until the text is rewound to before it."""
-
-    def fresh_belief(self, temperature: float) -> Calibration:
-        """A target that samples warmly picks the likeliest token less often."""
-        return Calibration.around(max(self._temperature, temperature))
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Not evaluated, no end of text, within the model's context and branches."""
         n_nodes = len(tree)
         keys, parents = tree.key[:n_nodes].tolist(), tree.parent[:n_nodes].tolist()
-        info, offers = self._model.info, self._offers
-        done = {node for node in range(n_nodes) if keys[node] in offers}
+        info, opinions = self._model.info, self._opinions
+        done = {node for node in range(n_nodes) if keys[node] in opinions}
         extended = {parents[node] for node in done}
         is_full = len(done - extended) >= info.max_branches
         deepest = info.n_ctx - self._model.n_committed
@@ -92,12 +83,11 @@ class ModelDrafter:
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         fitting = self._fitting(tree, nodes)
         if fitting:
-            self._take_offers(tree, fitting)
+            self._take_opinions(tree, fitting)
         return fitting
 
-    def guesses(self, key: int) -> Sequence[Guess] | None:
-        offer = self._offers.get(key)
-        return None if offer is None else self._guesses(offer)
+    def opinion(self, key: int) -> Opinion | None:
+        return self._opinions.get(key)
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """A draft model learns from what was picked alone."""
@@ -105,14 +95,13 @@ class ModelDrafter:
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Commit `path`. Its end is often a guess that the model never evaluated: the model then
         reads it together with the new root, in one step."""
-        self._learn(tree, [*path, root])
-        seen = [node for node in path if int(tree.key[node]) in self._offers]
+        seen = [node for node in path if int(tree.key[node]) in self._opinions]
         unseen = path[len(seen) :]
         keep = [] if unseen else self._within(tree, root)
         if seen:
             self._model.commit(tree, seen, keep)
         kept = {int(tree.key[node]) for node in keep}
-        self._offers = {key: offer for key, offer in self._offers.items() if key in kept}
+        self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
         # A longer path is left to catch_up(), which reads it as committed tokens.
         if unseen and len(unseen) < self._model.info.max_nodes:
             self._read(tree.branch([*unseen, root]))
@@ -137,7 +126,7 @@ class ModelDrafter:
         self.rest()
         self._model.prefill(committed[self._model.n_committed :])
 
-    def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
+    def rehearse(self, text: Sequence[int]) -> list[tuple[Opinion, int]]:
         self.rest()
         info = self._model.info
         n_tokens = min(len(text), info.max_nodes, info.n_ctx - self._model.n_committed)
@@ -146,26 +135,21 @@ class ModelDrafter:
         tree = TokenTree(text[0], n_tokens)
         for node, token in enumerate(text[1:n_tokens]):
             tree.add(node, token, confidence=1.0)
-        self._take_offers(tree, range(n_tokens))
-        said = [self._guesses(self._offers[int(key)]) for key in tree.key[: n_tokens - 1]]
+        self._take_opinions(tree, range(n_tokens))
+        said = [self._opinions[int(key)] for key in tree.key[: n_tokens - 1]]
         self.rest()
         return [
-            Rehearsed(
-                guesses[0].confidence,
-                guesses[0].token == token,
-                min(1.0, sum(guess.confidence for guess in guesses)),
-                any(guess.token == token for guess in guesses),
-            )
-            for guesses, token in zip(said, text[1:n_tokens], strict=True)
-            if guesses
+            (opinion, token)
+            for opinion, token in zip(said, text[1:n_tokens], strict=True)
+            if opinion is not None
         ]
 
     def rest(self) -> None:
-        if self._offers:
+        if self._opinions:
             self.rewind(self._model.n_committed)
 
     def rewind(self, n_tokens: int) -> None:
-        self._offers.clear()
+        self._opinions.clear()
         self._model.truncate(min(n_tokens, self._model.n_committed))
         if self._damage is not None and n_tokens < self._damage.n_committed:
             self._damage = None
@@ -173,53 +157,52 @@ class ModelDrafter:
     def cancel(self) -> None:
         self._model.cancel()
 
-    def _guesses(self, offer: Offer) -> list[Guess]:
-        trusted = self.belief.confidences(offer)
-        own = offer.probabilities
-        return [
-            Guess(token, confidence, probability, self.source)
-            for token, confidence, probability in zip(offer.tokens, trusted, own, strict=True)
-        ]
-
-    def _learn(self, tree: TokenTree, stood: Sequence[int]) -> None:
-        """Compare what the model offered after each node of a path with what was picked there."""
-        for node, picked in pairwise(stood):
-            offer = self._offers.get(int(tree.key[node]))
-            if offer is not None and offer.tokens:
-                self.belief = self.belief.observe(offer, int(tree.token[picked]))
-
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit it, but for its end, which stays provisional."""
         nodes = range(len(branch))
-        self._take_offers(branch, nodes)
-        self._learn(branch, nodes)
+        self._take_opinions(branch, nodes)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
         end = int(branch.key[nodes[-1]])
-        self._offers = {end: self._offers[end]}
+        self._opinions = {end: self._opinions[end]}
 
-    def _take_offers(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+    def _take_opinions(self, tree: TokenTree, nodes: Sequence[int]) -> None:
         """Evaluate `nodes` and keep what the model thinks follows them."""
         for node, row in zip(nodes, self._model.evaluate(tree, nodes), strict=True):
+            key = int(tree.key[node])
             try:
-                offer = self._offer(int(tree.key[node]), row[: self._n_shared])
+                self._opinions[key] = self._opinion(key, row[: self._n_shared])
             except ModelError as error:
-                offer = NOTHING
+                self._opinions[key] = None
                 self._damage = Damage(self._model.n_committed, str(error))
-            self._offers[int(tree.key[node])] = offer
 
-    def _offer(self, key: int, logits: Logits) -> Offer:
-        """The guesses after the node of that key, by the model's `logits` there."""
-        return self.belief.offer(logits, self._n_candidates)
+    def _opinion(self, key: int, logits: Logits) -> Opinion:
+        """Guesses after the node of that key, by the model's `logits` [n_vocab] there.
+
+        Raises ModelError if no logit is finite."""
+        best = logits.max()
+        if not math.isfinite(best):
+            raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
+        tokens = top_tokens(logits, self._n_candidates)
+        weights = np.exp(logits - best)
+        probabilities = weights[tokens] / weights.sum()
+        return Opinion(
+            self.source,
+            tokens.tolist(),
+            np.maximum(probabilities, np.finfo(np.float32).tiny).tolist(),
+            chance=min(1.0, float(probabilities.sum())),
+            temperature=self._temperature,
+            is_exhaustive=True,
+        )
 
     def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The first of `nodes`, and of what others hung above them, that the model's cache, batch
         and branches have room for."""
         info = self._model.info
-        cells = info.n_ctx - self._model.n_committed - len(self._offers)
+        cells = info.n_ctx - self._model.n_committed - len(self._opinions)
         wanted: set[int] = set()
         for node in nodes:
             above = node
-            while above >= 0 and above not in wanted and int(tree.key[above]) not in self._offers:
+            while above >= 0 and above not in wanted and int(tree.key[above]) not in self._opinions:
                 wanted.add(above)
                 above = int(tree.parent[above])
         fitting = sorted(wanted)[: max(0, min(cells, info.max_nodes))]
@@ -230,4 +213,4 @@ class ModelDrafter:
 
     def _within(self, tree: TokenTree, node: int) -> list[int]:
         """Evaluated nodes of the subtree of `node`."""
-        return [below for below in tree.subtree(node) if int(tree.key[below]) in self._offers]
+        return [below for below in tree.subtree(node) if int(tree.key[below]) in self._opinions]

@@ -1,0 +1,187 @@
+"""Confidences of guesses: the opinions of several sources, mixed in the log domain as in PAQ.
+
+One online learner for all sources: it is shown opinions and the token that came. It knows no tree,
+no text and no drafter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edgespec.engine.drafting.drafter import Guess, Opinion
+from edgespec.engine.drafting.remembering import Learnt, Numbers, renewed
+
+COOLEST = 0.6
+"""Temperature below which a target's text is about as easy to guess as at 0."""
+UNNAMED = -2.0
+"""Log odds of a token that a source has weighed and not named among its best."""
+LEAST = 1e-6
+"""Least probability, and least ratio of two."""
+FADE = 0.99
+"""Kept of a weight's precision, an observed node: texts differ."""
+LEAST_INFORMATION = 1e-3
+MOST_WEIGHTS = 256
+"""Weights that are taken over from another run."""
+
+
+@dataclass(slots=True)
+class Weight:
+    """A learnt number, as a Gaussian belief. It takes one Newton step of maximum likelihood for
+    each observed node, from its prior."""
+
+    value: float
+    precision: float
+
+    largest = 9.0
+    most_recalled = 10.0
+    """Most precision that is taken over from another run: another text is soon more telling."""
+
+    def learn(self, gradient: float, information: float, longest_step: float) -> None:
+        self.precision = FADE * self.precision + max(information, LEAST_INFORMATION)
+        step = max(-longest_step, min(longest_step, gradient / self.precision))
+        self.value = max(-self.largest, min(self.largest, self.value + step))
+
+
+class _Voice(NamedTuple):
+    """One opinion, weighed."""
+
+    opinion: Opinion
+    evidence: Weight
+    sharpness: Weight
+    log_odds: dict[int, float]
+    """Log odds of each named token, against all tokens that no source names."""
+    deviations: dict[int, float]
+    """Derivatives of the log odds by the sharpness."""
+
+
+class Mixer:
+    """Learns how far to trust each source where the target samples at one temperature.
+
+    The log odds of a token are a sum over the sources that name it,
+
+        log softmax(sharpness * log p(token)) + logit(chance) + evidence,
+
+    so that agreement adds up by itself. The sharpness is the inverse temperature of a source's
+    probabilities, learnt for each source (its logarithm is); the evidence is learnt for each source
+    and kind of opinion.
+    """
+
+    def __init__(self, temperature: float = 0.0) -> None:
+        self._temperature = temperature
+        self._weights: dict[str, Weight] = {}
+
+    def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
+        """One guess for each token that is named, best first."""
+        chances = _chances([self._voice(opinion) for opinion in opinions])
+        guesses = []
+        for opinion in opinions:
+            for token, probability in zip(opinion.tokens, opinion.probabilities, strict=True):
+                chance = chances.pop(token, None)
+                if chance is not None:
+                    guesses.append(Guess(token, chance, probability, opinion.source))
+        return sorted(guesses, key=lambda guess: -guess.confidence)
+
+    def observe(self, opinions: Sequence[Opinion], token: int) -> None:
+        """Learn from a node after which the target picked `token`."""
+        voices = [self._voice(opinion) for opinion in opinions]
+        chances = _chances(voices)
+        for voice in voices:
+            named = sum(chances[one] for one in voice.log_odds)
+            voice.evidence.learn((token in voice.log_odds) - named, named * (1.0 - named), 1.0)
+            changes = voice.deviations
+            mean = sum(chances[one] * change for one, change in changes.items())
+            square = sum(chances[one] * change * change for one, change in changes.items())
+            voice.sharpness.learn(changes.get(token, 0.0) - mean, square - mean * mean, 0.5)
+
+    def state_dict(self) -> Numbers:
+        """State for `load_state_dict`."""
+        return {
+            f"{name}{what}": number
+            for name, weight in self._weights.items()
+            for what, number in (("", weight.value), (" precision", weight.precision))
+        }
+
+    def load_state_dict(self, numbers: Numbers) -> None:
+        """Go on from where another run left off, and less surely. Nonsense is ignored."""
+        for name, value in list(numbers.items())[: 2 * MOST_WEIGHTS]:
+            precision = min(Weight.most_recalled, numbers.get(f"{name} precision", 0.0))
+            if abs(value) <= Weight.largest and precision > 0:
+                self._weights[name] = Weight(value, precision)
+
+    def _voice(self, opinion: Opinion) -> _Voice:
+        source = opinion.source
+        evidence = self._weight(
+            f"{source} {opinion.kind} evidence", 1.0 / max(COOLEST, self._temperature), 0.7
+        )
+        temperature = max(opinion.temperature, self._temperature)
+        sharpness = self._weight(f"{source} sharpness", -math.log(temperature), 4.0)
+        exponent = math.exp(sharpness.value)
+        best = max(opinion.probabilities)
+        logs = [exponent * math.log(max(p / best, LEAST)) for p in opinion.probabilities]
+        shares = [math.exp(log) for log in logs]
+        total = sum(shares)
+        mean = sum(map(float.__mul__, logs, shares)) / total
+        base = evidence.value + _logit(opinion.chance) - math.log(total)
+        return _Voice(
+            opinion,
+            evidence,
+            sharpness,
+            {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)},
+            {token: log - mean for token, log in zip(opinion.tokens, logs, strict=True)},
+        )
+
+    def _weight(self, name: str, value: float, precision: float) -> Weight:
+        weight = self._weights.get(name)
+        if weight is None:
+            weight = self._weights[name] = Weight(value, precision)
+        return weight
+
+
+class Trust:
+    """A mixer for each temperature at which the target samples, shared by all texts of a pair."""
+
+    def __init__(self) -> None:
+        self._mixers: dict[str, Mixer] = {}
+        self._recalled: Learnt = {}
+
+    def at(self, temperature: float) -> Mixer:
+        """The mixer of a sampling temperature: what was learnt at others waits."""
+        name = f"trust@{temperature:g}"
+        mixer = self._mixers.get(name)
+        if mixer is None:
+            mixer = Mixer(temperature)
+            mixer.load_state_dict(self._recalled.get(name, {}))
+        self._mixers = renewed(self._mixers, {name: mixer})
+        return mixer
+
+    def recall(self, learnt: Learnt) -> None:
+        """Begin with what another run learnt."""
+        self._recalled = learnt
+
+    def learnt(self) -> Learnt:
+        """Learnt state of this run and those before it, for another run."""
+        now: Mapping[str, Numbers] = {
+            name: mixer.state_dict() for name, mixer in self._mixers.items()
+        }
+        return renewed(self._recalled, now)
+
+
+def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
+    """Chance of each named token: softmax of the log odds, those of no named token being 0."""
+    log_odds = {token: 0.0 for voice in voices for token in voice.log_odds}
+    for voice in voices:
+        unnamed = UNNAMED if voice.opinion.is_exhaustive else 0.0
+        for token in log_odds:
+            log_odds[token] += voice.log_odds.get(token, unnamed)
+    highest = max(0.0, *log_odds.values()) if log_odds else 0.0
+    shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
+    total = sum(shares.values()) + math.exp(-highest)
+    return {token: share / total for token, share in shares.items()}
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-4), 1.0 - 1e-4)
+    return math.log(p / (1.0 - p))
