@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -127,6 +128,8 @@ class PseudoTerminal:
     def until(self, text: str) -> None:
         """Read on until `text` has come after what was waited for before."""
         while (found := self.seen.find(text, self._read)) < 0:
+            readable, _, _ = select.select([self._master], [], [], 60)
+            assert readable, f"{text!r} did not come after {self.seen!r}"
             self.seen += os.read(self._master, 4096).decode(errors="replace")
         self._read = found + len(text)
 
@@ -145,7 +148,7 @@ class PseudoTerminal:
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     terminal = PseudoTerminal(tmp_path)
-    terminal.until("/help tells keys and commands")
+    terminal.until("/help lists keys and commands")
     terminal.until("> ")
     for _ in range(3):
         terminal.write("write gcd\r")
