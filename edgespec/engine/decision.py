@@ -206,6 +206,8 @@ class RoundPlanner:
             nonlocal best, best_value
             seconds = pass_s[first_row - 1 : first_row - 1 + len(claims)] + n_steps * known.step_s
             values = honesty * claims - rate * seconds
+            if tree.draws:  # all that was drawn is verified
+                values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.credit_s != math.inf:
                 is_proven = self.n_texts + proven * claims >= seconds / plain_s
                 is_covered = seconds - pass_s[0] <= max(0.0, plan.credit_s - spent_s)

@@ -100,7 +100,7 @@ class DrawnGrower(TreeGrower):
     At temperature 0 the best guesses are as good as draws, and pruned as ever.
     """
 
-    least = 1.0
+    least = 0.3
     """A further draw after a node needs a chance of so many times an equal share of the pass."""
 
     def __init__(self, drafter: DrawingDrafter) -> None:
@@ -160,7 +160,11 @@ class DrawnGrower(TreeGrower):
             n_nodes = 0
         own = dict(zip(draws.tokens.tolist(), draws.probabilities.tolist(), strict=True))
         chances = self._rates.chances(self._drafter.sure(key), len(draws.guesses))
-        least = self.least / limits.max_nodes / float(tree.cumulative[node])
+        # nothing that was drawn is left out of the pass: a draw is worth its row, or not made
+        least = self.least / limits.max_nodes
+        if len(tree) > limits.n_hidden:
+            least = max(least, 2 * limits.least_confidence)
+        least /= float(tree.cumulative[node])
         guesses = [
             Guess(token, chance, own[token], self._drafter.source)
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))
