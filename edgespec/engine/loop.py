@@ -10,10 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.concurrency.queueing import FairLock
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
@@ -56,23 +59,22 @@ class Engine(Closeable):
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
-        drafters: Sequence[Drafter] | Callable[[], Sequence[Drafter]] = (),
+        drafters: Sequence[Drafter] = (),
         memory: Memory | None = None,
     ) -> None:
-        """`drafters` guess beside the draft model; where there are several texts, it makes some
-        for each, or they serve the first text alone."""
+        """`drafters` guess beside the draft model; of several texts they follow the first."""
         settings = settings or EngineSettings()
-        check_drafters(settings, draft, drafters() if callable(drafters) else drafters)
+        check_drafters(settings, draft, drafters)
         reason = obstacle(target, draft)
         targets = texts_of(target)
-        drafts: Sequence[LanguageModel | None] = [None] * len(targets)
-        if draft is not None and not reason:
-            drafts = texts_of(draft)
+        drafts = [] if draft is None or reason else texts_of(draft)
         trust = Trust()
         self._passes = Passes(target, clock, trace)
         self._pairs = []
-        for text, (its_target, its_draft) in enumerate(zip(targets, drafts, strict=False)):
-            others = drafters() if callable(drafters) else drafters if text == 0 else ()
+        for text, (its_target, its_draft) in enumerate(
+            zip_longest(targets, drafts[: len(targets)])
+        ):
+            others = () if text else drafters
             grower = line_up(its_target, its_draft, others, settings, trust)
             self._pairs.append(Pair(its_target, grower, self._passes, text))
         self._draft = draft
@@ -89,7 +91,7 @@ class Engine(Closeable):
         self._turning = threading.RLock()
         """Held while a request begins, ends or is cancelled, so that cancelling one cannot stop the
         models of the next."""
-        self._driving = threading.Lock()
+        self._driving = FairLock()
         """Held by whoever uses the models, where several texts are at work."""
         self._driver = Worker()
         """Where several texts are at work, passes are driven out of the callers' threads."""
@@ -182,6 +184,9 @@ class Engine(Closeable):
             self._check_idle()
             for note in self._notes:
                 request.tally.note(note)
+            if request.terms.keeper is not None and self._pairs[0].running is not None:
+                request.terms = replace(request.terms, keeper=None)
+                request.tally.note("the prompt cache was not used: another text had its place")
             pair = choose_place(self._pairs[: self.n_texts], request, self._draft)
             self._n_begun += 1
             pair.running, pair.last_use = request, self._n_begun

@@ -1,4 +1,4 @@
-"""One engine for several generations: turns in line, and closing while one runs.
+"""One engine for many generations: turns in line, and closing while some run.
 
 Knows requests and threads, and no tokens.
 """
@@ -43,10 +43,10 @@ class Turn:
 
 
 class SharedEngine(Closeable):
-    """Lets one request after the other have the engine, in the order of their first tokens.
+    """Lets as many requests have the engine as it has texts, in the order of their first tokens.
 
-    A request has it until it ends, between its tokens, too: the models hold its text. Later ones
-    wait; a thread that would wait for itself gets a UsageError.
+    A request has a text until it ends, between its tokens, too. Later ones wait; a thread that
+    would wait for itself gets a UsageError.
     """
 
     def __init__(self, engine: Engine, release: Callable[[], None]) -> None:
@@ -64,8 +64,8 @@ class SharedEngine(Closeable):
 
     @property
     def n_waiting(self) -> int:
-        """Turns in line behind the first."""
-        return max(0, len(self._line) - 1)
+        """Turns in line for which there is no place yet."""
+        return max(0, len(self._line) - self._engine.n_texts)
 
     def use(self) -> AbstractContextManager[None]:
         """Context manager for a use of the models outside a turn. Raises SessionClosed."""
@@ -111,12 +111,13 @@ class SharedEngine(Closeable):
         wait for itself if it waited for another thread's generation."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
-        if self._line and self._line[0].thread == threading.get_ident():
+        running = [turn.thread for turn in self._line[: self._engine.n_texts]]
+        if running.count(threading.get_ident()) == self._engine.n_texts:
             raise UsageError(_UNDER_WAY)
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[Generator[TokenEvent, None, None]]:
-        """Tokens to come, once the turn is first in line; the block may take some of them.
+        """Tokens to come, once there is a place for the turn; the block may take some of them.
 
         Raises Cancelled for one that was cancelled in line, SessionClosed, and UsageError where
         this thread has the engine already.
@@ -160,16 +161,18 @@ class SharedEngine(Closeable):
         close_all(*waiting, self._engine.close, self._release_models)
 
     def _wait_for(self, turn: Turn) -> None:
-        """Come back when `turn` is the first in line."""
-        thread = turn.thread = threading.get_ident()
+        """Come back when there is a place for `turn`: the engine's all for work between texts."""
+        turn.thread = threading.get_ident()
         with self._change:
             try:
                 if turn not in self._line:
                     self._line.append(turn)
-                while (first := self._line[0]) is not turn:
-                    if first.is_dropped:
-                        self._drop(first)
-                    elif first.thread == thread:
+                while not self._may_begin(turn):
+                    ahead = self._line[: self._line.index(turn)]
+                    dropped = next((other for other in ahead if other.is_dropped), None)
+                    if dropped is not None:
+                        self._drop(dropped)
+                    elif ahead and all(other.thread == turn.thread for other in ahead):
                         raise UsageError(_UNDER_WAY)
                     else:
                         self._check_waiting(turn)
@@ -179,6 +182,15 @@ class SharedEngine(Closeable):
                     self._line.remove(turn)
                     self._change.notify_all()
                 raise
+
+    def _may_begin(self, turn: Turn) -> bool:
+        """True if it runs already, or if there is a place for it."""
+        ahead = self._line[: self._line.index(turn)]
+        if turn.events is not None or not ahead:
+            return True
+        if turn.request is None or any(other.request is None for other in ahead):
+            return False
+        return len(ahead) < self._engine.n_texts and self._engine.has_place_for(turn.request)
 
     def _drop(self, turn: Turn) -> None:
         """Remove a turn whose generation nobody refers to any more."""

@@ -6,6 +6,7 @@ Each text is a model of its own to whoever works on it alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -57,12 +58,16 @@ class HoldsTexts(LanguageModel, Protocol):
 
 
 class TextOf:
-    """One of a model's texts; implements `LanguageModel`. The model is borrowed."""
+    """One of a model's texts; implements `LanguageModel`. The model is borrowed.
+
+    It has an equal share of the branches, so that whoever works on it need not know the others.
+    """
 
     def __init__(self, model: HoldsTexts, text: int) -> None:
         self._model = model
         self._text = text
-        self.info: ModelInfo = model.info
+        n_branches = 1 + (model.info.max_branches - 1) // model.info.n_texts
+        self.info: ModelInfo = replace(model.info, max_branches=n_branches)
         self.vocabulary = model.vocabulary
 
     @property
@@ -97,8 +102,7 @@ class TextOf:
 
 
 def texts_of(model: LanguageModel) -> list[LanguageModel]:
-    """The texts of a model, each as a model of its own; the first is the model itself."""
-    if not isinstance(model, HoldsTexts):
+    """The texts of a model, each as a model of its own; a single one is the model itself."""
+    if model.info.n_texts == 1 or not isinstance(model, HoldsTexts):
         return [model]
-    others = [TextOf(model, text) for text in range(1, model.info.n_texts)]
-    return [model, *others]
+    return [*(TextOf(model, text) for text in range(model.info.n_texts))]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
@@ -162,14 +162,19 @@ class _Opening(Closeable):
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
         guesses = settings.draft or rules.lookup
-        max_nodes, *fewer_nodes = _tree_sizes(rules) if guesses else (1,)
+        n_texts = 1
+        if settings.n_parallel != "auto" and not rules.draws_guesses:
+            n_texts = settings.n_parallel
+        sizes = _tree_sizes(rules) if guesses else (1,)
+        max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         request = ModelRequest(
             path=settings.model,
             owner="target",
             ctx_size=settings.ctx_size,
             max_nodes=max_nodes,
-            max_branches=min(MAX_BRANCHES, max_nodes),
+            max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
             n_threads=n_threads,
+            n_texts=n_texts,
             fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
@@ -214,7 +219,7 @@ class _Opening(Closeable):
             planned,
             notes=(*planned.notes, *self._notes(planned)),
             ctx_size=self._prepared[0].info.n_ctx,
-            n_parallel=texts_at_once(self._settings.n_parallel),
+            n_parallel=self._n_parallel,
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
         )
@@ -254,8 +259,22 @@ class _Opening(Closeable):
         return requests.bytes_needed(body_bytes, most_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
-        """Notes of both models, each once."""
-        return tuple(dict.fromkeys(note for model in self._prepared for note in model.notes(plan)))
+        """Notes of both models, each once, and of texts that cannot be generated at once."""
+        notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
+        wanted, n_parallel = self._settings.n_parallel, self._n_parallel
+        if wanted != "auto" and wanted > n_parallel:
+            reason = (
+                f"the acceptance rule {self._engine_settings.acceptance}"
+                if self._engine_settings.draws_guesses
+                else self._prepared[0].info.name
+            )
+            notes[f"{reason} serves one text at a time: --parallel {wanted} waits in line"] = None
+        return tuple(notes)
+
+    @property
+    def _n_parallel(self) -> int:
+        """Texts that are generated at once."""
+        return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_texts
 
     def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
         """Divide a GPU's memory: its budget, and who gets which bytes of it.
@@ -298,17 +317,6 @@ def _check_arguments(
         arguments.instance("settings", settings, LoadSettings),
         arguments.instance("engine_settings", engine_settings, EngineSettings),
         arguments.callback("progress", progress),
-    )
-
-
-def texts_at_once(wanted: int | Literal["auto"]) -> int:
-    """Texts that the engine generates at once where `wanted` are asked for. Raises UsageError for
-    more than it can."""
-    if wanted in {"auto", 1}:
-        return 1
-    raise UsageError(
-        f"--parallel {wanted}: texts are generated one at a time, others wait in line: leave it "
-        "out, or give auto"
     )
 
 

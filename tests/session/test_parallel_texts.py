@@ -1,0 +1,62 @@
+"""Several generations of a session at once, on the embedded models: each text as it is alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edgespec import load
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.models.embedded import embedded_pair
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings
+
+PROMPTS = (
+    "Once there was a wolf",
+    "def main(argv):\n    ",
+    "import os\n\nclass Reader:",
+    "The moon",
+)
+N_TOKENS = 24
+
+
+def opened(n_parallel: int, has_draft: bool) -> Session:
+    pair = embedded_pair()
+    settings = LoadSettings(
+        model=pair.target,
+        draft=pair.draft if has_draft else None,
+        n_parallel=n_parallel,
+        ctx_size=128,
+        threads=2,
+    )
+    return load(settings, EngineSettings(remember=False, step_aside=False))
+
+
+def written(session: Session, n: int) -> tuple[int, ...]:
+    sampling = SamplingParams(temperature=0.8 * (n % 2), seed=n)
+    return session.generate(PROMPTS[n % 4], sampling, N_TOKENS).tokens
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_texts_at_once_are_those_one_after_the_other(has_draft: bool) -> None:
+    """Greedy and sampled ones, more than there are places for, twice over the same models."""
+    with opened(1, has_draft) as session:
+        alone = [written(session, n) for n in range(6)]
+    with opened(3, has_draft) as session, ThreadPoolExecutor(6) as pool:
+        assert session.n_parallel == 3
+        together = list(pool.map(lambda n: written(session, n), range(6)))
+        again = list(pool.map(lambda n: written(session, n), reversed(range(6))))
+    assert together == alone
+    assert again == alone[::-1]
+
+
+def test_the_plan_says_what_several_texts_take() -> None:
+    with opened(1, has_draft=False) as one, opened(3, has_draft=False) as three:
+        [kv] = [row for row in one.plan.rows if row.what == "KV cache (128 tokens)"]
+        [of_three] = [
+            row for row in three.plan.rows if row.what == "KV cache (3 texts of 128 tokens)"
+        ]
+        assert kv.nbytes < of_three.nbytes
+        assert one.plan.smallest_bytes < three.plan.smallest_bytes
