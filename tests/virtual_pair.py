@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.ports.text_request import TextRequest
 from edgespec.testing.fake_model import FakeModel, Language
 from edgespec.values import GenerationResult, PagingStats, PassReport
 
@@ -130,8 +131,9 @@ class Clock:
 class VirtualTarget(FakeModel):
     """The target; a prompt takes what a pass over its rows does."""
 
-    def __init__(self, language: Language, clock: Clock) -> None:
-        super().__init__(language, N_VOCAB, n_ctx=4096, max_nodes=97, cost=self._spent)
+    def __init__(self, language: Language, clock: Clock, n_texts: int = 1) -> None:
+        cost, n_ctx = self._spent, 4096
+        super().__init__(language, N_VOCAB, n_ctx=n_ctx, max_nodes=97, n_texts=n_texts, cost=cost)
         self._clock = clock
         self.info = replace(
             self.info, size_bytes=1 << 30, used_share=clock.machine.used_share, n_threads=2
@@ -152,8 +154,9 @@ class VirtualTarget(FakeModel):
 
 
 class VirtualDraft(FakeModel):
-    def __init__(self, language: Language, clock: Clock) -> None:
-        super().__init__(language, N_VOCAB, n_ctx=4096, max_nodes=33, cost=clock.draft)
+    def __init__(self, language: Language, clock: Clock, n_texts: int = 1) -> None:
+        cost, n_ctx = clock.draft, 4096
+        super().__init__(language, N_VOCAB, n_ctx=n_ctx, max_nodes=33, n_texts=n_texts, cost=cost)
         self.info = replace(self.info, size_bytes=int(clock.machine.draft_share * (1 << 30)))
 
 
@@ -183,8 +186,8 @@ class _Call:
         return cls
 
     def __post_init__(self) -> None:
-        if isinstance(self.call, partial) and len(self.call.args) == 2:
-            self.clock.begin_pass(len(self.call.args[1]))
+        if isinstance(self.call, partial) and len(self.call.args) == 1:
+            self.clock.begin_pass(sum(len(part.nodes) for part in self.call.args[0]))
 
     @property
     def done(self) -> bool:
@@ -300,6 +303,35 @@ def run(
             except StopIteration as end:
                 measured.append(Measured(clock.now - begun - prompt_s, end.value))
     return measured
+
+
+def together(
+    machine: Machine,
+    text: Text,
+    n_tokens: int,
+    n_texts: int,
+    *,
+    drafts: bool = True,
+    temperature: float = 0.0,
+    **rules: Any,
+) -> tuple[float, list[GenerationResult]]:
+    """Tokens a second of some texts at once, prompts included, and their results."""
+    clock = Clock(machine)
+    target = VirtualTarget(text.target, clock, n_texts)
+    draft = VirtualDraft(text.draft, clock, n_texts) if drafts else None
+    settings = EngineSettings(**{"lookup": False, **rules})
+    with Engine(target, draft, settings, clock) as engine:
+        cast(Any, engine)._passes.worker = VirtualWorker(clock)
+        cast(Any, engine)._driver = VirtualWorker(clock)
+        requests = []
+        for n in range(n_texts):
+            prompt = (*PROMPT[:-1], n)
+            sampling = SamplingParams(temperature=temperature, seed=n)
+            requests.append(engine.admit(TextRequest(prompt, sampling, n_tokens)))
+        going = [engine.run(request) for request in requests]
+        while going:
+            going = [events for events in going if next(events, None) is not None]
+    return n_texts * n_tokens / clock.now, [request.result() for request in requests]
 
 
 FIXED_SIZES = (1, 3, 7, 12, 24, 64)
