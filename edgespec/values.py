@@ -47,6 +47,8 @@ class ModelInfo:
     """Texts that the model holds at once; more than one only behind `ports.texts.HoldsTexts`."""
     n_threads: int = 0
     """Threads that compute it; 0 where a runtime does not say."""
+    latency_s: float = 0.0
+    """Seconds of a pass spent on the way to other machines, whatever its rows."""
 
     @property
     def verifies_guesses(self) -> bool:

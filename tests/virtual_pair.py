@@ -46,11 +46,13 @@ class Machine:
     used_share: float = 1.0
     all_experts_s: float = 0.0
     """Of a mixture: what a token uses, and reading all experts."""
+    latency_s: float = 0.0
+    """Of a pass, besides: the way to another machine and back."""
 
     def compute_s(self, n_rows: int) -> float:
         x, y = zip(*self.compute, strict=True)
         beyond = max(0.0, n_rows - x[-1]) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-        return float(np.interp(n_rows, x, y)) + beyond
+        return float(np.interp(n_rows, x, y)) + beyond + self.latency_s
 
     def choice_s(self, n_rows: int) -> float:
         return self.all_experts_s * float(1 - (1 - self.used_share) ** (n_rows**0.75))
@@ -136,7 +138,11 @@ class VirtualTarget(FakeModel):
         super().__init__(language, N_VOCAB, n_ctx=n_ctx, max_nodes=97, n_texts=n_texts, cost=cost)
         self._clock = clock
         self.info = replace(
-            self.info, size_bytes=1 << 30, used_share=clock.machine.used_share, n_threads=2
+            self.info,
+            size_bytes=1 << 30,
+            used_share=clock.machine.used_share,
+            n_threads=2,
+            latency_s=clock.machine.latency_s,
         )
 
     def paging(self) -> PagingStats:
@@ -377,6 +383,7 @@ MACHINES: dict[str, Machine] = {
     "80 %": Machine(GGUF, 0.005, 0.13),
     "50 %, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.33),
     "80 %, 300 MB/s, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.67),
+    "resident, tiny, 20 ms away": Machine(TINY, 0.0004, draft_share=0.1, latency_s=0.02),
     "mixture": Machine(scaled(GGUF, 0.4), 0.005, 0.2, used_share=0.25, all_experts_s=1.2),
 }
 TEXTS = {"good": Text(0.8), "medium": Text(0.5), "useless": Text(0.0)}

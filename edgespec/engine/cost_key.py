@@ -25,6 +25,8 @@ class CostKey:
     """Settings of the engine that are not the usual ones."""
     read_bytes_per_s: float = 0.0
     """Speed of storage; 0 before a pass has shown it."""
+    latency_s: float = 0.0
+    """Seconds of a pass spent on the way to other machines."""
 
     @classmethod
     def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> CostKey:
@@ -52,4 +54,6 @@ class CostKey:
         if self.streamed_tenths:
             speed = max(self.read_bytes_per_s / MB, 1.0)
             name += f", {1 << round(math.log2(speed))} MB/s"
+        if self.latency_s:
+            name += f", {1 << round(math.log2(max(1e3 * self.latency_s, 1.0)))} ms away"
         return f"{name}, {self.rules}" if self.rules else name

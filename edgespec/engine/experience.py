@@ -79,6 +79,8 @@ class Experience:
     chances: Chances = field(default_factory=Chances)
     draft_share: float = 0.0
     """The draft's size as a share of the target's: the first guess of what a step takes."""
+    latency_s: float = 0.0
+    """Seconds of a pass of the target spent on the way to other machines, as no draft step is."""
 
     seen_step_s: float = 0.0
     """Seconds of a draft step; 0 before one was seen."""
@@ -109,7 +111,12 @@ class Experience:
     @property
     def step_s(self) -> float:
         """Seconds of a draft step."""
-        return self.seen_step_s or self.draft_share * float(self.curve.compute_s(np.ones(1))[0])
+        pass_s = float(self.curve.compute_s(np.ones(1))[0])
+        return self.seen_step_s or self.draft_share * self._without_latency(pass_s)
+
+    def _without_latency(self, pass_s: float) -> float:
+        """Seconds of a pass here, at least a tenth of it: latency varies."""
+        return max(0.1 * pass_s, pass_s - self.latency_s)
 
     @property
     def overhead_s(self) -> float:
@@ -140,7 +147,9 @@ class Experience:
 
     def observe_prompt(self, report: PassReport) -> Experience:
         """The value after the target read a prompt."""
-        token_s = report.wall_s / max(1, report.n_tokens)
+        passes = max(1, report.passes)
+        wall_s = passes * self._without_latency(report.wall_s / passes)
+        token_s = wall_s / max(1, report.n_tokens)
         return replace(self, curve=self.curve.with_prompt(report), prompt_token_s=token_s)
 
     def observe_reading(self, n_tokens: int, seconds: float) -> Experience:

@@ -38,6 +38,7 @@ class Learning:
         self._memory = memory
         threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
         self._key = CostKey.of(target.paging(), threads, settings.unusual)
+        self._key = replace(self._key, latency_s=target.info.latency_s)
         self._recalled: Learnt = {}
         self._has_seen_rounds = False
         if memory is not None and grower is not None:
@@ -101,7 +102,9 @@ def _new_planner(
     info = target.info
     share = draft.info.size_bytes / info.size_bytes if draft and info.size_bytes else 0.0
     return RoundPlanner(
-        experience=Experience(PassCurve(used_share=info.used_share), draft_share=share),
+        experience=Experience(
+            PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s
+        ),
         stop_rule=settings.new_stop_rule(),
         may_step_aside=settings.step_aside,
         may_overlap=settings.may_overlap,

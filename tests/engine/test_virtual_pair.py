@@ -60,3 +60,12 @@ def test_drafting_beside_passes_does_not_slow_a_text_down(machine: str) -> None:
         for overlap in (True, False)
     )
     assert beside.tokens_per_s >= 0.95 * alone.tokens_per_s
+
+
+def test_guesses_pay_where_passes_go_to_another_machine():
+    """Nothing was guessed there: a draft's step was expected to take a share of the latency."""
+    machine = replace(MACHINES["resident, tiny, 20 ms away"], draft_share=0.5)
+    plain, drafted = (
+        run(machine, TEXTS["good"], 128, drafts=drafts)[0].tokens_per_s for drafts in (False, True)
+    )
+    assert drafted > 2 * plain

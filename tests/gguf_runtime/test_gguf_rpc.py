@@ -9,6 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from delay_proxy import delayed
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
@@ -18,6 +19,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.testing.port_contract import TEXT, PortContract
+from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import devices
@@ -208,6 +210,27 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
         pytest.raises(ModelError, match="may be busy with another"),
     ):
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
+
+
+def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
+    rpc_server: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A server is asked for the buffers of each new size, four times."""
+    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.INTRODUCTION_S", 3.0)
+    with delayed(rpc_server, 0.03) as address:
+        model = on_server(address, is_isolated=True)
+        model.prefill(model.vocabulary.encode(TEXT)[:12])
+        seconds = []
+        for n_nodes in (3, 3, 5, 6):
+            tree = TokenTree(5)
+            nodes = [ROOT]
+            for token in range(1, n_nodes):
+                nodes.append(tree.add(nodes[-1], token, 0.9))
+            model.evaluate(tree, nodes)
+            model.truncate(12)
+            seconds.append(model.last_report.wall_s)
+        model.close()
+    assert min(seconds[2:]) < seconds[1] + 0.09
 
 
 @needs_rpc

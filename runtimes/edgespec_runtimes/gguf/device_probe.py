@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
+
+N_QUESTIONS = 3
 
 
 def main(servers: Sequence[str]) -> int:
@@ -20,9 +23,21 @@ def main(servers: Sequence[str]) -> int:
     from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 
     found = [d for server in servers for d in rpc.devices_of(server)] if servers else gpu.find_all()
-    answers = [(ggml.device_name(device), *ggml.memory_of(device)) for device in found]
+    answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
     os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
     return 0
+
+
+def _round_trip_s(device: int) -> float:
+    """Seconds of the quickest of some questions."""
+    from edgespec_runtimes.gguf.llama import ggml
+
+    seconds = []
+    for _ in range(N_QUESTIONS):
+        began = time.perf_counter()
+        ggml.memory_of(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 if __name__ == "__main__":

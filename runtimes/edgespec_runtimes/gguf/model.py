@@ -10,7 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +182,19 @@ class GgufModel:
             self._decode(tokens, positions, sequences, True, committed)
             logits = self._logits(n_rows)
             return [logits[mine] for mine in rows]
+
+    def introduce_sizes(self, limit_s: float) -> None:
+        """Have devices asked, once, what buffers passes of every size need: a remote one is asked
+        several times for each new size, a round trip each. Nothing is computed, and after `limit_s`
+        the other sizes are left to the texts."""
+        deadline = self._clock() + limit_s
+        for n_rows in range(1, self.info.max_nodes + 1):
+            if self._clock() > deadline:
+                return
+            with self._running(n_rows), suppress(Cancelled):
+                self._stop.set()
+                homes = [[self._texts.all[0].home]] * n_rows
+                self._decode([0] * n_rows, range(n_rows), homes, True, {0: 0})
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""

@@ -47,6 +47,8 @@ class Offloading:
     """False for a GPU that shares the process's memory, which then holds all of this."""
     loading_bytes: int = 0
     """Bytes of the weights that are in the process's memory at once while loading."""
+    latency_s: float = 0.0
+    """Seconds of a pass spent on the way to the servers, which compute one after the other."""
     process_bytes: int = 0
     """Bytes of the process that holds the model where servers do, besides the model."""
     library: gpu.LibraryMemory | None = None
@@ -148,7 +150,8 @@ def to_servers(
         last = begin + counts[i] - 1
         notes.append(
             f"{servers[i].name} holds layers {begin} to {last} with their keys and values: "
-            f"{taken[i] / MIB:.0f} of the {servers[i].free_bytes / MIB:.0f} MiB that it has free"
+            f"{taken[i] / MIB:.0f} of the {servers[i].free_bytes / MIB:.0f} MiB that it has free; "
+            f"a round trip takes {1e3 * servers[i].round_trip_s:.1f} ms"
         )
         begin = last + 1
     return Offloading(
@@ -158,6 +161,7 @@ def to_servers(
         ),
         nbytes=sum(tensor.nbytes for tensor in offloaded),
         notes=tuple(notes),
+        latency_s=sum(servers[i].round_trip_s for i in used),
         process_bytes=max(server.process_bytes for server in servers),
         has_cache=first == 0,
         # llama.cpp copies a tensor into a message

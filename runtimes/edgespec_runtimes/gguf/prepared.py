@@ -50,6 +50,9 @@ from edgespec_runtimes.gguf.rounding import invariant_types, rounding_notes, tur
 
 BATCH_SIZES = (512, LEAST_TILED_BATCH)
 """Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
+INTRODUCTION_S = 5.0
+"""Most seconds of loading in which RPC servers get to know the sizes of passes: a fifth of a second
+where a round trip takes one millisecond."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
@@ -455,8 +458,9 @@ class PreparedGguf:
                     max_nodes=shape.n_outputs,
                     max_branches=shape.n_branches,
                     n_threads=shape.n_threads,
+                    latency_s=self._offloading.latency_s,
                 )
-                return GgufModel(
+                opened = GgufModel(
                     model,
                     shape,
                     info,
@@ -468,6 +472,10 @@ class PreparedGguf:
                     weight_types=self._invariant_types(is_packed),
                     prompts_are_invariant=self._prompts_are_invariant(is_packed),
                 )
+            if self._is_remote:
+                with self._phase("sizes of passes"):
+                    opened.introduce_sizes(INTRODUCTION_S)
+            return opened
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise

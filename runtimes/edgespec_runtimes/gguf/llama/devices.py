@@ -30,6 +30,7 @@ class DeviceMemory:
     """Its name for people; of a server `HOST:PORT`."""
     free_bytes: int
     total_bytes: int
+    round_trip_s: float = 0.0
     process_bytes: int = 0
     """Bytes that a process takes which is connected to it and holds nothing yet."""
 
@@ -86,4 +87,7 @@ def _of_server(server: str) -> DeviceMemory:
 
 def _devices(answer: bytes) -> list[DeviceMemory]:
     process_bytes, found = json.loads(answer)
-    return [DeviceMemory(name, free, total, process_bytes) for name, free, total in found]
+    return [
+        DeviceMemory(name, free_bytes, total_bytes, round_trip_s, process_bytes)
+        for name, free_bytes, total_bytes, round_trip_s in found
+    ]
