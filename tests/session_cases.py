@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
@@ -23,7 +24,8 @@ PLAN = MemoryPlan(
 
 
 def open_session(target: FakeModel, draft: FakeModel | None = None) -> Session:
-    models = LoadedModels(target, draft, PLAN, {"total": LOAD_S})
+    plan = replace(PLAN, n_parallel=target.info.n_texts)
+    models = LoadedModels(target, draft, plan, {"total": LOAD_S})
     return Session(models, EngineSettings(step_aside=False))
 
 

@@ -44,7 +44,7 @@ def batch(
 def test_every_request_gets_one_answer(n: int) -> None:
     requests = [request(f"r{i}", prompt=[i % 5], max_tokens=1 + i % 4) for i in range(20)]
     written: list[bytes] = []
-    with open_session(counting(), counting()) as session:
+    with open_session(counting(n_texts=n), counting(n_texts=n)) as session:
         counts = batch(session, requests, written.append, n=n).run()
         alone = [session.create_completion(**r["body"])["choices"] for r in requests]
     answers = {line["custom_id"]: line for line in map(json.loads, written)}
@@ -137,7 +137,7 @@ def test_a_model_that_only_fails_ends_the_run() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_stopping_writes_nothing_of_what_is_under_way(n: int) -> None:
-    target = counting()
+    target = counting(n_texts=n)
     begun, _ = holds_passes(target)
     written: list[bytes] = []
     with open_session(target) as session:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,13 +15,11 @@ import numpy as np
 import pytest
 from test_server_clients import raw, until_idle
 
-from edgespec.engine.settings import EngineSettings
-from edgespec.session.loading import LoadedModels
 from edgespec.session.session import Session
 from edgespec.testing.fake_model import FakeModel
 from engine_cases import COUNTING, N_VOCAB
 from server_running import running, serving
-from session_cases import LOAD_S, PLAN, holds_passes
+from session_cases import holds_passes, open_session
 
 N_SLOTS = 3
 CLIENT = httpx.Client(timeout=60, headers={"Connection": "close"}, trust_env=False)
@@ -42,9 +39,7 @@ def target() -> FakeModel:
 
 @pytest.fixture
 def session(target: FakeModel) -> Iterator[Session]:
-    plan = replace(PLAN, n_parallel=N_SLOTS)
-    models = LoadedModels(target, None, plan, {"total": LOAD_S})
-    with Session(models, EngineSettings(step_aside=False)) as session:
+    with open_session(target) as session:
         yield session
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,10 +15,21 @@ from edgespec.session.asynchronous import AsyncSession
 from edgespec.session.many import AHEAD
 from edgespec.session.session import Session
 from edgespec.testing.fake_model import FakeModel
-from engine_cases import PROMPT
+from engine_cases import PROMPT, counting
 from session_cases import holds_passes, open_session, until
 
 PROMPTS = [[1, 2, 3, i] for i in range(10)]
+
+
+@pytest.fixture(params=[1, 3])
+def target(request: pytest.FixtureRequest) -> FakeModel:
+    return counting(n_texts=request.param)
+
+
+@pytest.fixture
+def session(target: FakeModel) -> Iterator[Session]:
+    with open_session(target, counting(n_texts=target.info.n_texts)) as session:
+        yield session
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +54,9 @@ def test_prompts_are_read_as_results_are_taken(session: Session) -> None:
     taken = iter(range(1000))
     with session.generate_many(([1, i % 9] for i in taken), max_tokens=1) as results:
         next(results)
-        assert next(taken) == AHEAD
+        assert next(taken) == AHEAD * session.n_parallel
         next(results)
-        assert next(taken) == AHEAD + 2
+        assert next(taken) == AHEAD * session.n_parallel + 2
 
 
 def test_an_error_comes_in_its_place_and_ends_the_rest(session: Session) -> None:
@@ -96,7 +108,7 @@ def test_ended_early_nothing_goes_on(target: FakeModel, end: str) -> None:
             {"close": results.close, "cancel": results.cancel, "session": session.cancel}[end]()
             thread.join(5)
             assert not thread.is_alive()
-            assert len(ended) <= 1  # the one that was under way
+            assert len(ended) <= 1  # the first of those under way
         target.hook = None
         assert session.generate(PROMPT, max_tokens=2).tokens
         assert session.n_waiting == 0
@@ -125,8 +137,9 @@ def test_a_session_that_closes_ends_them(target: FakeModel) -> None:
 def test_a_thread_that_would_wait_for_itself_is_told(session: Session) -> None:
     with session.generate_many(PROMPTS, max_tokens=2) as results:
         next(results)
-        with session.stream(PROMPT) as own:
-            next(own)
+        with ExitStack() as stack:
+            for _ in range(session.n_parallel):
+                next(stack.enter_context(session.stream(PROMPT)))
             with pytest.raises(UsageError, match="would wait for itself"):
                 next(results)
 
