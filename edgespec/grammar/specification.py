@@ -78,9 +78,9 @@ def lark_grammar(source: str) -> Grammar:
     return Grammar("grammar", source)
 
 
-def bytes_needed(n_vocab: int) -> int:
-    """Memory of the process that structured answers take."""
-    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab + GRAMMAR_BYTES
+def bytes_needed(n_vocab: int, n_grammars: int = 1) -> int:
+    """Memory of the process that structured answers take, with so many grammars at once."""
+    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab + n_grammars * GRAMMAR_BYTES
 
 
 def check_installed() -> None:

@@ -17,7 +17,7 @@ CONNECTIONS_BYTES = 3 * MIB
 BODIES_AT_ONCE = 8
 """Number of bodies of the largest size that may arrive or wait; smaller ones may be more."""
 ANSWER_BYTES = 8 * MIB
-"""Memory for an answer with log probabilities or several choices; one is made at a time."""
+"""Memory for an answer with log probabilities or several choices, of each text at once."""
 ANSWER_BYTES_PER_TOKEN, ANSWER_BYTES_PER_ENTRY = 1_200, 950
 """Memory of an answer, as values and as JSON, for each token and each log probability."""
 BYTES_PER_CHARACTER = 13

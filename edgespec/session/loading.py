@@ -230,9 +230,11 @@ class _Opening(Closeable):
         needs = [prepared.needs() for prepared in self._prepared]
         others = []
         if self._settings.grammars:
-            others.append(MemoryRow("process", GRAMMARS, bytes_needed(target.info.n_vocab)))
+            nbytes = bytes_needed(target.info.n_vocab, self._n_parallel)
+            others.append(MemoryRow("process", GRAMMARS, nbytes))
         if self._settings.logprobs:
-            others.append(MemoryRow("process", LOGPROBS, requests.ANSWER_BYTES))
+            nbytes = self._n_parallel * requests.ANSWER_BYTES
+            others.append(MemoryRow("process", LOGPROBS, nbytes))
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._settings.state_files:
