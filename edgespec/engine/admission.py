@@ -18,13 +18,21 @@ from edgespec.settings.config import Keeps
 from edgespec.values import FinishReason
 
 
-def notes_on(reason: str | None, acceptance: AcceptanceRule, has_grower: bool) -> tuple[str, ...]:
-    """Notes on every text: the `reason` not to draft, and a rule that changes the text."""
+def notes_on(
+    reason: str | None, acceptance: AcceptanceRule, has_grower: bool, n_places: int = 1
+) -> tuple[str, ...]:
+    """Notes on every text: the `reason` not to draft, a rule that changes the text, and one that
+    leaves all but one of the `n_places` for texts empty."""
     notes = [reason] if reason else []
     if has_grower and not acceptance.lossless:
         notes.append(
             f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
             "out for the target's own text"
+        )
+    if has_grower and n_places > 1 and acceptance.growth is not None:
+        notes.append(
+            f"with the acceptance rule {acceptance.name} texts are generated one after the other, "
+            f"though there is memory for {n_places} at once: leave out the one or the other"
         )
     return tuple(notes)
 

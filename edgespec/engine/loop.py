@@ -84,7 +84,8 @@ class Engine(Closeable):
         grower = self._pairs[0].grower
         self._rules = settings.rules_for(target.info)
         self._learning = Learning(target, draft, grower, settings, memory)
-        self._notes = notes_on(reason, self._rules.acceptance, grower is not None)
+        rule, n_places = self._rules.acceptance, len(self._pairs)
+        self._notes = notes_on(reason, rule, grower is not None, n_places)
         self._texts: list[TextAtWork] = []
         """Texts at work, in the order of their beginnings."""
         self._n_begun = 0

@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.acceptance.spectr import chance_of_any, division
+from edgespec.engine.admission import notes_on
 from edgespec.engine.drafting.drawing import AcceptedDraws
 from edgespec.engine.loop import Engine
 from edgespec.engine.sampling import Sampler, SamplingParams
@@ -106,6 +107,12 @@ def test_the_end_of_the_context_ends_the_text(rule: str) -> None:
     drafted = generate(target, draft, sampling=WARM, acceptance=rule, max_tokens=None)
     assert len(PROMPT) + len(drafted.tokens) == 31
     assert drafted.finish_reason == "context"
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_texts_that_wait_for_one_another_are_told(rule: str) -> None:
+    notes = notes_on(None, ACCEPTANCE_RULES[rule](), has_grower=True, n_places=4)
+    assert any("one after the other" in note for note in notes) == (rule in DRAWING)
 
 
 # What is refused
