@@ -1,4 +1,4 @@
-"""Two texts from one event loop: the second waits in line, and the loop stays free.
+"""Two texts from one event loop, which stays free: they share every pass over the weights.
 
 python two_at_once.py big.gguf small.gguf "import " "class Queue:"
 """
@@ -15,10 +15,12 @@ async def write(session: edgespec.AsyncSession, prompt: str) -> str:
 
 
 async def main(model: str, draft: str, *prompts: str) -> None:
-    settings = edgespec.LoadSettings(model=model, draft=draft, memory_budget="1GiB")
+    settings = edgespec.LoadSettings(
+        model=model, draft=draft, memory_budget="1GiB", n_parallel=len(prompts)
+    )
     with await asyncio.to_thread(edgespec.load, settings) as session:
-        waiting = edgespec.AsyncSession(session)
-        for text in await asyncio.gather(*(write(waiting, prompt) for prompt in prompts)):
+        twin = edgespec.AsyncSession(session)
+        for text in await asyncio.gather(*(write(twin, prompt) for prompt in prompts)):
             print(text)
 
 

@@ -53,7 +53,7 @@ def test_a_streamed_text_is_what_the_target_writes_alone():
         assert written == "import " + session.generate("import ", max_tokens=64).text
 
 
-def test_texts_of_one_event_loop_come_one_after_the_other():
+def test_texts_of_one_event_loop_are_those_written_alone():
     pair = embedded_pair()
     written = run("two_at_once.py", pair.target, pair.draft, "import ", "class Queue:")
     with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:

@@ -224,7 +224,7 @@ def test_a_process_that_was_killed_is_taken_up_by_the_next(tmp_path: Path) -> No
     requests.write_text(
         "".join(request(f"r{i}", prompt="def f(", max_tokens=24, temperature=0) for i in range(60))
     )
-    command = [sys.executable, "-m", "edgespec", "batch", str(requests), str(out), "--quiet"]
+    command = [sys.executable, "-m", "edgespec", "batch", str(requests), str(out), "-np", "3"]
     with subprocess.Popen(command) as process:
         while not out.exists() or out.read_bytes().count(b"\n") < 2:
             assert process.poll() is None

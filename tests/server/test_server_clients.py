@@ -18,9 +18,9 @@ LONG = {"prompt": "def f(", "max_tokens": 1500, "logit_bias": {}, "temperature":
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module")
-def session():
-    with pair() as loaded:
+@pytest.fixture(scope="module", params=[1, 3])
+def session(request):
+    with pair(n_parallel=request.param) as loaded:
         yield loaded
 
 
