@@ -194,7 +194,8 @@ class RoundPlanner:
         ranked = np.sort(tree.cumulative[:n_nodes])[::-1]
         claimed = np.cumsum(ranked) - 1.0
         n_others = self.n_texts - 1
-        most = min(self.max_rows - n_others, n_nodes + (horizons[-1] if horizons else 0))
+        n_grown = horizons[-1] * so_far.n_ends if horizons else 0
+        most = min(self.max_rows - n_others, n_nodes + n_grown)
         rows = np.arange(1, most + 1) + n_others
         pass_s = known.curve.seconds(rows) + known.overhead_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
@@ -220,14 +221,18 @@ class RoundPlanner:
         look(0, claimed[:most], 1)
         if horizons and so_far.open_nodes:
             open_nodes = list(so_far.open_nodes)
-            node = open_nodes[int(tree.cumulative[open_nodes].argmax())]
-            C = float(tree.cumulative[node])
-            rank = int((ranked >= C).sum())
-            line = C * np.cumsum(known.chances.line(float(tree.confidence[node]), horizons[-1]))
+            best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
+            ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
+            rank = int((ranked >= float(tree.cumulative[ends[0]])).sum())
+            line = np.zeros(horizons[-1])
+            for node in ends:
+                stands = known.chances.line(float(tree.confidence[node]), horizons[-1])
+                line += float(tree.cumulative[node]) * np.cumsum(stands)
             for n_steps in horizons:
-                end = most - n_steps
+                n_rows = n_steps * len(ends)
+                end = most - n_rows
                 if end >= rank:
-                    look(n_steps, claimed[rank - 1 : end] + line[n_steps - 1], rank + n_steps)
+                    look(n_steps, claimed[rank - 1 : end] + line[n_steps - 1], rank + n_rows)
         return best
 
     # After a round

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.decision import Point, RoundPlanner
+from edgespec.engine.drafting.model import ModelDrafter, step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits
 from edgespec.engine.passes import Logits
@@ -43,6 +45,29 @@ class GrowingTree:
     @property
     def open_nodes(self) -> list[int]:
         return self.round.open_nodes(self.tree)
+
+    def next_step(
+        self, open_nodes: Sequence[int], is_beside: bool
+    ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
+        """Nodes that a draft model would evaluate in the next step."""
+        grower, round_ = self.round.grower, self.round
+        limits = round_.limits_beside if is_beside else round_.limits
+        if grower is None:
+            return None
+        return grower.next_step(self.tree, open_nodes, round_.rules.pacer, limits)
+
+
+class End(NamedTuple):
+    """Open nodes of a growth, and how probable the best of them is."""
+
+    best: float
+    growth: GrowingTree
+    nodes: list[int]
+
+
+def _peers(ends: Sequence[End]) -> list[End]:
+    least = PEERS * max((end.best for end in ends), default=0.0)
+    return [end for end in ends if end.best >= least]
 
 
 Step = Callable[[Sequence[int], GrowingTree], bool]
@@ -94,7 +119,7 @@ class Forest:
             open_nodes = self._open_nodes()
             if not self._planner.grows_on(self._plan, self._so_far(open_nodes)):
                 break
-            if not self._step(open_nodes, _before):
+            if not self._step(open_nodes, is_beside=False):
                 break
             self._draft_steps += 1
             self._growing_s = clock() - grown
@@ -171,7 +196,7 @@ class Forest:
         """Grow the trees that are being verified while the pass runs."""
         while not running.done:
             check()
-            if not self._step(self._open_nodes(), _beside):
+            if not self._step(self._open_nodes(), is_beside=True):
                 break
         if not self._growths:  # the pass is of no more use to anybody
             raise next(iter(self.failed.values()))
@@ -188,21 +213,27 @@ class Forest:
     def _open_nodes(self) -> list[list[int]]:
         return [growth.open_nodes for growth in self._growths]
 
-    def _step(self, open_nodes: Sequence[list[int]], step: Step) -> bool:
+    def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
         """One step in the texts that have the likeliest ends. False if nothing was to do."""
-        ready = [
-            (float(growth.tree.cumulative[nodes].max()), growth, nodes)
-            for growth, nodes in zip(self._growths, open_nodes, strict=True)
-            if nodes
-        ]
+        ready = self._ready(open_nodes)
+        step = _beside if is_beside else _before
         while ready:
-            least = PEERS * max(best for best, _, _ in ready)
-            peers = [one for one in ready if one[0] >= least]
+            peers = _peers(ready)
+            if len(peers) > 1:
+                wishes = [growth.next_step(nodes, is_beside) for _, growth, nodes in peers]
+                step_ahead([wish for wish in wishes if wish is not None])
             grew = [self._try(growth, partial(step, nodes)) for _, growth, nodes in peers]
             if any(grew):
                 return True
-            ready = [one for one in ready if one[0] < least]
+            ready = [one for one in ready if one not in peers]
         return False
+
+    def _ready(self, open_nodes: Sequence[Sequence[int]]) -> list[End]:
+        return [
+            End(float(growth.tree.cumulative[list(nodes)].max()), growth, list(nodes))
+            for growth, nodes in zip(self._growths, open_nodes, strict=True)
+            if nodes
+        ]
 
     def _so_far(self, open_nodes: Sequence[Sequence[int]]) -> RoundSoFar:
         """The forest as one tree with one root."""
@@ -213,7 +244,8 @@ class Forest:
                 ends += (node + shift if node else ROOT for node in nodes)
                 shift += len(growth.tree) - 1
         free_sources = self._growths[0].round.free_sources
-        return RoundSoFar(tree, ends, self._draft_steps, self._growing_s, free_sources)
+        n_ends = max(1, len(_peers(self._ready(open_nodes)))) if open_nodes else 1
+        return RoundSoFar(tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends)
 
     def _limited(self, growth: GrowingTree, most: int) -> Limits:
         limits = growth.round.limits

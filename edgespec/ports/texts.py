@@ -64,8 +64,8 @@ class TextOf:
     """
 
     def __init__(self, model: HoldsTexts, text: int) -> None:
-        self._model = model
-        self._text = text
+        self.model = model
+        self.text = text
         n_branches = 1 + (model.info.max_branches - 1) // model.info.n_texts
         self.info: ModelInfo = replace(model.info, max_branches=n_branches)
         self.vocabulary = model.vocabulary
@@ -73,29 +73,29 @@ class TextOf:
     @property
     def last_report(self) -> PassReport:
         """Cost of the model's latest pass."""
-        return self._model.last_report
+        return self.model.last_report
 
     @property
     def n_committed(self) -> int:
-        return self._model.committed_of(self._text)
+        return self.model.committed_of(self.text)
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        self._model.prefill(tokens, progress, text=self._text)
+        self.model.prefill(tokens, progress, text=self.text)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        return self._model.evaluate_together([PassPart(self._text, tree, nodes)])[0]
+        return self.model.evaluate_together([PassPart(self.text, tree, nodes)])[0]
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        self._model.commit(tree, path, keep, text=self._text)
+        self.model.commit(tree, path, keep, text=self.text)
 
     def truncate(self, n_tokens: int) -> None:
-        self._model.truncate(n_tokens, text=self._text)
+        self.model.truncate(n_tokens, text=self.text)
 
     def paging(self) -> PagingStats:
-        return self._model.paging()
+        return self.model.paging()
 
     def cancel(self) -> None:
-        self._model.cancel()
+        self.model.cancel()
 
     def close(self) -> None:
         """The model is not its own."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Drafter, Opinion, Rehearses
 from edgespec.engine.drafting.forced import SOURCE as FORCED
+from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.trust import Mixer, Trust
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
@@ -121,6 +122,17 @@ class TreeGrower:
                 self.begin(tree, pacer, limits)
                 return True
         return False
+
+    def next_step(
+        self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
+    ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
+        """The drafter with a model whose turn it is, and the nodes that it would evaluate."""
+        turns = self._turns(tree, open_nodes)
+        drafter, its_nodes = turns[0] if turns else (None, ())
+        is_possible = its_nodes and len(tree) + 1 < tree.capacity
+        if not is_possible or not isinstance(drafter, ModelDrafter):
+            return None
+        return drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
 
     def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Tell the drafters what the target said after `nodes`: `logits` [len(nodes), n_vocab]."""

@@ -16,6 +16,7 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.sampling import Logits, top_tokens
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
+from edgespec.ports.texts import HoldsTexts, PassPart, TextOf
 from edgespec.tree import ROOT, TokenTree
 
 
@@ -53,6 +54,8 @@ class ModelDrafter:
         self._opinions: dict[int, Opinion | None] = {}
         """Guesses after each evaluated node, by the node's key; None after logits that were not
         finite."""
+        self._ahead: np.ndarray | None = None
+        """Logits of the nodes of the next step, which was computed together with other texts'."""
         self._damage: Damage | None = None
         """Keeps the model from guessing until the text is rewound to before it."""
 
@@ -81,7 +84,7 @@ class ModelDrafter:
         return found
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        fitting = self._fitting(tree, nodes)
+        fitting = self.fitting(tree, nodes)
         if fitting:
             self._take_opinions(tree, fitting)
         return fitting
@@ -150,6 +153,7 @@ class ModelDrafter:
 
     def rewind(self, n_tokens: int) -> None:
         self._opinions.clear()
+        self._ahead = None
         self._model.truncate(min(n_tokens, self._model.n_committed))
         if self._damage is not None and n_tokens < self._damage.n_committed:
             self._damage = None
@@ -167,7 +171,9 @@ class ModelDrafter:
 
     def _take_opinions(self, tree: TokenTree, nodes: Sequence[int]) -> None:
         """Evaluate `nodes` and keep what the model thinks follows them."""
-        for node, row in zip(nodes, self._model.evaluate(tree, nodes), strict=True):
+        ahead, self._ahead = self._ahead, None
+        logits = self._model.evaluate(tree, nodes) if ahead is None else ahead
+        for node, row in zip(nodes, logits, strict=True):
             key = int(tree.key[node])
             try:
                 self._opinions[key] = self._opinion(key, row[: self._n_shared])
@@ -194,7 +200,7 @@ class ModelDrafter:
             is_exhaustive=True,
         )
 
-    def _fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+    def fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The first of `nodes`, and of what others hung above them, that the model's cache, batch
         and branches have room for."""
         info = self._model.info
@@ -214,3 +220,24 @@ class ModelDrafter:
     def _within(self, tree: TokenTree, node: int) -> list[int]:
         """Evaluated nodes of the subtree of `node`."""
         return [below for below in tree.subtree(node) if int(tree.key[below]) in self._opinions]
+
+
+def step_ahead(asked: Sequence[tuple[ModelDrafter, TokenTree, Sequence[int]]]) -> None:
+    """Evaluate what the next steps of several texts' drafters will, in one step of their model.
+
+    Those for which a step has no room take one of their own.
+    """
+    parts: list[PassPart] = []
+    drafters: list[ModelDrafter] = []
+    whole: HoldsTexts | None = None
+    for drafter, tree, nodes in asked:
+        model = drafter._model
+        if nodes and isinstance(model, TextOf):
+            n_nodes = len(nodes) + sum(len(part.nodes) for part in parts)
+            if n_nodes <= model.info.max_nodes:
+                whole = model.model
+                parts.append(PassPart(model.text, tree, nodes))
+                drafters.append(drafter)
+    if whole is not None and len(parts) > 1:
+        for drafter, logits in zip(drafters, whole.evaluate_together(parts), strict=True):
+            drafter._ahead = logits

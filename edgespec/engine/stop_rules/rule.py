@@ -27,6 +27,8 @@ class RoundSoFar:
     draft_s: float = 0.0
     free_sources: Collection[str] = ()
     """Sources whose nodes cost next to nothing to guess."""
+    n_ends: int = 1
+    """Ends that grow in one step: one of each text that is nearly as probable as the best."""
 
     @property
     def best_open(self) -> int | None:
