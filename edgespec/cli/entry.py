@@ -72,7 +72,7 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 def share_cores(environ: MutableMapping[str, str]) -> None:
     """Let idle threads of OpenMP sleep soon, unless the user has chosen otherwise. The library
     reads the variable once, when a runtime loads it."""
-    if "OMP_WAIT_POLICY" not in environ:
+    if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 

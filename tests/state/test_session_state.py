@@ -189,4 +189,4 @@ def test_the_peak_stays_within_the_budget_with_a_state_file(
         assert answer["memory"]["peak_bytes"] <= answer["memory"]["budget_bytes"]
     assert path.stat().st_size > MIB
     assert second["text"] == first["text"]
-    assert second["paging"]["passes"] < first["paging"]["passes"]
+    assert first["saved_passes"] == 0 < second["saved_passes"]  # rounds depend on the machine
