@@ -23,6 +23,7 @@ from edgespec.grammar.specification import bytes_needed
 from edgespec.memory import process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import TREE_SIZES, plan_models
+from edgespec.memory.parallel import AUTO_TEXTS, best_number
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
@@ -119,7 +120,28 @@ class _Opening(Closeable):
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
+        if self._settings.n_parallel == "auto":
+            fixed = {"n_parallel": self._affordable_texts()}
+            self._settings = self._settings.model_copy(update=fixed)
         return self._run("planning", self._plan)
+
+    def _affordable_texts(self) -> int:
+        """The number of texts at once that suits the budget, by plans for several numbers."""
+        plans = []
+        for n_texts in AUTO_TEXTS:
+            fixed = {"n_parallel": n_texts, "memory_budget": self._budget_bytes}
+            settings = self._settings.model_copy(update=fixed)
+            try:
+                with _Opening(settings, self._engine_settings, self._progress) as trial:
+                    planned = trial.plan()
+            except BudgetError:
+                break
+            # the margin within, since this process will have grown by the plan that counts
+            if planned.n_parallel < n_texts or planned.smallest_bytes > self._budget_bytes:
+                break
+            plans.append(planned)
+        process.return_free_memory()
+        return best_number(plans) if plans else 1
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()

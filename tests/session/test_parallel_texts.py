@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec import load
+from edgespec import load, plan
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.memory.parallel import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
@@ -60,3 +61,12 @@ def test_the_plan_says_what_several_texts_take() -> None:
         ]
         assert kv.nbytes < of_three.nbytes
         assert one.plan.smallest_bytes < three.plan.smallest_bytes
+
+
+def test_auto_is_what_the_budget_affords() -> None:
+    settings = LoadSettings(model=embedded_pair().target, n_parallel="auto", ctx_size=128)
+    roomy = plan(settings)
+    assert roomy.n_parallel == AUTO_TEXTS[-1]
+    alone = plan(settings.model_copy(update={"n_parallel": 1}))
+    tight = settings.model_copy(update={"memory_budget": alone.smallest_bytes})
+    assert plan(tight).n_parallel < AUTO_TEXTS[-1]
