@@ -160,15 +160,13 @@ class DrawnGrower(TreeGrower):
             n_nodes = 0
         own = dict(zip(draws.tokens.tolist(), draws.probabilities.tolist(), strict=True))
         chances = self._rates.chances(self._drafter.sure(key), len(draws.guesses))
-        # nothing that was drawn is left out of the pass: a draw is worth its row, or not made
-        least = self.least / limits.max_nodes
-        if len(tree) > limits.n_hidden:
-            least = max(least, 2 * limits.least_confidence)
-        least /= float(tree.cumulative[node])
+        # Nothing that was drawn is left out of the pass: a draw is worth its row, or not made.
+        cumulative, n_hidden = float(tree.cumulative[node]), limits.n_hidden - len(tree)
+        least, dear = self.least / limits.max_nodes, 2 * limits.least_confidence
         guesses = [
             Guess(token, chance, own[token], self._drafter.source)
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))
-            if n == 0 or chance >= least
+            if n == 0 or cumulative * chance >= (least if n < n_hidden else max(least, dear))
         ]
         kept = len(pacer.children(tree, node, guesses)) if guesses else 0
         guesses = guesses[: max(0, min(kept, n_nodes, n_branches))]
