@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -28,6 +29,8 @@ from edgespec_runtimes.gguf.offloading import to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
+from zoo_files import write_model
+from zoo_species import Species
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)
@@ -100,6 +103,23 @@ def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
     here.close()
     there.close()
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen35", "gemma3"])
+def test_hybrids_and_windows_compute_there_what_they_compute_here(
+    architecture: str, rpc_server: str, tmp_path: Path
+):
+    path = write_model(tmp_path / "model.gguf", Species(architecture))
+    found = []
+    for server in ("", rpc_server):
+        options = GgufOptions(flash_attn="on", rpc=server, n_gpu_layers=2 if server else 0)
+        target = runtime.prepare(ModelRequest(path, "target", 128, 5, 4, 1, options=options))
+        target.is_isolated = True
+        model = target.load(None)
+        found.append(one_by_one(model, range(3, 19)))
+        model.close()
+        target.close()
+    assert np.array_equal(*found)
 
 
 def text(no_draft: bool, **options: object) -> str:

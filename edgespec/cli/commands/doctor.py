@@ -126,7 +126,7 @@ def _table(findings: Sequence[Finding]) -> list[str]:
 
 def _pair_lines(pair: PairDiagnosis) -> list[str]:
     found = pair.outlook
-    lines = ["", f"limit: {found.limit}"]
+    lines = ["", *found.plan.notes, f"limit: {found.limit}"]
     if found.tokens_per_s is None:
         return lines
     if pair.run is not None:
