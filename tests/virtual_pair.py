@@ -26,7 +26,9 @@ T = TypeVar("T")
 Points = tuple[tuple[float, float], ...]
 
 N_VOCAB = 64
-PROMPT = [n % N_VOCAB for n in range(7, 42)]
+PROMPT_TOKENS = 35
+FOREIGN = 0.25
+"""Share of a prompt's tokens that the target would hardly have written."""
 PASSAGE = 16
 """Tokens of a text that are about equally hard to guess."""
 MB_PER_S = 300e6
@@ -247,6 +249,16 @@ class Text:
         p[second] += 0.6 * (1 - right)
         return np.log(p).astype(np.float32)
 
+    def prompt(self, n: int) -> list[int]:
+        """Words of somebody who writes much as the target does at temperature 1."""
+        tokens = [n % N_VOCAB]
+        while len(tokens) < PROMPT_TOKENS:
+            noise = [chance(self.seed, n, len(tokens), token) for token in range(N_VOCAB)]
+            race = -np.log(noise) / np.exp(self.target(tuple(tokens)))
+            is_foreign = chance(self.seed, n, len(tokens)) < FOREIGN
+            tokens.append(self._other(tuple(tokens), 7) if is_foreign else int(race.argmin()))
+        return tokens
+
     def _right(self, context: tuple[int, ...]) -> float:
         """Tokens of even number stand in easy passages, the others in hard ones."""
         if self.right == 0:
@@ -299,10 +311,10 @@ def run(
         for n in range(n_texts):
             engine.forget()
             begun = clock.now
-            prompt_s = max(machine.read_s, machine.compute_s(len(PROMPT) - 1))
-            prompt_s += machine.choice_s(len(PROMPT) - 1)
+            prompt_s = max(machine.read_s, machine.compute_s(PROMPT_TOKENS - 1))
+            prompt_s += machine.choice_s(PROMPT_TOKENS - 1)
             sampling = SamplingParams(temperature=temperature, seed=n)
-            events = engine.generate([*PROMPT[:-1], n], sampling, n_tokens)
+            events = engine.generate(text.prompt(n), sampling, n_tokens)
             try:
                 while True:
                     next(events)

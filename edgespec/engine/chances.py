@@ -28,6 +28,11 @@ class Chances:
         tries[kind] += 1
         return Chances(tuple(hits), tuple(tries), kept.claimed + reached.claimed)  # type: ignore[arg-type]
 
+    def with_honesty(self, hits: float, claimed: float) -> Chances:
+        """The chances after so many hits where so many were claimed, after nodes of any kind."""
+        (h0, h1), (t0, t1) = self.hits, self.tries
+        return Chances((h0 + hits, h1), (t0 + claimed, t1), self.claimed + claimed)
+
     def faded(self, kept: float) -> Chances:
         (h0, h1), (t0, t1) = self.hits, self.tries
         return Chances((kept * h0, kept * h1), (kept * t0, kept * t1), kept * self.claimed)
@@ -38,9 +43,9 @@ class Chances:
         return (sum(self.hits) + 1) / (self.claimed + 1)
 
     @property
-    def proven_honesty(self) -> float:
-        """Ratio of observed hits to claimed tokens; 0 before anything was seen."""
-        return sum(self.hits) / (self.claimed + 1)
+    def proof(self) -> float:
+        """Share of the honesty that was observed; 0 before anything was seen."""
+        return sum(self.hits) / (sum(self.hits) + 1)
 
     def line(self, confidence: float, length: int) -> list[float]:
         """Chances of 1, 2, ... nodes in a line below a node of this confidence, if it stands."""

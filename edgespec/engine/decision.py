@@ -7,6 +7,7 @@ successor. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -14,16 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.experience import PROMISED_TOKENS, Experience, TextAccount
-from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.experience import (
+    LONGEST_REHEARSAL,
+    PROMISED_TOKENS,
+    SHORTEST_REHEARSAL,
+    Experience,
+    TextAccount,
+)
+from edgespec.engine.outcome import Rehearsed, RoundOutcome
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.values import PassReport
 
-TRIAL_SHARE = 0.3
-"""Share of the credit that one round may cost: one round says little."""
-LONGEST_REHEARSAL = 16
-"""Tokens of the text on which a draft is tried at once."""
+SAFE_MARGIN = 1.2
+"""Times as fast as without guesses that they must have been, where a text has no credit left."""
+PROVEN_RISK = 2.0
+"""Times its credit that a text may risk in one round on what was shown before it began."""
 
 
 class Point(NamedTuple):
@@ -32,8 +38,8 @@ class Point(NamedTuple):
     n_rows: int
     n_steps: int
     """Draft steps yet to be made."""
-    claimed: float
-    """Guesses that stand if confidences are right."""
+    accepted: float
+    """Guesses expected to be accepted."""
     seconds: float
 
 
@@ -44,10 +50,6 @@ class RoundPlan:
     guesses: bool
     credit_s: float = math.inf
     """Most seconds that the round may lose by guesses that have not been shown to pay."""
-    rate: float = 0.0
-    """Tokens a second of the best rounds of late: what a second is worth."""
-    plain_s: float = 0.0
-    """Seconds of a token without guesses."""
     rehearses: int = 0
     """Tokens of the text that the draft is tried on before the round."""
 
@@ -59,8 +61,9 @@ class RoundPlanner:
     No guesses, a line, a tree of any size and drafting beside the pass are points of one choice,
     all looked at together: a point's tokens follow from the calibrated confidences of the nodes
     that hang and the chances of those that would, its seconds from the curve of passes and from
-    what drafting takes. Among rounds of different sizes the best has the largest tokens - rate x
-    seconds, where rate is that of the best rounds of late (Dinkelbach, 1967).
+    what drafting takes. The best point raises the rate of the best rounds of late the most: in the
+    first round of all it has the most tokens a second itself, later the most beyond what its
+    seconds are worth.
 
     A point is allowed if it pays by what guesses have been shown to be worth, or if the text's
     credit covers all that it could lose (a conservative bandit: Wu et al., arXiv 1602.04282). The
@@ -97,43 +100,37 @@ class RoundPlanner:
     def plan(self) -> RoundPlan:
         """The plan of the next round."""
         known, text = self.experience, self.account
-        plain_s = self._plain_s
-        rate = known.rate_beside(plain_s)
-        free, none = RoundPlan(True, math.inf, rate, plain_s), RoundPlan(False, 0.0, rate, plain_s)
+        plain_s, free, none = self._plain_s, RoundPlan(True), RoundPlan(False, 0.0)
         if not self.may_step_aside:
             return free
-        if not known.curve.is_known or self._guessing_rate <= 1 / plain_s:
+        guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
+        if not known.curve.is_known or guessing_rate * plain_s <= 1:
             return none
         read_s = known.reading_s(text.unread)
-        if known.proven * plain_s > known.seconds > 0:
+        margin = 1.0 if self.credit_s > 0 else SAFE_MARGIN
+        if known.proven * plain_s > margin * known.seconds > 0:
             n_tokens = min(text.room, max(PROMISED_TOKENS, text.n_tokens))
             gained_s = n_tokens * (plain_s - known.seconds / known.proven)
             return free if gained_s > 2 * read_s else none
         credit_s = self.credit_s - text.unpaid_s(read_s)
-        least_s = known.step_s + known.overhead_s
+        # a trial verifies a guess, or it tells nothing
+        row_s = known.curve.second(2) - known.curve.second(1)
+        least_s = known.step_s + known.overhead_s + (1 - known.chances.proof) * row_s
         if credit_s < least_s:
             return replace(none, rehearses=self._rehearsal)
-        return replace(free, credit_s=max(TRIAL_SHARE * credit_s, least_s))
+        return replace(free, credit_s=credit_s)
 
     @property
     def _rehearsal(self) -> int:
         """On how many tokens the credit lets the draft be tried, where reading all is too dear."""
-        n_tokens = min(LONGEST_REHEARSAL, self.account.n_tokens)
+        text = self.account
+        if text.n_tokens - text.n_tried < SHORTEST_REHEARSAL:
+            return 0
+        n_tokens = min(LONGEST_REHEARSAL, text.n_tokens)
+        if text.unread <= LONGEST_REHEARSAL:
+            n_tokens = text.unread
         cost_s = self.experience.reading_s(n_tokens) + self.experience.step_s
-        is_paid = n_tokens >= PassCurve.shortest_prompt and cost_s <= self.credit_s
-        return n_tokens if is_paid and self.account.unread > n_tokens else 0
-
-    @property
-    def _guessing_rate(self) -> float:
-        """Tokens a second of rounds with guesses: those of late, and one on a line that is only
-        imagined."""
-        known = self.experience
-        line = np.cumsum([0.0, *known.chances.line(0.0, self.horizons[-1])])
-        steps, n = np.arange(len(line)), self.n_texts
-        steps = steps if n == 1 else steps[: max(2, self.max_rows // n)]
-        seconds = known.curve.seconds(n * (1 + steps)) + steps * known.step_s + known.overhead_s
-        tokens = known.rounds + known.chances.honesty * known.claimed + n * (1 + line[: len(steps)])
-        return float((tokens / np.maximum(known.seconds + seconds, 1e-9))[1:].max())
+        return n_tokens if cost_s <= self.credit_s else 0
 
     def drafts_beside(self, n_rows: int) -> bool:
         """True if drafting beside a pass over `n_rows` saves more than it takes."""
@@ -165,21 +162,21 @@ class RoundPlanner:
         """The best number of the tree's nodes to verify, the most probable first."""
         if self.stop_rule is not None or not self.experience.curve.is_known:
             n_rows = len(so_far.tree)
-            claimed = float(so_far.tree.cumulative[:n_rows].sum()) - 1
-            return Point(n_rows, 0, claimed, self.experience.curve.second(n_rows))
+            accepted = float(so_far.tree.cumulative[:n_rows].sum()) - 1
+            return Point(n_rows, 0, accepted, self.experience.curve.second(n_rows))
         return self._best(plan, so_far, ())
 
     def imagined(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
         """The best point from here on, whatever the credit is."""
         return self._best(replace(plan, credit_s=math.inf), so_far, self.horizons)
 
-    def least_confidence(self, plan: RoundPlan) -> float:
+    def least_confidence(self) -> float:
         """Nodes that are less probable are not hung though guessing them costs nothing."""
         if self.stop_rule is not None or not self.experience.rounds:
             return 0.0
         first, last = self.experience.curve.compute_s(np.array([1, self.max_rows]))
         row_s = (last - first) / max(1, self.max_rows - 1)
-        return float(self.worth_growing * row_s * plan.rate)
+        return float(self.worth_growing * row_s * self.experience.rate)
 
     @property
     def n_hidden(self) -> int:
@@ -191,48 +188,52 @@ class RoundPlanner:
         """The best point that can be reached from here within `plan`."""
         tree, spent_s, known = so_far.tree, so_far.draft_s, self.experience
         n_nodes = len(tree)
-        ranked = np.sort(tree.cumulative[:n_nodes])[::-1]
-        claimed = np.cumsum(ranked) - 1.0
+        order = np.argsort(-tree.cumulative[:n_nodes], kind="stable")
+        ranked = tree.cumulative[order]
+        # a path that claims too much at each of its nodes claims far too much at its end
+        doubts = min(1.0, known.chances.honesty) ** tree.depth[:n_nodes]
+        honest = tree.cumulative[:n_nodes] * doubts
+        expected = np.cumsum(honest[order]) - 1.0
+        proven = self.n_texts + known.chances.proof * expected
         n_others = self.n_texts - 1
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         most = min(self.max_rows - n_others, n_nodes + n_grown)
         rows = np.arange(1, most + 1) + n_others
         pass_s = known.curve.seconds(rows) + known.overhead_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
-        honesty, rate = known.chances.honesty, plan.rate
-        proven, plain_s = known.chances.proven_honesty, plan.plain_s
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
-        def look(n_steps: int, claims: NDArray[np.float64], first_row: int) -> None:
+        def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
-            seconds = pass_s[first_row - 1 : first_row - 1 + len(claims)] + n_steps * known.step_s
-            values = honesty * claims - rate * seconds
+            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * known.step_s
+            values = known.rate_with(self.n_texts + accepted, spent_s + seconds)
             if tree.draws:  # all that was drawn is verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.credit_s != math.inf:
-                is_proven = self.n_texts + proven * claims >= seconds / plain_s
-                is_covered = seconds - pass_s[0] <= max(0.0, plan.credit_s - spent_s)
-                values = np.where(is_proven | is_covered, values, -math.inf)
+                risk_s, left_s = seconds - pass_s[0], max(0.0, plan.credit_s - spent_s)
+                is_proven = proven[: len(values)] >= seconds / self._plain_s
+                is_covered = risk_s <= np.where(is_proven, PROVEN_RISK * left_s, left_s)
+                values = np.where(is_covered, values, -math.inf)
             at = len(values) - 1 - int(values[::-1].argmax())
             if values[at] > best_value + 1e-12:
                 best_value = float(values[at])
-                best = Point(first_row + at, n_steps, float(claims[at]), float(seconds[at]))
+                best = Point(first_row + at, n_steps, float(accepted[at]), float(seconds[at]))
 
-        look(0, claimed[:most], 1)
+        look(0, expected[:most], 1)
         if horizons and so_far.open_nodes:
             open_nodes = list(so_far.open_nodes)
             best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
-            rank = int((ranked >= float(tree.cumulative[ends[0]])).sum())
+            rank = int((ranked >= tree.cumulative[ends[0]]).sum())
             line = np.zeros(horizons[-1])
             for node in ends:
                 stands = known.chances.line(float(tree.confidence[node]), horizons[-1])
-                line += float(tree.cumulative[node]) * np.cumsum(stands)
+                line += honest[node] * np.cumsum(stands)
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
                 if end >= rank:
-                    look(n_steps, claimed[rank - 1 : end] + line[n_steps - 1], rank + n_rows)
+                    look(n_steps, expected[rank - 1 : end] + line[n_steps - 1], rank + n_rows)
         return best
 
     # After a round
@@ -250,13 +251,15 @@ class RoundPlanner:
         account = replace(self.account, prompt_s=report.wall_s)
         return replace(self, experience=self.experience.observe_prompt(report), account=account)
 
-    def observe_reading(self, seconds: float) -> RoundPlanner:
-        """The value after the draft read what it had not read, before a round."""
+    def observe_reading(self, seconds: float, tried: Sequence[Rehearsed] = ()) -> RoundPlanner:
+        """The value after the draft read what it had not read, before a round, and was tried on
+        the end of it."""
         if not self.account.unread:
             return self
+        known = self.experience.observe_reading(self.account.unread, seconds)
         return replace(
             self,
-            experience=self.experience.observe_reading(self.account.unread, seconds),
+            experience=known.observe_foreign(tried),
             account=self.account.with_reading(seconds),
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.engine.chances import Chances
 from edgespec.engine.drafting.remembering import Numbers
@@ -17,11 +18,19 @@ from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import LONGEST_S, PassCurve, within
 from edgespec.values import PassReport
 
+Floats = NDArray[np.float64]
+
 CREDIT_SHARE = 0.02
 """Share of the time without guesses that trying guesses may cost a text."""
 PROMISED_TOKENS = 32
 """Texts of so many tokens and more are not slower for being guessed at: they have their credit from
 the start."""
+SHORTEST_REHEARSAL, LONGEST_REHEARSAL = 8, 16
+"""Tokens of the text on which a draft is tried at once."""
+FOREIGN_SHARE = 0.25
+"""Weight of tokens of the prompt as evidence of guesses after it."""
+LONGEST_LINE = 16
+"""Draft steps that are looked ahead."""
 FADE = 0.95
 """Kept of what was learnt, a round."""
 MOST_RECALLED = 6.0
@@ -37,6 +46,8 @@ class TextAccount:
     n_tokens: int = 0
     room: int = 0
     """Tokens of this text so far, and those that may follow."""
+    n_tried: int = 0
+    """Tokens of this text that there were when the draft was last tried on it."""
     prompt_s: float = 0.0
     """Seconds in which the target read this text's prompt."""
     elapsed_s: float = 0.0
@@ -60,11 +71,17 @@ class TextAccount:
         """The account of several texts, one of which is new."""
         return replace(self, unread=self.unread + n_unread, room=self.room + room)
 
+    def _unread_after(self, outcome: RoundOutcome) -> int:
+        """Tokens unread before a round's own: a rehearsal reads those that follow what was read."""
+        n_tried = len(outcome.rehearsed) + 1
+        return 0 if n_tried > 1 and self.unread <= n_tried else self.unread
+
     def with_round(self, outcome: RoundOutcome, saved_s: float) -> TextAccount:
         return replace(
             self,
-            unread=0 if outcome.guessed else self.unread + outcome.n_tokens,
+            unread=0 if outcome.guessed else self._unread_after(outcome) + outcome.n_tokens,
             n_tokens=self.n_tokens + outcome.n_tokens,
+            n_tried=self.n_tokens if outcome.guessed or outcome.rehearsed else self.n_tried,
             room=max(0, self.room - outcome.n_tokens),
             elapsed_s=self.elapsed_s + outcome.wall_s,
             saved_s=self.saved_s + saved_s,
@@ -131,17 +148,25 @@ class Experience:
     @property
     def rate(self) -> float:
         """Tokens a second of the best rounds of late: what a second is worth."""
-        return self.rate_beside(self.plain_s)
-
-    def rate_beside(self, plain_s: float) -> float:
-        """The same where a token without guesses takes `plain_s`."""
         expected = self.rounds + self.chances.honesty * self.claimed
-        return max(1 / plain_s, (expected + 1) / (self.seconds + plain_s))
+        return max(1 / self.plain_s, (expected + 1) / (self.seconds + self.plain_s))
+
+    def rate_with(self, tokens: Floats, seconds: Floats) -> Floats:
+        """Tokens a second of the best rounds of late and one more."""
+        expected = self.rounds + self.chances.honesty * self.claimed
+        return (expected + tokens) / np.maximum(self.seconds + seconds, 1e-9)
+
+    def guessing_rate(self, n_texts: int, max_rows: int) -> float:
+        """Tokens a second of the best rounds of late and one on lines that are only imagined."""
+        steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
+        seconds = self.curve.seconds(n_texts * (1 + steps)) + steps * self.step_s + self.overhead_s
+        tokens = n_texts * (1 + np.cumsum(self.chances.line(0.0, len(steps))))
+        return float(self.rate_with(tokens, seconds).max())
 
     @property
     def proven(self) -> float:
         """Tokens that the best rounds of late would have brought by what guesses were worth."""
-        return self.rounds + self.chances.proven_honesty * self.claimed
+        return self.rounds + self.chances.proof * self.chances.honesty * self.claimed
 
     # What is learnt
 
@@ -158,6 +183,13 @@ class Experience:
             return self
         return replace(self, seen_token_read_s=_mean(self.seen_token_read_s, seconds / n_tokens))
 
+    def observe_foreign(self, tried: Sequence[Rehearsed]) -> Experience:
+        """The value after the draft was tried on a text that the target has not written: it says
+        how honest the draft's confidences are, and little of how often it is right."""
+        n_right = FOREIGN_SHARE * sum(one.was_right for one in tried)
+        n_wrong = 0.5 * FOREIGN_SHARE * sum(one.claimed for one in tried if not one.was_right)
+        return replace(self, chances=self.chances.with_honesty(n_right, n_right + n_wrong))
+
     def observe_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
         """The value after the draft was tried on the text: as if it had drafted lines there, each
         as long as its confidences make worth while."""
@@ -169,14 +201,15 @@ class Experience:
         at = 0
         while at < len(tried):
             line = np.array([one.confidence for one in tried[at:]])
-            claims = np.cumsum([0.0, *np.cumprod(line)])
-            steps = np.arange(len(claims))
+            honest = np.cumprod(min(1.0, chances.honesty) * line)
+            accepted = np.cumsum([0.0, *honest])
+            steps = np.arange(len(accepted))
             pass_s = self.curve.seconds(1 + steps) + self.overhead_s + steps * self.step_s
-            best = int((chances.honesty * claims - self.rate * pass_s).argmax())
-            rounds, claimed = rounds + 1, claimed + float(claims[best])
+            best = int(replace(self, chances=chances).rate_with(1 + accepted, pass_s).argmax())
+            rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.honesty
             spent_s += float(pass_s[best])
-            accepted = takewhile(lambda one: one.was_first, tried[at : at + best])
-            at += 1 + len(list(accepted))
+            right = takewhile(lambda one: one.was_first, tried[at : at + best])
+            at += 1 + len(list(right))
         return replace(
             self,
             chances=chances,
@@ -233,7 +266,7 @@ class Experience:
             seen_overhead_s=_mean(self.seen_overhead_s, max(0.0, outcome.wall_s - spent_s)),
             kept_s=0.5 * self.kept_s + 0.5 * saved_steps * step_s,
             rounds=self.rounds + outcome.n_texts,
-            claimed=self.claimed + outcome.claimed,
+            claimed=self.claimed + outcome.expected / self.chances.honesty,
             seconds=self.seconds + outcome.expected_s,
         )
 

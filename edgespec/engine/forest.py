@@ -184,7 +184,7 @@ class Forest:
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
             growing_s=self._growing_s,
-            claimed=self._imagined.claimed if self._imagined else 0.0,
+            expected=self._imagined.accepted if self._imagined else 0.0,
             expected_s=self._growing_s + (self._imagined.seconds if self._imagined else 0.0),
             reached=[reached for o in outcomes for reached in o.reached],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),

@@ -6,6 +6,7 @@ no model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.engine.cost_key import CostKey
@@ -13,7 +14,7 @@ from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
 from edgespec.engine.experience import Experience
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
@@ -65,9 +66,9 @@ class Learning:
         if n_texts != self.planner.n_texts:
             self.planner = replace(self.planner, n_texts=n_texts)
 
-    def see_reading(self, seconds: float) -> None:
-        """See how long the drafters took to read a prompt."""
-        self.planner = self.planner.observe_reading(seconds)
+    def see_reading(self, seconds: float, tried: Sequence[Rehearsed]) -> None:
+        """See how long the drafters took to read a prompt, and how they would have guessed it."""
+        self.planner = self.planner.observe_reading(seconds, tried)
 
     def see_round(self, outcome: RoundOutcome) -> None:
         """See a round. From the first one on, recalled costs are of no more use."""

@@ -72,7 +72,7 @@ class RoundOutcome:
     """Seconds in which the draft read what was committed without it."""
     steps_beside: int = 0
     """Draft steps beside the pass."""
-    claimed: float = 0.0
+    expected: float = 0.0
     """Guesses expected to be accepted in the best round that the tree would have allowed."""
     expected_s: float = 0.0
     """Seconds that this round would have taken."""

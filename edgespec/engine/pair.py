@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.passes import Passes
 from edgespec.engine.request import ActiveRequest
 from edgespec.ports import LanguageModel, Progress
@@ -69,13 +70,25 @@ class Pair:
             self.target.commit(tree, path)
         self.committed += (int(tree.token[node]) for node in path)
 
-    def catch_up(self, grower: TreeGrower) -> None:
+    def catch_up(self, grower: TreeGrower, except_last: int = 0) -> None:
         """Let the drafters read tokens committed without them: a prompt, rounds without guesses."""
-        if grower.is_behind(self.committed):
+        text = self.committed[: len(self.committed) - except_last]
+        if grower.is_behind(text):
             with self.trace.span(Track.ENGINE, "catch up"):
-                catch_up = partial(grower.catch_up, self.committed)
+                catch_up = partial(grower.catch_up, text)
                 self.passes.worker.run(catch_up, grower.cancel, self.check_cancelled)
-        self.n_drafted = len(self.committed)
+        self.n_drafted = len(text)
+
+    def rehearse(
+        self, grower: TreeGrower, n_tokens: int, learns: bool = True
+    ) -> Sequence[Rehearsed]:
+        """Try the draft on the last `n_tokens` committed tokens."""
+        with self.trace.span(Track.ENGINE, "rehearsal"):
+            rehearse = partial(grower.rehearse, self.committed, n_tokens, learns)
+            tried = self.passes.worker.run(rehearse, grower.cancel, self.check_cancelled)
+        if 0 < len(self.committed) - self.n_drafted <= len(tried) + 1:
+            self.n_drafted = len(self.committed)
+        return tried
 
     def rewind(self, n_tokens: int) -> None:
         """Leave the models with `n_tokens` of the committed text, or fewer, and nothing else."""

@@ -49,6 +49,8 @@ class PassCurve:
     """Passes that a knot's means reach back."""
     guessed_slope: ClassVar[float] = 0.1
     """A further row's share of a pass over one, while one row is all that was seen."""
+    usual_growth: ClassVar[float] = 0.75
+    """Power of the number of rows with which a pass grows, below the fewest rows that were seen."""
     idle_share: ClassVar[float] = 0.05
     """A pass that waited for less of its time shows only an upper bound of what reads take."""
     shortest_prompt: ClassVar[int] = 8
@@ -75,7 +77,7 @@ class PassCurve:
         passes = max(1, report.passes)
         rows, wall_s = report.n_tokens / passes, report.wall_s / passes
         choice_s, stall_s = report.choice_stall_s / passes, report.stall_s / passes
-        read_s = self._read_s_after(wall_s, stall_s - choice_s, report.read_s / passes)
+        read_s = self._read_s_after(wall_s - choice_s, stall_s - choice_s, report.read_s / passes)
         after = replace(self, read_s=read_s)
         if rows < self.shortest_prompt:
             return after
@@ -86,9 +88,10 @@ class PassCurve:
         costs, and nothing of what computing takes alone."""
         idle_s = report.stall_s - report.choice_stall_s
         compute_s = max(0.0, report.wall_s - report.stall_s)
-        after = replace(self, read_s=self._read_s_after(report.wall_s, idle_s, report.read_s))
+        rest_s = report.wall_s - report.choice_stall_s
+        after = replace(self, read_s=self._read_s_after(rest_s, idle_s, report.read_s))
         if drafted_beside:
-            return after._with_contention(n_rows, report.wall_s - report.choice_stall_s)
+            return after._with_contention(n_rows, rest_s)
         return after._with_experts(n_rows, report.choice_stall_s)._with_knot(n_rows, compute_s)
 
     def compute_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -107,11 +110,10 @@ class PassCurve:
     def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> NDArray[np.float64]:
         """Seconds of passes over these numbers of rows; `beside`, while a draft works."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
-        if self.used_share < 1:
-            compute_s = compute_s + self.all_experts_s * theory.chosen_share(
-                self.used_share, n_rows
-            )
-        return np.maximum(compute_s, self.read_s)
+        seconds = np.maximum(compute_s, self.read_s)
+        if self.used_share == 1:
+            return seconds
+        return seconds + self.all_experts_s * theory.chosen_share(self.used_share, n_rows)
 
     def second(self, n_rows: int, beside: bool = False) -> float:
         return float(self.seconds(np.array([n_rows]), beside)[0])
@@ -153,8 +155,10 @@ class PassCurve:
                 below[2] += n
         rows = [knot.rows for knot in self.knots]
         heights = [seconds for seconds, _, n in pooled for _ in range(int(n))]
-        if rows[0] > 1:  # what several rows cost, one row costs its share of, at least
-            return [1.0, *rows], [heights[0] / rows[0], *heights]
+        if rows[0] > 1:
+            fewer = [2.0**n for n in range(_octave(rows[0]) + 1) if 2**n < rows[0]]
+            below = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
+            return [*fewer, *rows], [*below, *heights]
         return rows, heights
 
     def _with_knot(self, rows: float, seconds: float, weight: float = 1.0) -> PassCurve:

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgespec.engine.experience import LONGEST_REHEARSAL, SHORTEST_REHEARSAL
 from edgespec.engine.learning import Learning
+from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
@@ -94,8 +96,13 @@ def _draft_reads(
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.prompt[-1])
         begun = pair.clock()
+        n_tried = min(LONGEST_REHEARSAL, learning.planner.account.unread)
+        tried: Sequence[Rehearsed] = ()
+        if n_tried >= SHORTEST_REHEARSAL:
+            pair.catch_up(pair.grower, n_tried)
+            tried = pair.rehearse(pair.grower, n_tried, learns=False)
         pair.catch_up(pair.grower)
-        learning.see_reading(pair.clock() - begun)
+        learning.see_reading(pair.clock() - begun, tried)
 
 
 class Tail:

@@ -45,14 +45,14 @@ def begin_round(
     if grower is not None:
         pair.catch_up(grower)
     elif plan.rehearses and not n_others and pair.grower is not None and pair.grower.is_ready:
-        rehearsed = pair.grower.rehearse(pair.committed[-plan.rehearses :])
+        rehearsed = pair.rehearse(pair.grower, plan.rehearses)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
         n_free=pair.target.info.n_ctx - len(pair.committed),
         room=room,
         n_hidden=planner.n_hidden if grower else 0,
-        least_confidence=planner.least_confidence(plan) if grower else 0.0,
+        least_confidence=planner.least_confidence() if grower else 0.0,
     )
     return RoundInProgress(
         pair=pair,
@@ -264,7 +264,7 @@ class RoundInProgress:
             guessed=True,
             growing_s=self.growing_s,
             steps_beside=self.steps_beside,
-            claimed=self.imagined.claimed if self.imagined else 0.0,
+            expected=self.imagined.accepted if self.imagined else 0.0,
             expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),
             reached=self.reached,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),

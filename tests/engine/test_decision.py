@@ -44,9 +44,9 @@ def planner(right: float = 0.8, known: PassCurve | None = None) -> RoundPlanner:
     return RoundPlanner(experience, TextAccount(room=99))
 
 
-def begun(room: int = 99, **known: float) -> RoundPlanner:
+def begun(passes: PassCurve | None = None, room: int = 99, **known: float) -> RoundPlanner:
     """Passes have been seen, guesses have not."""
-    return RoundPlanner(Experience(curve(*RESIDENT), **known), TextAccount(room=room))
+    return RoundPlanner(Experience(passes or curve(*RESIDENT), **known), TextAccount(room=room))
 
 
 def line(*confidences: float) -> RoundSoFar:
@@ -100,16 +100,23 @@ def test_a_draft_that_is_never_right_is_left_out() -> None:
     assert not planner(0.0).plan().guesses
 
 
-def test_a_round_without_a_promise_may_cost_a_share_of_the_credit() -> None:
-    value = begun(draft_share=0.05)
+def test_a_round_without_a_promise_may_cost_the_credit() -> None:
+    value = begun(curve(*RESIDENT, read_s=0.5), draft_share=0.05)
     plan = value.plan()
     assert plan.guesses
-    assert plan.credit_s < value.credit_s < 0.021 * 32 * 0.040
+    assert plan.credit_s == value.credit_s == pytest.approx(0.02 * 32 * 0.5)
+
+
+def test_no_round_is_tried_whose_credit_does_not_cover_one_guess() -> None:
+    value = begun(draft_share=0.05)
+    assert value.credit_s < 0.034
+    assert not value.plan().guesses
+    assert with_account(value, elapsed_s=4.0).plan().guesses
 
 
 def test_a_text_that_has_spent_its_credit_guesses_no_more() -> None:
-    value = begun(draft_share=0.05)
-    assert not with_account(value, saved_s=-0.02 * 32 * 0.040).plan().guesses
+    value = begun(curve(*RESIDENT, read_s=0.5), draft_share=0.05)
+    assert not with_account(value, saved_s=-0.02 * 32 * 0.5).plan().guesses
 
 
 def test_credit_grows_with_time_and_with_what_guesses_saved() -> None:
@@ -121,7 +128,7 @@ def test_credit_grows_with_time_and_with_what_guesses_saved() -> None:
 
 def test_untried_guesses_are_verified_as_far_as_the_credit_covers_them() -> None:
     value = begun(draft_share=0.05)
-    plan = value.plan()
+    plan = RoundPlan(True, value.credit_s)
     assert value.best(plan, line(*[0.98] * 7)).n_rows == 1
     assert value.best(replace(plan, credit_s=1.0), line(*[0.98] * 7)).n_rows == 8
 
@@ -163,7 +170,7 @@ OUTCOME = RoundOutcome(
     wall_s=0.175,
     guessed=True,
     growing_s=0.008,
-    claimed=2.5,
+    expected=2.5,
     expected_s=0.17,
     reached=(Reached(False, 0.9, True), Reached(True, 0.95, True), Reached(True, 0.9, False)),
 )
@@ -184,7 +191,7 @@ def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
     for _ in range(30):
         taught = taught.observe(OUTCOME)
     value = RoundPlanner(account=TextAccount(room=99)).load_state_dict(taught.state_dict())
-    assert value.plan().rate == pytest.approx(taught.plan().rate, rel=0.1)
+    assert value.experience.rate == pytest.approx(taught.experience.rate, rel=0.1)
     assert sum(value.experience.chances.tries) <= 6.001
     assert value.experience.rounds <= 6.001
 
@@ -198,7 +205,7 @@ def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
 )
 def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -> None:
     value = RoundPlanner(account=TextAccount(room=99)).load_state_dict(numbers).observe(OUTCOME)
-    assert math.isfinite(value.plan().rate)
+    assert math.isfinite(value.experience.rate)
     assert 1 <= value.best(unlimited(value), line(0.9, 0.3)).n_rows <= 3
 
 
@@ -207,14 +214,21 @@ def test_no_numbers_make_a_value_that_cannot_decide(numbers: dict[str, float]) -
 
 def cold(n_unread: int) -> RoundPlanner:
     """Sixteen tokens into a text that the draft has not read."""
-    value = begun(400, draft_share=0.05, prompt_token_s=0.015)
+    value = begun(room=400, draft_share=0.05, prompt_token_s=0.015)
     return with_account(value, unread=n_unread, n_tokens=16)
 
 
 def test_a_draft_that_must_read_much_is_first_tried_on_the_end_of_the_text() -> None:
     assert not cold(200).plan().guesses
     assert cold(200).plan().rehearses == 16
-    assert not cold(16).plan().rehearses
+
+
+def test_a_draft_that_has_read_most_of_a_text_is_tried_on_what_it_reads() -> None:
+    assert cold(12).plan().rehearses == 12
+    told = [Rehearsed(0.9, True, 0.9, True)] * 11
+    plain = replace(OUTCOME, guessed=False, n_tokens=1, verified=0, rehearsed=told)
+    assert cold(12).observe(plain).account.unread == 1
+    assert cold(50).observe(plain).account.unread == 51
 
 
 @pytest.mark.parametrize("is_right", [True, False])

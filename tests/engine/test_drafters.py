@@ -170,10 +170,19 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
 
 
-def test_a_rehearsal_tells_how_guesses_would_have_fared_and_leaves_the_model_as_it_was() -> None:
+def test_a_rehearsal_of_a_text_read_alone_leaves_the_model_as_it_was() -> None:
     model = counting()
     model.prefill([1, 2, 3, 4])
-    tried = TreeGrower([model_drafter(model)]).rehearse([0, 1, 2, 9, 9])
+    grower = TreeGrower([model_drafter(model)])
+    tried = grower.rehearse([1, 2, 3, 4, 5, 0, 1, 2, 9, 9], 5)
     assert [one.was_first for one in tried] == [True, True, False, False]
     assert all(0 < one.confidence <= one.claimed <= 1 for one in tried)
     assert (model.n_committed, model.n_provisional) == (4, 0)
+
+
+def test_a_rehearsal_reads_what_follows_the_text_that_the_model_has_read() -> None:
+    model = counting()
+    model.prefill([1, 2, 3, 4])
+    tried = TreeGrower([model_drafter(model)]).rehearse([1, 2, 3, 4, 0, 1, 9], 3)
+    assert [one.was_first for one in tried] == [True, False]
+    assert (model.n_committed, model.n_provisional) == (7, 0)

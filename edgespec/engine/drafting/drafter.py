@@ -45,12 +45,13 @@ class Opinion(NamedTuple):
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """A drafter that can be tried on a text without having read what stands before."""
+    """A drafter that can be tried on a text that goes on without its guesses."""
 
-    def rehearse(self, text: Sequence[int]) -> Sequence[tuple[Opinion, int]]:
-        """Opinions about tokens of `text`, the end of the committed tokens, each with the token.
+    def rehearse(self, committed: Sequence[int], n_tokens: int) -> Sequence[tuple[Opinion, int]]:
+        """Opinions about the last `n_tokens` committed tokens, each with its token.
 
-        The drafter's own state of the text does not change."""
+        Tokens that follow those it has read are read for good. Others are read alone, and its
+        state of the text does not change."""
 
 
 class Drafter(Protocol):

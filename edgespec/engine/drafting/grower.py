@@ -84,16 +84,23 @@ class TreeGrower:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
 
-    def rehearse(self, text: Sequence[int]) -> list[Rehearsed]:
-        """Guesses of the drafter with a model for `text`, the end of the committed tokens."""
+    def rehearse(
+        self, committed: Sequence[int], n_tokens: int, learns: bool = True
+    ) -> list[Rehearsed]:
+        """Guesses of the drafter with a model for the last `n_tokens` of the committed tokens.
+
+        What the target has not written teaches little about what it writes: then nothing is learnt.
+        """
         for drafter in self._ready:
             if isinstance(drafter, Rehearses):
-                return [self._rehearsed(*one) for one in drafter.rehearse(text)]
+                said = drafter.rehearse(committed, n_tokens)
+                return [self._rehearsed(opinion, token, learns) for opinion, token in said]
         return []
 
-    def _rehearsed(self, opinion: Opinion, token: int) -> Rehearsed:
+    def _rehearsed(self, opinion: Opinion, token: int, learns: bool) -> Rehearsed:
         guesses = self._mixer.mix([opinion])
-        self._mixer.observe([opinion], token)
+        if learns:
+            self._mixer.observe([opinion], token)
         return Rehearsed(
             guesses[0].confidence,
             guesses[0].token == token,

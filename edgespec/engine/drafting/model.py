@@ -129,18 +129,24 @@ class ModelDrafter:
         self.rest()
         self._model.prefill(committed[self._model.n_committed :])
 
-    def rehearse(self, text: Sequence[int]) -> list[tuple[Opinion, int]]:
+    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
         self.rest()
-        info = self._model.info
-        n_tokens = min(len(text), info.max_nodes, info.n_ctx - self._model.n_committed)
+        info, n_read = self._model.info, self._model.n_committed
+        n_tokens = min(n_tokens, info.max_nodes, info.n_ctx - n_read)
+        text = committed[-n_tokens:]
         if n_tokens < 2 or max(text) >= info.n_vocab:
             return []
         tree = TokenTree(text[0], n_tokens)
-        for node, token in enumerate(text[1:n_tokens]):
+        for node, token in enumerate(text[1:]):
             tree.add(node, token, confidence=1.0)
-        self._take_opinions(tree, range(n_tokens))
+        nodes = range(n_tokens)
+        self._take_opinions(tree, nodes)
         said = [self._opinions[int(key)] for key in tree.key[: n_tokens - 1]]
-        self.rest()
+        if n_read + n_tokens == len(committed) and self._damage is None:
+            self._model.commit(tree, nodes)
+            self._opinions.clear()
+        else:
+            self.rest()
         return [
             (opinion, token)
             for opinion, token in zip(said, text[1:n_tokens], strict=True)
