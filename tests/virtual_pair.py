@@ -343,9 +343,9 @@ def together(
         cast(Any, engine)._driver = VirtualWorker(clock)
         requests = []
         for n in range(n_texts):
-            prompt = (*PROMPT[:-1], n)
             sampling = SamplingParams(temperature=temperature, seed=n)
-            requests.append(engine.admit(TextRequest(prompt, sampling, n_tokens)))
+            terms = TextRequest(tuple(text.prompt(n)), sampling, n_tokens)
+            requests.append(engine.admit(terms))
         going = [engine.run(request) for request in requests]
         while going:
             going = [events for events in going if next(events, None) is not None]
