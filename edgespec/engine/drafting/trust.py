@@ -18,6 +18,8 @@ COOLEST = 0.6
 """Temperature below which a target's text is about as easy to guess as at 0."""
 UNNAMED = -2.0
 """Log odds of a token that a source has weighed and not named among its best."""
+LEAST_DOUBT = 0.02
+"""Doubt in a source that is surer of being right than this: what its evidence is added to."""
 LEAST = 1e-6
 """Least probability, and least ratio of two."""
 FADE = 0.99
@@ -183,5 +185,5 @@ def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
 
 
 def _logit(p: float) -> float:
-    p = min(max(p, 1e-4), 1.0 - 1e-4)
+    p = min(max(p, LEAST_DOUBT), 1.0 - LEAST_DOUBT)
     return math.log(p / (1.0 - p))
