@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
@@ -222,6 +222,21 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
     with pytest.raises(ModelError, match="otherwise than planned"):
         target._mapped.place(target._offloading.placement)
     target.close()
+
+
+def test_where_nothing_is_paged_the_library_need_not_tell_its_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Windows has no such function, and the budget is not enforced there."""
+
+    def tell(_: loading.Model) -> list[tuple[str, int]]:
+        raise EdgespecError("this build does not tell")
+
+    monkeypatch.setattr(loading.Model, "tensors", tell)
+    monkeypatch.setattr(PreparedGguf, "enforced", False)
+    model = load_paged(prepared(3))
+    assert one_by_one(model, model.vocabulary.encode(TEXT)[:4]).any()
+    model.close()
 
 
 @pytest.fixture

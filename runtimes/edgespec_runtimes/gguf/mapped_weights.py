@@ -70,15 +70,17 @@ class MappedWeights:
         unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
 
-    def place(self, placement: loading.LayerPlacement) -> None:
-        """Map the model again, with layers on devices. Raises ModelError where other tensors went
-        there than were planned."""
+    def place(self, placement: loading.LayerPlacement, is_paged: bool = True) -> None:
+        """Map the model again, with layers on devices. If the rest `is_paged`, it is found again;
+        raises ModelError where other tensors went there than were planned."""
         planned = self.traced
         self.close()
         for name in ("traced", "mixtures", "cuts"):
             self.__dict__.pop(name, None)
         with self._mapping():
             self._model, self.is_lazy = loading.load_mapped(self._header.path, placement)
+        if not is_paged:
+            return
         places = {
             name: address
             for name, address in self._model.tensors()

@@ -233,7 +233,7 @@ class PreparedGguf:
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
         if self._offloading.names:
-            self._mapped.place(self._offloading.placement)
+            self._mapped.place(self._offloading.placement, is_paged=self.enforced)
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
