@@ -45,6 +45,8 @@ class Machine:
     """What a pass reads of storage, beside its computing."""
     draft_share: float = 0.05
     """The draft's size, as a share of the target's."""
+    burst: float = 1.0
+    """Times as long as passes and draft steps take in four rounds of twelve: other work."""
     used_share: float = 1.0
     all_experts_s: float = 0.0
     """Of a mixture: what a token uses, and reading all experts."""
@@ -92,6 +94,7 @@ class Clock:
 
     machine: Machine
     now: float = 0.0
+    n_passes: int = 0
     running: Pass | None = None
     beside_s: float = 0.0
 
@@ -100,7 +103,7 @@ class Clock:
 
     def draft(self, n_rows: int) -> PassReport:
         """A draft step, alone or beside a pass that gets half of the cores, if it needs them."""
-        begun, work_s = self.now, self.machine.draft_s(n_rows)
+        begun, work_s = self.now, self.slowness * self.machine.draft_s(n_rows)
         if self.running is not None and self.running.progress < 1:
             going = self.running
             own = 1 - going.compute_s * going.rate(0.5)
@@ -111,8 +114,15 @@ class Clock:
         self.now += work_s
         return PassReport(wall_s=self.now - begun, n_tokens=n_rows)
 
+    @property
+    def slowness(self) -> float:
+        """Times as long as everything takes now."""
+        return self.machine.burst if self.n_passes % 12 in (4, 5, 6, 7) else 1.0
+
     def begin_pass(self, n_rows: int) -> None:
-        self.running = Pass(self.machine.read_s, self.machine.compute_s(n_rows), self.now)
+        slow, self.n_passes = self.slowness, self.n_passes + 1
+        read_s, compute_s = self.machine.read_s, self.machine.compute_s(n_rows)
+        self.running = Pass(slow * read_s, slow * compute_s, self.now)
 
     def end_pass(self, n_rows: int) -> PassReport:
         going = self.running
@@ -127,7 +137,7 @@ class Clock:
             stall_s=going.stall_s + choice_s,
             choice_stall_s=choice_s,
             bytes_read=int(self.machine.read_s * MB_PER_S),
-            read_s=self.machine.read_s,
+            read_s=going.read_s,
             n_tokens=n_rows,
         )
 

@@ -324,5 +324,5 @@ class Experience:
 
 
 def _mean(before: float, now: float) -> float:
-    """A fading mean that begins with the first value."""
-    return 0.8 * before + 0.2 * now if before else now
+    """A fading mean that begins with the first value; a burst of other work moves it little."""
+    return 0.8 * before + 0.2 * min(now, PassCurve.largest_rise * before) if before else now

@@ -51,6 +51,8 @@ class PassCurve:
     """A further row's share of a pass over one, while one row is all that was seen."""
     usual_growth: ClassVar[float] = 0.75
     """Power of the number of rows with which a pass grows, below the fewest rows that were seen."""
+    largest_rise: ClassVar[float] = 1.3
+    """A pass that takes longer than so many times the mean counts as one that took so long."""
     idle_share: ClassVar[float] = 0.05
     """A pass that waited for less of its time shows only an upper bound of what reads take."""
     shortest_prompt: ClassVar[int] = 8
@@ -169,6 +171,8 @@ class PassCurve:
                 mine = knot
             elif knot.weight >= self.forgotten or knot in (self.knots[0], self.knots[-1]):
                 kept.append(knot._replace(weight=self.fade * knot.weight))
+        if mine.weight:  # other work makes a pass longer, nothing makes it shorter
+            seconds = min(seconds, self.largest_rise * mine.seconds)
         total = min(mine.weight + weight, self.longest_mean)
         share = weight / total
         mean = Knot(

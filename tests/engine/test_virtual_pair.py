@@ -69,3 +69,17 @@ def test_guesses_pay_where_passes_go_to_another_machine():
         run(machine, TEXTS["good"], 128, drafts=drafts)[0].tokens_per_s for drafts in (False, True)
     )
     assert drafted > 2 * plain
+
+
+@pytest.mark.parametrize("machine", ["50 %", "80 %", "80 %, 300 MB/s"])
+def test_bursts_of_other_work_do_not_make_trees_smaller(machine: str) -> None:
+    calm, disturbed = (
+        sum(
+            run(replace(MACHINES[machine], burst=burst), replace(TEXTS["good"], seed=seed), 96)[
+                0
+            ].result.speculation.rounds
+            for seed in range(3)
+        )
+        for burst in (1.0, 3.0)
+    )
+    assert disturbed <= 1.05 * calm
