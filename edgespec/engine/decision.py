@@ -201,11 +201,12 @@ class RoundPlanner:
         rows = np.arange(1, most + 1) + n_others
         pass_s = known.curve.seconds(rows) + known.overhead_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
+        step_s = known.step_s
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
         def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
-            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * known.step_s
+            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * step_s
             values = known.rate_with(self.n_texts + accepted, spent_s + seconds)
             if tree.draws:  # all that was drawn is verified
                 values[: n_nodes + n_steps - first_row] = -math.inf

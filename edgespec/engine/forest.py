@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.decision import Point, RoundPlanner
+from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
 from edgespec.engine.drafting.model import ModelDrafter, step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits
@@ -93,7 +93,7 @@ class Forest:
         """Growths that ended with an error of their own, and are part of the pass no more."""
         self._rules = rules
         self._planner = planner
-        self._plan = planner.plan()
+        self._plan = growths[-1].round.plan if growths else RoundPlan(False)
         self._draft_steps = 0
         self._growing_s = 0.0
         self._imagined: Point | None = None
@@ -215,8 +215,10 @@ class Forest:
 
     def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
         """One step in the texts that have the likeliest ends. False if nothing was to do."""
-        ready = self._ready(open_nodes)
         step = _beside if is_beside else _before
+        if len(self._growths) == 1:
+            return self._try(self._growths[0], partial(step, open_nodes[0]))
+        ready = self._ready(open_nodes)
         while ready:
             peers = _peers(ready)
             if len(peers) > 1:
@@ -244,7 +246,9 @@ class Forest:
                 ends += (node + shift if node else ROOT for node in nodes)
                 shift += len(growth.tree) - 1
         free_sources = self._growths[0].round.free_sources
-        n_ends = max(1, len(_peers(self._ready(open_nodes)))) if open_nodes else 1
+        n_ends = 1
+        if open_nodes and len(self._growths) > 1:
+            n_ends = max(1, len(_peers(self._ready(open_nodes))))
         return RoundSoFar(tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends)
 
     def _limited(self, growth: GrowingTree, most: int) -> Limits:
