@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edgespec import theory
 from edgespec.bench.runs import Decoded
 from edgespec.values import RoundCost, SourceStats, total_sources
 
@@ -119,8 +118,7 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
     """Tokens a second if a pass took no longer than reading its bytes as fast as a plain loop."""
     if pass_bytes <= 0:
         return None
-    pass_s = theory.pass_seconds(pass_bytes, raw_bytes_per_s)
-    return 1 / theory.seconds_per_token(pass_s, tokens_per_pass)
+    return tokens_per_pass * raw_bytes_per_s / pass_bytes
 
 
 def round_share(costs: Sequence[RoundCost]) -> RoundShare:

@@ -14,12 +14,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import theory
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.experience import (
     LONGEST_REHEARSAL,
     PROMISED_TOKENS,
     SHORTEST_REHEARSAL,
     Experience,
+    Floats,
     TextAccount,
 )
 from edgespec.engine.outcome import Rehearsed, RoundOutcome
@@ -84,6 +86,19 @@ class RoundPlanner:
     max_rows: int = 64
     n_texts: int = 1
     """Texts of a pass; their trees are looked at as one, in which the root stands for all roots."""
+
+    # Before a run
+
+    def prospect(self, tokens: Floats | None = None) -> Point:
+        """The best round before there is a tree. `tokens` are those of rounds with 0, 1, 2, ...
+        guesses; by default, what trees up to the largest usually yield."""
+        if tokens is None:
+            tokens = theory.tree_tokens(np.arange(self.max_rows, dtype=np.float64))
+        n_guesses = np.arange(len(tokens))
+        seconds = self.experience.guessing_s(n_guesses)
+        seconds[0] = self.experience.curve.second(1) + self.experience.plain_overhead_s
+        best = int(self.experience.rate_with(tokens, seconds).argmax())
+        return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
 
     # Before a round
 

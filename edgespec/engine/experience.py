@@ -159,9 +159,13 @@ class Experience:
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of the best rounds of late and one on lines that are only imagined."""
         steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
-        seconds = self.curve.seconds(n_texts * (1 + steps)) + steps * self.step_s + self.overhead_s
         tokens = n_texts * (1 + np.cumsum(self.chances.line(0.0, len(steps))))
-        return float(self.rate_with(tokens, seconds).max())
+        return float(self.rate_with(tokens, self.guessing_s(steps, n_texts)).max())
+
+    def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1) -> Floats:
+        """Seconds of rounds of so many draft steps, each of which hangs a node in every text."""
+        pass_s = self.curve.seconds(n_texts * (1 + n_steps))
+        return pass_s + n_steps * self.step_s + self.overhead_s
 
     @property
     def proven(self) -> float:
@@ -204,10 +208,10 @@ class Experience:
             honest = np.cumprod(min(1.0, chances.honesty) * line)
             accepted = np.cumsum([0.0, *honest])
             steps = np.arange(len(accepted))
-            pass_s = self.curve.seconds(1 + steps) + self.overhead_s + steps * self.step_s
-            best = int(replace(self, chances=chances).rate_with(1 + accepted, pass_s).argmax())
+            round_s = self.guessing_s(steps)
+            best = int(replace(self, chances=chances).rate_with(1 + accepted, round_s).argmax())
             rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.honesty
-            spent_s += float(pass_s[best])
+            spent_s += float(round_s[best])
             right = takewhile(lambda one: one.was_first, tried[at : at + best])
             at += 1 + len(list(right))
         return replace(

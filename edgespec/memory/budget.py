@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgespec import theory
 from edgespec.errors import BudgetError
 from edgespec.memory.experts import ExpertSizes, room_for_experts
 
@@ -133,13 +132,6 @@ class MemoryPlan:
         if not self.paged:
             return 0
         return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
-
-    def predict(
-        self, disk_bytes_per_s: float, compute_s: float = 0.0, tokens_per_pass: float = 1.0
-    ) -> float:
-        """Seconds per token: max(reads, compute) of a pass, over the tokens that it yields."""
-        pass_s = theory.pass_seconds(self.bytes_per_pass, disk_bytes_per_s, compute_s)
-        return theory.seconds_per_token(pass_s, tokens_per_pass)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

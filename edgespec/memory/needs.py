@@ -5,7 +5,7 @@ Pure arithmetic on what was measured elsewhere: it knows no runtime and no machi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -29,10 +29,7 @@ buffers of Python."""
 BATCH_SHARE = 0.05
 """Share of the budget for a batch: a larger batch reads a prompt in fewer passes, and leaves less
 for weights."""
-TOKENS_BY_DRAFT_MAX = {16: 0.76, USUAL_DRAFT_MAX: 1.0, 64: 1.05, 96: 1.08}
-"""Tokens per pass by drafted nodes, relative to those of USUAL_DRAFT_MAX. A plan is made before
-anything is measured."""
-TREE_SIZES = tuple(1 + drafted for drafted in sorted(TOKENS_BY_DRAFT_MAX, reverse=True))
+TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 16)
 """Sizes of trees that a plan chooses from, the root included, largest first."""
 
 
@@ -92,6 +89,8 @@ def plan_models(
     process_bytes: int,
     target: ModelNeeds,
     draft: ModelNeeds | None = None,
+    *,
+    worth: Callable[[MemoryPlan], float],
     enforced: bool = True,
     largest_process_bytes: int | None = None,
     others: Sequence[MemoryRow] = (),
@@ -99,7 +98,7 @@ def plan_models(
     """Divide the budget of a process that takes `process_bytes` besides its models.
 
     The batches are the largest that the budget affords, or the smallest that there are; the trees
-    those that promise the most tokens for what is read. What is refused, and the smallest budget
+    those of the plan that is `worth` the most. What is refused, and the smallest budget
     that is named, follow from the smallest ones: they do not depend on the budget. The one that is
     named is enough for a process of `largest_process_bytes`,
     too: so much may the next one take. `others` are rows of neither model. Raises BudgetError.
@@ -121,7 +120,7 @@ def plan_models(
                     plans.append(_divide(budget_bytes, rows, models, choice, enforced))
                     break
         if plans:
-            return replace(best_tree_size(plans), smallest_bytes=named)
+            return replace(best_tree_size(plans, worth), smallest_bytes=named)
     divided = _divide(
         budget_bytes,
         [_process_row(process_bytes), *others],
@@ -203,9 +202,8 @@ def _divide(
     )
 
 
-def best_tree_size(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-    """The plan with the most tokens per byte read, of plans that differ in the most nodes of a
-    pass.
+def best_tree_size(plans: Sequence[MemoryPlan], worth: Callable[[MemoryPlan], float]) -> MemoryPlan:
+    """The plan worth the most, of plans that differ in the most nodes of a pass.
 
     A resident target reads nothing: its trees are small, and the usual buffers hold them.
     """
@@ -213,8 +211,4 @@ def best_tree_size(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     if resident:
         usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
         return (usual or resident[:1])[-1]
-    return max(plans, key=_tokens_per_byte)
-
-
-def _tokens_per_byte(plan: MemoryPlan) -> float:
-    return TOKENS_BY_DRAFT_MAX.get(plan.max_nodes - 1, 1.0) / max(1, plan.bytes_per_pass)
+    return max(plans, key=worth)

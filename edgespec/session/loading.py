@@ -27,6 +27,7 @@ from edgespec.memory.parallel import AUTO_TEXTS, best_number
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
+from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import Role, refuse_unused
@@ -269,9 +270,10 @@ class _Opening(Closeable):
                 process.in_steps(taken_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                target.enforced,
-                process.in_steps(taken_bytes + process.UNLIKE_BYTES),
-                others,
+                worth=tokens_per_byte,
+                enforced=target.enforced,
+                largest_process_bytes=process.in_steps(taken_bytes + process.UNLIKE_BYTES),
+                others=others,
             )
         except BudgetError as error:
             message = "; ".join([str(error), *target.notes()])

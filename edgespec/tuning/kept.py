@@ -1,7 +1,7 @@
 """Figures of a run of a pair on this device, kept so that `plan` can predict tokens a second.
 
-A round takes as long as its pass, reads or computing, whichever takes longer, and the rest that was
-measured beside it. Knows the file; measures nothing.
+The round planner says what the round that was measured would take under another plan or on another
+disk. Knows the file; measures nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from edgespec import theory
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
+from edgespec.session import prospect
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import Role
 from edgespec.tuning import presets
@@ -71,8 +72,8 @@ class PairFigures:
     @classmethod
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which was planned as `plan` on such a disk."""
-        read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
-        rest_s = max(0.0, run.round_s - max(read_s, run.compute_s))
+        rounds = prospect.planner_of(plan, disk_bytes_per_s, run.compute_s)
+        rest_s = max(0.0, run.round_s - rounds.prospect(np.ones(1)).seconds)
         return cls(
             run.tokens_per_pass, run.compute_s, rest_s, plan.bytes_per_pass, plan.expert_bytes
         )
@@ -86,12 +87,11 @@ class PairFigures:
     ) -> Prediction:
         """Prediction under `plan`, with so many more tokens a pass and so much faster computing."""
         read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
-        compute_s = self.compute_s / compute_factor
+        compute_s, rest_s = self.compute_s / compute_factor, self.rest_s / compute_factor
         tokens = self.tokens_per_pass + more_tokens
-        seconds = theory.seconds_per_token(
-            max(read_s, compute_s), tokens, self.rest_s / compute_factor
-        )
-        return Prediction(1 / seconds if seconds else math.inf, tokens, read_s, compute_s)
+        rounds = prospect.planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
+        seconds = rounds.prospect(np.array([tokens])).seconds
+        return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
     def speaks_of(self, plan: MemoryPlan) -> bool:
         """True if passes under `plan` are like those that were measured."""

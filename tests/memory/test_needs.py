@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
+from edgespec.session.prospect import tokens_per_byte
 
 PROCESS_BYTES = 80 * MIB
+plan_pair = partial(plan_models, worth=tokens_per_byte)
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:
@@ -38,7 +41,7 @@ TARGET, DRAFT = model("target", 50), model("draft", 2)
 
 def planned(budget_bytes: int, process_bytes: int = PROCESS_BYTES) -> MemoryPlan:
     largest = process_bytes + 8 * MIB
-    return plan_models(budget_bytes, process_bytes, TARGET, DRAFT, largest_process_bytes=largest)
+    return plan_pair(budget_bytes, process_bytes, TARGET, DRAFT, largest_process_bytes=largest)
 
 
 def smallest_named(budget_bytes: int) -> int:
@@ -61,7 +64,7 @@ def test_the_budget_that_is_named_works_for_a_larger_process_too() -> None:
 @given(budget_mib=st.integers(1, 2000))
 def test_every_budget_from_the_smallest_on_works_and_none_below(budget_mib: int) -> None:
     """A larger budget was refused where a smaller one worked: its batches were larger."""
-    smallest = plan_models(1 << 40, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
+    smallest = plan_pair(1 << 40, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
     if budget_mib * MIB < smallest:
         with pytest.raises(BudgetError):
             planned(budget_mib * MIB)
@@ -92,7 +95,7 @@ def test_a_draft_is_planned_to_stay_in_memory() -> None:
 def test_what_both_models_share_is_there_once() -> None:
     library = MemoryRow("process", "GPU library", 30 * MIB)
     alone, both = (
-        plan_models(
+        plan_pair(
             300 * MIB,
             PROCESS_BYTES,
             replace(TARGET, shared=(library,)),
@@ -107,8 +110,8 @@ def test_what_both_models_share_is_there_once() -> None:
 def test_what_models_share_is_in_the_smallest_budget() -> None:
     library = MemoryRow("process", "GPU library", 30 * MIB)
     target = replace(TARGET, shared=(library,))
-    smallest = plan_models(300 * MIB, PROCESS_BYTES, target, DRAFT).smallest_bytes
-    least = plan_models(300 * MIB, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
+    smallest = plan_pair(300 * MIB, PROCESS_BYTES, target, DRAFT).smallest_bytes
+    least = plan_pair(300 * MIB, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
     assert smallest - least >= library.nbytes
     with pytest.raises(BudgetError, match="GPU library 30"):
-        plan_models(least, PROCESS_BYTES, target, DRAFT)
+        plan_pair(least, PROCESS_BYTES, target, DRAFT)

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec import theory
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import (
-    TOKENS_BY_DRAFT_MAX,
     TREE_SIZES,
     BatchNeeds,
     ModelNeeds,
     plan_models,
 )
+from edgespec.session.prospect import tokens_per_byte
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49
@@ -42,7 +43,7 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs)
+    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, worth=tokens_per_byte)
 
 
 def smallest(needs: ModelNeeds) -> int:
@@ -83,7 +84,7 @@ def test_a_pass_reads_little_more_than_with_the_usual_trees(budget_mib: int, n_v
     except BudgetError:
         return
     chosen = planned(budget_mib, target(n_vocab))
-    most = max(TOKENS_BY_DRAFT_MAX.values())
+    most = theory.tree_tokens(96.0) / theory.tree_tokens(48.0)
     assert chosen.bytes_per_pass <= most * usual.bytes_per_pass
     assert chosen.planned_bytes <= budget_mib * MIB
 

@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edgespec import theory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import note_on_draft
 from edgespec.memory.experts import ExpertSizes
+from edgespec.session.prospect import planner_of
 from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
     from edgespec.settings.config import SamplingParams
     from edgespec.tuning.kept import Prediction
-
-GUESSED_NODES, GUESSED_TOKENS = 6, 3
-"""Nodes of a typical tree, and tokens that its pass yields. Mixtures read more for more nodes."""
 
 
 def generation_report(
@@ -143,7 +140,7 @@ def plan_report(
     """The object that `plan --json` prints."""
     return plan.as_dict() | {
         "disk_bytes_per_s": disk_bytes_per_s,
-        "seconds_per_pass": plan.predict(disk_bytes_per_s) if disk_bytes_per_s else None,
+        "seconds_per_pass": _pass_s(plan, disk_bytes_per_s) if disk_bytes_per_s else None,
         "predicted": asdict(predicted) if predicted else None,
     }
 
@@ -179,12 +176,13 @@ def plan_table(
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
+    n_rows = planner_of(plan, disk_bytes_per_s=1.0).prospect().n_rows
+    more = f", over {n_rows} {format_size(plan.expected_bytes(n_rows))}" if n_rows > 1 else ""
     return [
         f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
         f"token: {format_size(experts.token_bytes)} of {format_size(experts.nbytes)}.",
         f"{plan.expert_share:.0%} of the experts fit into memory at once: a pass over one token "
-        f"probably reads {format_size(plan.bytes_per_pass)}, over {GUESSED_NODES} nodes of a tree "
-        f"{format_size(plan.expected_bytes(GUESSED_NODES))}.",
+        f"probably reads {format_size(plan.bytes_per_pass)}{more}.",
     ]
 
 
@@ -220,7 +218,7 @@ def _pass_lines(
         lines += _expert_lines(plan, plan.experts)
     if disk_bytes_per_s:
         disk = f"At {format_rate(disk_bytes_per_s)} ({disk_source})"
-        reading = f"{disk} reading takes {plan.predict(disk_bytes_per_s):.2f} s"
+        reading = f"{disk} reading takes {_pass_s(plan, disk_bytes_per_s):.2f} s"
         if predicted:
             lines += [f"{reading}.", _predicted_line(predicted)]
         else:
@@ -235,15 +233,21 @@ def _predicted_line(predicted: Prediction) -> str:
     )
 
 
+def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
+    """Seconds of reading for a pass over one token."""
+    return planner_of(plan, disk_bytes_per_s).experience.curve.second(1)
+
+
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
     """Upper bound from storage alone: computing and guesses were not measured."""
-    pass_s = plan.predict(disk_bytes_per_s)
-    drafted_s = theory.seconds_per_token(
-        theory.pass_seconds(plan.expected_bytes(GUESSED_NODES), disk_bytes_per_s),
-        GUESSED_TOKENS,
-    )
+    best = planner_of(plan, disk_bytes_per_s).prospect()
+    tokens, n_guesses = 1 + best.accepted, best.n_rows - 1
+    alone = f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone"
+    guessed = ", and guesses hardly pay"
+    if n_guesses:
+        guessed = f", {best.seconds / tokens:.2f} s with the {tokens:.1f} tokens a pass that trees "
+        guessed += f"of {n_guesses} guesses usually yield"
     return (
-        f"{pass_s:.2f} s per token alone, {drafted_s:.2f} s with a draft that makes it "
-        f"{GUESSED_TOKENS} tokens per pass.\nComputing may take longer: `edgespec doctor` with "
-        "these models measures it."
+        f"{alone}{guessed}.\nComputing may take longer: `edgespec doctor` with these models "
+        "measures it."
     )

@@ -1,0 +1,41 @@
+"""The round planner, asked about memory plans before any round was run under them.
+
+Whatever is predicted of a plan is the planner's own value. Pure arithmetic: it loads no models.
+"""
+
+from __future__ import annotations
+
+from edgespec.engine.decision import RoundPlanner
+from edgespec.engine.experience import Experience
+from edgespec.engine.pass_curve import Knot, PassCurve
+from edgespec.memory.budget import MemoryPlan
+
+
+def planner_of(
+    plan: MemoryPlan,
+    disk_bytes_per_s: float | None,
+    compute_s: float = 0.0,
+    rest_s: float = 0.0,
+) -> RoundPlanner:
+    """The round planner, told what passes under `plan` read from such a disk, the seconds in which
+    a pass computes, and those of a round beside its pass; 0 as long as they are unknown."""
+    used_share, read_s, all_experts_s = 1.0, 0.0, 0.0
+    if disk_bytes_per_s:
+        read_s = plan.streamed_read_bytes / disk_bytes_per_s
+    if plan.experts is not None:
+        used_share = plan.experts.used_share
+    if plan.experts is not None and plan.paged and disk_bytes_per_s:
+        all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
+    knots = (Knot(1.0, compute_s, 1.0),) if compute_s else ()
+    experience = Experience(
+        PassCurve(used_share, all_experts_s, read_s, knots=knots),
+        seen_overhead_s=rest_s,
+        plain_overhead_s=rest_s,
+    )
+    return RoundPlanner(experience, max_rows=plan.max_nodes)
+
+
+def tokens_per_byte(plan: MemoryPlan) -> float:
+    """Tokens of the best round under `plan` for each byte that it reads."""
+    best = planner_of(plan, disk_bytes_per_s=1.0).prospect()
+    return (1 + best.accepted) / max(1.0, best.seconds)

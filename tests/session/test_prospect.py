@@ -1,0 +1,63 @@
+"""The round planner predicts plans: what they read, and the best round under them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.engine.decision import RoundPlanner
+from edgespec.engine.experience import Experience
+from edgespec.engine.pass_curve import Knot, PassCurve
+from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
+from edgespec.memory.experts import ExpertSizes
+from edgespec.session.prospect import planner_of, tokens_per_byte
+
+DISK = 100.0 * MIB
+LAYERS = tuple(SegmentSize(f"layer {n}", 100 * MIB, 100 * MIB) for n in range(4))
+DENSE = MemoryPlan(400 * MIB, (), LAYERS, frozenset({0}), MIB, True, MIB, max_nodes=49)
+
+
+def mixture(n_experts: int) -> MemoryPlan:
+    """Experts alone are read: all else is pinned."""
+    sizes = ExpertSizes(4, n_experts, 2, 800 * MIB, 800 * MIB, 200 * MIB, 20 * MIB)
+    pinned = frozenset(range(len(LAYERS)))
+    return replace(DENSE, pinned=pinned, experts=sizes, expert_bytes=100 * MIB)
+
+
+@pytest.mark.parametrize("plan", [DENSE, mixture(16), replace(DENSE, paged=False)])
+@pytest.mark.parametrize("n_rows", [1, 6, 49])
+def test_a_pass_reads_what_the_plan_expects(plan: MemoryPlan, n_rows: int) -> None:
+    pass_s = planner_of(plan, DISK).experience.curve.second(n_rows)
+    assert pass_s == pytest.approx(plan.expected_bytes(n_rows) / DISK)
+
+
+def test_where_only_reads_take_time_the_largest_tree_is_best() -> None:
+    best = planner_of(DENSE, DISK).prospect()
+    assert (best.n_rows, best.seconds) == (49, 3.0)
+    assert 1 + best.accepted == pytest.approx(5.0)
+
+
+def test_where_every_row_reads_experts_of_its_own_guesses_do_not_pay() -> None:
+    assert planner_of(mixture(256), DISK).prospect().n_rows == 1
+    assert planner_of(mixture(4), DISK).prospect().n_rows > 1
+
+
+def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
+    def best(*knots: Knot) -> int:
+        return RoundPlanner(Experience(PassCurve(knots=knots)), max_rows=49).prospect().n_rows
+
+    assert best(Knot(1, 0.1, 1), Knot(48, 4.8, 1)) == 1
+    assert 1 < best(Knot(1, 0.1, 1), Knot(48, 0.5, 1)) < 49
+
+
+def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
+    rounds = planner_of(DENSE, DISK, compute_s=4.0, rest_s=0.5)
+    best = rounds.prospect(np.array([3.0]))
+    assert (best.n_rows, best.accepted, best.seconds) == (1, 2.0, 4.5)
+
+
+def test_a_plan_is_worth_more_for_larger_trees_and_for_fewer_reads() -> None:
+    assert tokens_per_byte(replace(DENSE, max_nodes=97)) > tokens_per_byte(DENSE)
+    assert tokens_per_byte(replace(DENSE, pinned=frozenset({0, 1}))) > tokens_per_byte(DENSE)
