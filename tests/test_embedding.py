@@ -139,7 +139,10 @@ def test_the_unit_names_the_service_and_waits_for_it():
 
 def test_every_example_is_shown() -> None:
     page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    about_batches = (ROOT / "docs" / "chat-and-server.md").read_text(encoding="utf-8")
     listing = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
-    assert not [name for name in files if f"\n--8<--\nexamples/{name}\n" not in page]
+    programs = {name for name in files if not name.endswith(".jsonl")}
+    assert not [name for name in programs if f"\n--8<--\nexamples/{name}\n" not in page]
+    assert not [name for name in files - programs if f"examples/{name}" not in about_batches]
     assert not [name for name in files if f"({name})" not in listing]

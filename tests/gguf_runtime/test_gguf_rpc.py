@@ -124,7 +124,7 @@ def test_hybrids_and_windows_compute_there_what_they_compute_here(
 
 def text(no_draft: bool, **options: object) -> str:
     given = {"draft": None if no_draft else PAIR.draft, "ctx_size": 256} | options
-    load = LoadSettings.model_validate({"model": PAIR.target, "memory_budget": "300MiB"} | given)
+    load = LoadSettings.model_validate({"model": PAIR.target, "memory_budget": "2GiB"} | given)
     with session.load(load) as loaded:
         return loaded.generate("def gcd(a, b):", max_tokens=24).text
 

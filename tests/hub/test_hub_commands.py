@@ -67,7 +67,7 @@ def test_offline_the_cache_is_used_and_said(hub, tmp_path):
         (("models", "pull", "user/nothing"), 1, "has no model user/nothing, or it is private"),
         (("models", "pull", f"{REPO}:Q2_K"), 3, "has no Q2_K; it has: Q4_0 (4 bytes), Q8_0"),
         (("models", "pull", "nothing"), 2, "write USER/REPO or USER/REPO:QUANT"),
-        (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2, "-hf and -m name two models"),
+        (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2, "-hf and -m both name a model"),
     ],
 )
 def test_what_cannot_be_fetched_is_one_line(hub, tmp_path, arguments, exit_code, complaint):

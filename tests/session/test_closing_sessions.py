@@ -75,7 +75,7 @@ def test_what_asks_nothing_of_the_models_goes_on_after_closing(target: FakeModel
     assert generation.result.finish_reason == "cancelled"
     assert generation.result.tokens[0] == 0
     assert session.target.name == "fake"
-    assert session.plan is PLAN
+    assert session.plan == PLAN
 
 
 def test_a_finished_generation_keeps_its_result_after_closing(target: FakeModel) -> None:

@@ -9,6 +9,8 @@ import pytest
 from edgespec import load, plan
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.memory import process
+from edgespec.memory.budget import MIB
 from edgespec.memory.parallel import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import Session
@@ -63,7 +65,8 @@ def test_the_plan_says_what_several_texts_take() -> None:
         assert one.plan.smallest_bytes < three.plan.smallest_bytes
 
 
-def test_auto_is_what_the_budget_affords() -> None:
+def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
     settings = LoadSettings(model=embedded_pair().target, n_parallel="auto", ctx_size=128)
     roomy = plan(settings)
     assert roomy.n_parallel == AUTO_TEXTS[-1]

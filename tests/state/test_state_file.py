@@ -74,9 +74,11 @@ def test_state_is_its_owners_alone(kept: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_the_draft_goes_on_too(kept: Path) -> None:
-    pair = StatefulPair()
-    n_tokens = pair.keeper.load(kept).n_draft_tokens
+def test_the_draft_goes_on_too(tmp_path: Path) -> None:
+    before, pair = StatefulPair(), StatefulPair()
+    before.write(TEXT, 48)  # of several rounds: after the last one the draft reads no more
+    before.keeper.save(tmp_path / "a.state")
+    n_tokens = pair.keeper.load(tmp_path / "a.state").n_draft_tokens
     assert pair.draft is not None
     assert pair.draft.n_committed == n_tokens > len(TEXT)
 
