@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import note_on_draft
 from edgespec.memory.experts import ExpertSizes
 from edgespec.session.prospect import planner_of
+from edgespec.settings.config import USUAL_DRAFT_MAX
 from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
@@ -240,14 +241,15 @@ def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
     """Upper bound from storage alone: computing and guesses were not measured."""
+    if plan.max_nodes == 1:  # without a draft: says what one would bring
+        plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
     best = planner_of(plan, disk_bytes_per_s).prospect()
     tokens, n_guesses = 1 + best.accepted, best.n_rows - 1
-    alone = f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone"
-    guessed = ", and guesses hardly pay"
+    guessed, usual = ", and guesses hardly pay", ""
     if n_guesses:
-        guessed = f", {best.seconds / tokens:.2f} s with the {tokens:.1f} tokens a pass that trees "
-        guessed += f"of {n_guesses} guesses usually yield"
+        guessed = f", {best.seconds / tokens:.2f} s with guesses of a draft"
+        usual = f"Trees of {n_guesses} guesses usually yield {tokens:.1f} tokens a pass. "
     return (
-        f"{alone}{guessed}.\nComputing may take longer: `edgespec doctor` with these models "
-        "measures it."
+        f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"
+        f"{usual}Computing may take longer: `edgespec doctor` with these models measures it."
     )
