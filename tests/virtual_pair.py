@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from edgespec.engine.loop import Engine
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports.text_request import TextRequest
@@ -341,9 +342,11 @@ def together(
     *,
     drafts: bool = True,
     temperature: float = 0.0,
+    staggered: bool = False,
     **rules: Any,
 ) -> tuple[float, list[GenerationResult]]:
-    """Tokens a second of some texts at once, prompts included, and their results."""
+    """Tokens a second of some texts at once, prompts included, and their results. They begin
+    together or, `staggered`, each with the pass after the first token of the one before."""
     clock = Clock(machine)
     target = VirtualTarget(text.target, clock, n_texts)
     draft = VirtualDraft(text.draft, clock, n_texts) if drafts else None
@@ -356,10 +359,26 @@ def together(
             sampling = SamplingParams(temperature=temperature, seed=n)
             terms = TextRequest(tuple(text.prompt(n)), sampling, n_tokens)
             requests.append(engine.admit(terms))
-        going = [engine.run(request) for request in requests]
-        while going:
-            going = [events for events in going if next(events, None) is not None]
+        if staggered:
+            going = [engine.run(request) for request in requests]
+            while going:
+                going = [events for events in going if next(events, None) is not None]
+        else:
+            _drive_all(cast(Any, engine), requests)
     return n_texts * n_tokens / clock.now, [request.result() for request in requests]
+
+
+def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
+    """Passes until all texts are written, all of which are at work before the first pass."""
+    texts = [engine._begin(request) for request in requests]
+    while texts:
+        engine._drive(texts[0])
+        for text in texts:
+            text.events.clear()
+            text.raise_failure()
+            if text.request.transcript.is_finished:
+                engine._end(text)
+        texts = [text for text in texts if not text.request.transcript.is_finished]
 
 
 FIXED_SIZES = (1, 3, 7, 12, 24, 64)

@@ -86,6 +86,8 @@ class RoundPlanner:
     max_rows: int = 64
     n_texts: int = 1
     """Texts of a pass; their trees are looked at as one, in which the root stands for all roots."""
+    n_prompt_rows: int = 0
+    """Rows of the pass that read prompts, whatever the trees do."""
 
     # Before a run
 
@@ -105,7 +107,7 @@ class RoundPlanner:
     @property
     def credit_s(self) -> float:
         """Seconds that guesses may still cost the text."""
-        return self.account.credit_s(self._plain_s)
+        return self.account.credit_s(self._plain_s, self.n_texts)
 
     @property
     def _plain_s(self) -> float:
@@ -124,7 +126,7 @@ class RoundPlanner:
         read_s = known.reading_s(text.unread)
         margin = 1.0 if self.credit_s > 0 else SAFE_MARGIN
         if known.proven * plain_s > margin * known.seconds > 0:
-            n_tokens = min(text.room, max(PROMISED_TOKENS, text.n_tokens))
+            n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
             gained_s = n_tokens * (plain_s - known.seconds / known.proven)
             return free if gained_s > 2 * read_s else none
         credit_s = self.credit_s - text.unpaid_s(read_s)
@@ -146,6 +148,14 @@ class RoundPlanner:
             n_tokens = text.unread
         cost_s = self.experience.reading_s(n_tokens) + self.experience.step_s
         return n_tokens if cost_s <= self.credit_s else 0
+
+    @property
+    def _prompts_s(self) -> float:
+        """Seconds by which the rows of prompts make a pass without guesses longer."""
+        if not self.n_prompt_rows:
+            return 0.0
+        curve, n_texts = self.experience.curve, self.n_texts
+        return curve.second(n_texts + self.n_prompt_rows) - curve.second(n_texts)
 
     def drafts_beside(self, n_rows: int) -> bool:
         """True if drafting beside a pass over `n_rows` saves more than it takes."""
@@ -212,9 +222,10 @@ class RoundPlanner:
         proven = self.n_texts + known.chances.proof * expected
         n_others = self.n_texts - 1
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
-        most = min(self.max_rows - n_others, n_nodes + n_grown)
-        rows = np.arange(1, most + 1) + n_others
-        pass_s = known.curve.seconds(rows) + known.overhead_s
+        n_taken = n_others + self.n_prompt_rows
+        most = max(1, min(self.max_rows - n_taken, n_nodes + n_grown))
+        rows = np.arange(1, most + 1) + n_taken
+        pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
         step_s = known.step_s
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
@@ -222,7 +233,7 @@ class RoundPlanner:
         def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
             seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * step_s
-            values = known.rate_with(self.n_texts + accepted, spent_s + seconds)
+            values = known.rate_with(self.n_texts + accepted, spent_s + seconds, self.n_texts)
             if tree.draws:  # all that was drawn is verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.credit_s != math.inf:
@@ -262,6 +273,26 @@ class RoundPlanner:
         """The value for one more text beside those at work."""
         return replace(self, account=self.account.with_text(n_unread, room))
 
+    def with_texts(self, n_unread: int, room: int) -> RoundPlanner:
+        """The value for texts of which the draft has not read `n_unread` tokens, and in which at
+        most `room` may follow."""
+        return replace(self, account=replace(self.account, unread=n_unread, room=room))
+
+    def sharing(self, n_texts: int, n_prompt_rows: int) -> RoundPlanner:
+        """The value for passes of so many texts and rows of prompts."""
+        after = replace(self, n_prompt_rows=n_prompt_rows)
+        if n_texts == self.n_texts:
+            return after
+        known = self.experience
+        # where texts share a pass, a token that was saved is worth less
+        worth = min(1.0, known.plain_s_of(n_texts) / self._plain_s)
+        return replace(
+            after,
+            n_texts=n_texts,
+            experience=known.for_texts(self.n_texts, n_texts),
+            account=self.account.worth(worth),
+        )
+
     def observe_prompt(self, report: PassReport) -> RoundPlanner:
         """The value after the target read a prompt."""
         account = replace(self.account, prompt_s=report.wall_s)
@@ -286,11 +317,10 @@ class RoundPlanner:
             known = known.observe_reading(self.account.unread, outcome.reading_s)
             rule = rule.observe(outcome) if rule is not None else None
             # a pass that other programs held up is not charged to its guesses
-            n_rows = outcome.n_texts + outcome.verified
-            pass_s = known.curve.second(n_rows, beside=outcome.steps_beside > 0)
+            pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
             held_up_s = max(0.0, outcome.pass_s - pass_s)
             saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
-                outcome.wall_s - held_up_s
+                outcome.wall_s - held_up_s - self._prompts_s
             )
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s

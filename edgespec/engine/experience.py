@@ -33,6 +33,8 @@ LONGEST_LINE = 16
 """Draft steps that are looked ahead."""
 FADE = 0.95
 """Kept of what was learnt, a round."""
+PLAIN_ROUNDS = 2.0
+"""Rounds without guesses that count beside the best ones of late, where texts share a pass."""
 MOST_RECALLED = 6.0
 """Rounds and tries of another run that count."""
 
@@ -54,9 +56,9 @@ class TextAccount:
     saved_s: float = 0.0
     """Seconds of this text so far, and those that guesses have saved it."""
 
-    def credit_s(self, plain_s: float) -> float:
+    def credit_s(self, plain_s: float, n_texts: int = 1) -> float:
         """Seconds that guesses may lose, where a token without guesses takes `plain_s`."""
-        earned_s = max(self.elapsed_s, min(PROMISED_TOKENS, self.room) * plain_s)
+        earned_s = max(self.elapsed_s, min(PROMISED_TOKENS * n_texts, self.room) * plain_s)
         return CREDIT_SHARE * earned_s + self.saved_s
 
     def with_reading(self, seconds: float) -> TextAccount:
@@ -67,9 +69,13 @@ class TextAccount:
         """Seconds of the draft's reading that the target's own reading does not pay for."""
         return max(0.0, reading_s - CREDIT_SHARE * self.prompt_s)
 
+    def worth(self, share: float) -> TextAccount:
+        """The account where what was saved is worth a share of it."""
+        return replace(self, saved_s=min(self.saved_s, share * self.saved_s))
+
     def with_text(self, n_unread: int, room: int) -> TextAccount:
-        """The account of several texts, one of which is new."""
-        return replace(self, unread=self.unread + n_unread, room=self.room + room)
+        """The account of several texts, one of which is new and reads its prompt now."""
+        return replace(self, unread=n_unread, room=self.room + room)
 
     def _unread_after(self, outcome: RoundOutcome) -> int:
         """Tokens unread before a round's own: a rehearsal reads those that follow what was read."""
@@ -151,16 +157,19 @@ class Experience:
         expected = self.rounds + self.chances.honesty * self.claimed
         return max(1 / self.plain_s, (expected + 1) / (self.seconds + self.plain_s))
 
-    def rate_with(self, tokens: Floats, seconds: Floats) -> Floats:
-        """Tokens a second of the best rounds of late and one more."""
+    def rate_with(self, tokens: Floats, seconds: Floats, n_texts: int = 1) -> Floats:
+        """Tokens a second of the best rounds of late and one more. Of several texts, whose number
+        changes, some without guesses count as well: a second is worth as much as they bring."""
         expected = self.rounds + self.chances.honesty * self.claimed
-        return (expected + tokens) / np.maximum(self.seconds + seconds, 1e-9)
+        n_plain = PLAIN_ROUNDS * n_texts if n_texts > 1 else 0.0
+        before_s = self.seconds + n_plain * self.plain_s_of(n_texts)
+        return (expected + n_plain + tokens) / np.maximum(before_s + seconds, 1e-9)
 
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of the best rounds of late and one on lines that are only imagined."""
         steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
         tokens = n_texts * (1 + np.cumsum(self.chances.line(0.0, len(steps))))
-        return float(self.rate_with(tokens, self.guessing_s(steps, n_texts)).max())
+        return float(self.rate_with(tokens, self.guessing_s(steps, n_texts), n_texts).max())
 
     def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1) -> Floats:
         """Seconds of rounds of so many draft steps, each of which hangs a node in every text."""
@@ -173,6 +182,19 @@ class Experience:
         return self.rounds + self.chances.proof * self.chances.honesty * self.claimed
 
     # What is learnt
+
+    def for_texts(self, before: int, now: int) -> Experience:
+        """The value for passes of another number of texts. Guesses that paid among many pay among
+        fewer, so the best rounds count as much faster than none as they were; of more texts they
+        say nothing."""
+        share = now / before if now < before else 0.0
+        share_s = share * self.plain_s_of(now) / self.plain_s_of(before)
+        return replace(
+            self,
+            rounds=share * self.rounds,
+            claimed=share * self.claimed,
+            seconds=share_s * self.seconds,
+        )
 
     def observe_prompt(self, report: PassReport) -> Experience:
         """The value after the target read a prompt."""
@@ -232,9 +254,7 @@ class Experience:
         )
         after = replace(
             self,
-            curve=self.curve.with_pass(
-                outcome.n_texts + outcome.verified, report, outcome.steps_beside > 0
-            ),
+            curve=self.curve.with_pass(outcome.n_rows, report, outcome.steps_beside > 0),
             rounds=FADE * self.rounds,
             claimed=FADE * self.claimed,
             seconds=FADE * self.seconds,

@@ -165,14 +165,13 @@ class Forest:
             return None
         return partial(self._grow_beside, check)
 
-    def outcome(self, outcomes: Sequence[RoundOutcome], wall_s: float) -> RoundOutcome:
-        """The rounds of a pass as one, for the planner."""
-        if len(outcomes) == 1:
-            return outcomes[0]
-        one = outcomes[0]
+    def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
+        """The rounds of a pass as one, for the planner; `prepared_s` are the seconds since all
+        were planned and their drafts had read."""
         return replace(
-            one,
+            outcomes[0],
             n_texts=len(outcomes),
+            n_prompt_rows=self._planner.n_prompt_rows,
             n_tokens=sum(o.n_tokens for o in outcomes),
             accepted=sum(o.accepted for o in outcomes),
             drafted=sum(o.drafted for o in outcomes),
@@ -189,7 +188,7 @@ class Forest:
             reached=[reached for o in outcomes for reached in o.reached],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
             accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
-            wall_s=wall_s,
+            wall_s=prepared_s + sum(o.reading_s for o in outcomes),
         )
 
     def _grow_beside(self, check: Callable[[], None], running: Running[Logits]) -> None:

@@ -47,24 +47,37 @@ class Learning:
             grower.trust.recall(self._recalled)
             self._recall_costs()
 
-    def begin_text(self, n_unread: int, room: int, report: PassReport | None) -> None:
+    def begin_text(
+        self, n_unread: int, room: int, report: PassReport | None, n_others: int = 0
+    ) -> None:
         """See a prompt, `n_unread` tokens of which no drafter has read; `room` may follow it.
 
-        `report` is the cost of reading them; None if no pass has read any yet.
+        `report` is the cost of reading them; None if no pass has read any yet. `n_others` texts
+        are at work.
         """
-        if self.planner.n_texts > 1:
+        if n_others:
             self.planner = self.planner.join_text(n_unread, room)
         else:
             self.planner = self.planner.begin_text(n_unread, room)
         if report is not None:
+            self.see_prompt(report)
+
+    def see_prompt(self, report: PassReport) -> None:
+        """See what reading a prompt cost, or the rests of several."""
+        if self._grower is not None:
             self.planner = self.planner.observe_prompt(report)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
 
-    def serve(self, n_texts: int) -> None:
-        """From now on so many texts share a pass."""
-        if n_texts != self.planner.n_texts:
-            self.planner = replace(self.planner, n_texts=n_texts)
+    def serve(self, n_texts: int, n_unread: int, room: int) -> None:
+        """Plan for so many texts, of which no drafter has read `n_unread` tokens; `room` may follow
+        in all."""
+        self.share_pass(n_texts, 0)
+        self.planner = self.planner.with_texts(n_unread, room)
+
+    def share_pass(self, n_texts: int, n_prompt_rows: int) -> None:
+        """From now on so many texts share a pass with so many rows of others' prompts."""
+        self.planner = self.planner.sharing(n_texts, n_prompt_rows)
 
     def see_reading(self, seconds: float, tried: Sequence[Rehearsed]) -> None:
         """See how long the drafters took to read a prompt, and how they would have guessed it."""

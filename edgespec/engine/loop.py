@@ -24,7 +24,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.drafting.trust import Trust
-from edgespec.engine.forest import Forest
+from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pair import Pair
@@ -223,16 +223,18 @@ class Engine(Closeable):
         text: committed, and in no KV yet. What fails in one text is left to who takes its tokens.
         """
         texts = [text for text in self._texts if text.is_at_work]
-        check, begun = cancelled_together(texts), self._passes.clock()
-        self._learning.serve(max(1, len(texts)))
-        for text in texts:
-            text.prepare(n_others=len(texts) - 1)
-        growths = [text.growth for text in texts if text.growth is not None]
+        check = cancelled_together(texts)
+        growths = self._prepare(texts)
+        tails = self._tails(texts, len(growths))
+        n_prompt_rows = sum(len(part.nodes) for part in tails)
+        if growths:
+            self._learning.share_pass(len(growths), n_prompt_rows)
+        prepared = self._passes.clock()
         forest = Forest(growths, self._rules, self._learning.planner)
         try:
             forest.grow(self._passes.clock, check)
             self._end_failed(texts, forest)
-            parts = self._parts(texts, forest)
+            parts = tails + self._grown(forest, n_prompt_rows)
             if not parts:
                 return
             n_rows = sum(len(part.nodes) for part in parts)
@@ -255,8 +257,24 @@ class Engine(Closeable):
                     outcomes.append(self._accept(text, part.nodes, its_logits))
                 elif text.tail is not None:
                     text.take_tail(part.tree, text.tail, its_logits)
-        if len(outcomes) == len(parts):
-            self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - begun))
+        if not growths:
+            report = self._passes.target.last_report
+            self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows))
+        elif len(outcomes) == len(growths):
+            self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
+
+    def _prepare(self, texts: Sequence[TextAtWork]) -> list[GrowingTree]:
+        """Get texts ready for a pass; the trees of those whose prompts are read."""
+        growing = [text for text in texts if text.is_growing]
+        if growing:
+            self._learning.serve(
+                n_texts=len(growing),
+                n_unread=sum(text.pair.n_unread for text in growing),
+                room=sum(text.request.transcript.room for text in growing),
+            )
+        for text in texts:
+            text.prepare(n_others=len(texts) - 1)
+        return [text.growth for text in texts if text.growth is not None]
 
     @staticmethod
     def _end_failed(texts: Sequence[TextAtWork], forest: Forest) -> None:
@@ -265,17 +283,21 @@ class Engine(Closeable):
             if text.growth in forest.failed:
                 text.fail(forest.failed[text.growth])
 
-    def _parts(self, texts: Sequence[TextAtWork], forest: Forest) -> list[PassPart]:
-        """Parts of the pass: rests of prompts, and the best nodes of all trees."""
+    def _tails(self, texts: Sequence[TextAtWork], n_trees: int) -> list[PassPart]:
+        """Parts of a pass of `n_trees` trees that read rests of prompts."""
         tails = [text for text in texts if text.tail is not None]
-        most = self._rules.max_nodes - len(forest.growths)
+        most = self._rules.max_nodes - n_trees
         branches = [text.tail.branch(max(1, most // len(tails))) for text in tails if text.tail]
-        parts = [
+        return [
             PassPart(text.pair.text, tree, range(len(tree)))
             for text, tree in zip(tails, branches, strict=True)
         ]
-        nodes = forest.select(n_further=sum(len(tree) for tree in branches))
-        return parts + [
+
+    @staticmethod
+    def _grown(forest: Forest, n_prompt_rows: int) -> list[PassPart]:
+        """Parts of a pass that verify the best nodes of all trees."""
+        nodes = forest.select(n_further=n_prompt_rows)
+        return [
             PassPart(growth.round.pair.text, growth.tree, its_nodes)
             for growth, its_nodes in zip(forest.growths, nodes, strict=True)
         ]

@@ -64,6 +64,8 @@ class RoundOutcome:
     """The whole round."""
     n_texts: int = 1
     """Texts that the pass served; all but seconds and passes are sums over them."""
+    n_prompt_rows: int = 0
+    """Rows of the pass that read prompts of other texts."""
     guessed: bool = False
     """True if drafters were asked for guesses."""
     growing_s: float = 0.0
@@ -88,6 +90,11 @@ class RoundOutcome:
     bytes_read: int = 0
     read_s: float = 0.0
     """Seconds spent reading streamed segments, overlapped with computing or not; 0 if unknown."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the pass."""
+        return self.n_texts + self.verified + self.n_prompt_rows
 
     @property
     def idle_s(self) -> float:

@@ -51,6 +51,11 @@ class Pair:
     def trace(self) -> Trace:
         return self.passes.trace
 
+    @property
+    def n_unread(self) -> int:
+        """Committed tokens that the drafters have not read."""
+        return len(self.committed) - self.n_drafted
+
     def check_cancelled(self) -> None:
         """Raise Cancelled if the running request was cancelled."""
         if self.running is not None:

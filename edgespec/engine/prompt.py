@@ -49,7 +49,7 @@ def read_prompt(
                 yield
             pair.prefill(unread[n_read:end], request.terms.progress)
             report = _sum(report, pair.target.last_report)
-    _draft_reads(pair, request, learning, min(reused, n_drafted), report)
+    _draft_reads(pair, request, learning, min(reused, n_drafted), report, n_others)
     now = pair.clock()
     request.tally.prompt_s = now - begun
     request.tally.reused_tokens = reused
@@ -86,13 +86,14 @@ def _draft_reads(
     learning: Learning,
     n_drafted: int,
     report: PassReport | None,
+    n_others: int,
 ) -> None:
     """Let the drafters, which hold the first `n_drafted` tokens, read the rest if guesses are
     planned."""
     if pair.grower is None:
         return
     n_unread = len(pair.committed) - n_drafted
-    learning.begin_text(n_unread, request.transcript.room, report)
+    learning.begin_text(n_unread, request.transcript.room, report, n_others)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.prompt[-1])
         begun = pair.clock()

@@ -50,6 +50,11 @@ class TextAtWork:
         return self._failure is None and not self.request.transcript.is_finished
 
     @property
+    def is_growing(self) -> bool:
+        """True if its prompt is read: its part in a pass is a tree."""
+        return self._is_read and not Tail.is_left(self.pair, self.request)
+
+    @property
     def waits(self) -> bool:
         """True if its tokens are yet to come."""
         return self.is_at_work and not self.events

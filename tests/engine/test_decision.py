@@ -238,3 +238,28 @@ def test_a_draft_reads_the_text_if_it_would_have_guessed_its_end(is_right: bool)
     value = cold(200).observe(replace(outcome, reading_s=0.01, draft_s=0.01, rehearsed=tried))
     assert value.plan().guesses == is_right
     assert value.account.saved_s == pytest.approx(-0.01)
+
+
+def test_what_guesses_saved_one_text_is_worth_less_where_texts_share_passes() -> None:
+    one = replace(planner(), account=TextAccount(room=99, elapsed_s=1.0, saved_s=0.8))
+    four = one.sharing(4, n_prompt_rows=0)
+    share = four.experience.plain_s_of(4) / one.experience.plain_s_of(1)
+    assert four.account.saved_s == pytest.approx(0.8 * share)
+    assert four.sharing(1, n_prompt_rows=0).account.saved_s == four.account.saved_s
+
+
+def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
+    known = curve((1, 0.04), (8, 0.32), (40, 1.6))
+    shared = planner(known=known).sharing(1, n_prompt_rows=32)
+    pass_s = known.second(35)
+    outcome = replace(OUTCOME, n_prompt_rows=32, n_tokens=3, verified=2, pass_s=pass_s)
+    alone_s = pass_s - known.second(33) + known.second(1)
+    saved_s = shared.observe(replace(outcome, wall_s=pass_s)).account.saved_s
+    assert saved_s == pytest.approx(3 * shared.experience.plain_s - alone_s, rel=0.05)
+
+
+def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
+    few = planner()
+    few = replace(few, experience=replace(few.experience, rounds=4.0, claimed=9.0, seconds=0.5))
+    assert few.sharing(2, n_prompt_rows=0).experience.proven == 0
+    assert few.sharing(1, n_prompt_rows=5).experience.proven > 0

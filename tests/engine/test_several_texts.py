@@ -78,10 +78,11 @@ def test_texts_share_passes() -> None:
     """Three texts of 20 tokens take little more than the passes of one."""
     target = new_target()
     with Engine(target) as engine:
-        found = together(
-            engine,
-            *[lambda n=n: written(engine, [n, 2, 3], SamplingParams(), 20) for n in range(3)],
-        )
+        requests = [engine.admit(TextRequest((n, 2, 3), SamplingParams(), 20)) for n in range(3)]
+        going = [engine.run(request) for request in requests]
+        while going:  # one token of each in turn: no text begins late or stays behind
+            going = [events for events in going if next(events, None) is not None]
+    found = [request.result().tokens for request in requests]
     assert found == [alone([n, 2, 3], SamplingParams(), 20) for n in range(3)]
     assert len(target.evaluations) < 40
     assert 3 in target.evaluations

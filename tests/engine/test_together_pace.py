@@ -20,12 +20,12 @@ def one_by_one(machine: str, text: str) -> float:
 @pytest.mark.parametrize(
     ("machine", "text", "times"),
     [
-        ("50 %, 300 MB/s", "good", 1.6),
-        ("50 %, 300 MB/s", "medium", 2.3),
-        ("50 %, 300 MB/s", "useless", 3.0),
-        ("80 %", "medium", 1.4),
-        ("resident, tiny", "medium", 1.0),
-        ("resident, tiny", "useless", 1.0),
+        ("50 %, 300 MB/s", "good", 2.4),
+        ("50 %, 300 MB/s", "medium", 2.4),
+        ("50 %, 300 MB/s", "useless", 3.6),
+        ("80 %", "medium", 1.55),
+        ("resident, tiny", "medium", 1.6),
+        ("resident, tiny", "useless", 1.6),
     ],
 )
 def test_texts_at_once_are_faster_than_one_by_one(machine: str, text: str, times: float) -> None:
@@ -33,8 +33,28 @@ def test_texts_at_once_are_faster_than_one_by_one(machine: str, text: str, times
     assert rate >= times * one_by_one(machine, text)
 
 
-@pytest.mark.parametrize("machine", ["50 %, 300 MB/s", "80 %", "resident, tiny"])
-def test_a_useless_draft_costs_texts_at_once_a_few_percent(machine: str) -> None:
-    drafted, _ = together(MACHINES[machine], TEXTS["useless"], N_TOKENS, N_TEXTS)
-    plain, _ = together(MACHINES[machine], TEXTS["useless"], N_TOKENS, N_TEXTS, drafts=False)
-    assert drafted >= 0.96 * plain
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("machine", ["50 %, 300 MB/s", "50 %", "80 %", "resident, tiny", "mixture"])
+def test_texts_at_once_are_not_slower_for_being_guessed_at(machine: str, text: str) -> None:
+    drafted, _ = together(MACHINES[machine], TEXTS[text], 32, 8)
+    plain, _ = together(MACHINES[machine], TEXTS[text], 32, 8, drafts=False)
+    assert drafted >= 0.97 * plain
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("machine", ["50 %", "80 %", "resident, tiny"])
+def test_texts_that_come_one_by_one_lose_little_by_guesses(machine: str, text: str) -> None:
+    """A text guessed at while it was alone ends early, and leaves fewer to share a pass."""
+    drafted, _ = together(MACHINES[machine], TEXTS[text], 32, 8, staggered=True)
+    plain, _ = together(MACHINES[machine], TEXTS[text], 32, 8, drafts=False, staggered=True)
+    assert drafted >= 0.95 * plain
+
+
+@pytest.mark.parametrize(("text", "times"), [("good", 2.3), ("medium", 5.0), ("useless", 7.0)])
+def test_eight_texts_share_what_a_slow_disk_reads(text: str, times: float) -> None:
+    """Guesses fill one text's pass with rows that eight texts share: a good draft brings eight
+    texts less."""
+    machine = MACHINES["50 %, 300 MB/s"]
+    eight, _ = together(machine, TEXTS[text], 32, 8)
+    one, _ = together(machine, TEXTS[text], 32, 1)
+    assert eight >= times * one
