@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import note_on_draft
 from edgespec.memory.experts import ExpertSizes
-from edgespec.session.prospect import planner_of
 from edgespec.settings.config import USUAL_DRAFT_MAX
 from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
+    from edgespec.engine.decision import RoundPlanner
     from edgespec.settings.config import SamplingParams
     from edgespec.tuning.kept import Prediction
 
@@ -177,7 +177,7 @@ def plan_table(
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
-    n_rows = planner_of(plan, disk_bytes_per_s=1.0).prospect().n_rows
+    n_rows = _planner(plan, disk_bytes_per_s=1.0).prospect().n_rows
     more = f", over {n_rows} {format_size(plan.expected_bytes(n_rows))}" if n_rows > 1 else ""
     return [
         f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
@@ -185,6 +185,13 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
         f"{plan.expert_share:.0%} of the experts fit into memory at once: a pass over one token "
         f"probably reads {format_size(plan.bytes_per_pass)}{more}.",
     ]
+
+
+def _planner(plan: MemoryPlan, disk_bytes_per_s: float) -> RoundPlanner:
+    """The round planner before anything was measured. Importing it takes NumPy."""
+    from edgespec.session.prospect import planner_of
+
+    return planner_of(plan, disk_bytes_per_s)
 
 
 def _row_lines(rows: Sequence[MemoryRow], width: int) -> list[str]:
@@ -236,14 +243,14 @@ def _predicted_line(predicted: Prediction) -> str:
 
 def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
     """Seconds of reading for a pass over one token."""
-    return planner_of(plan, disk_bytes_per_s).experience.curve.second(1)
+    return _planner(plan, disk_bytes_per_s).experience.curve.second(1)
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
     """Upper bound from storage alone: computing and guesses were not measured."""
     if plan.max_nodes == 1:  # without a draft: says what one would bring
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
-    best = planner_of(plan, disk_bytes_per_s).prospect()
+    best = _planner(plan, disk_bytes_per_s).prospect()
     tokens, n_guesses = 1 + best.accepted, best.n_rows - 1
     guessed, usual = ", and guesses hardly pay", ""
     if n_guesses:
