@@ -84,21 +84,23 @@ class Queue:
         """End a turn, and give it to the next in line."""
         self._running[client] -= 1
         self._running += Counter()  # forget clients without requests
-        if not self._waiting:
-            return
-        chosen = min(self._waiting, key=lambda other: self._running[other])
-        turns = self._waiting.pop(chosen)
-        turn = turns.popleft()
-        if turns:
-            self._waiting[chosen] = turns  # behind the others
-        self._running[chosen] += 1
-        turn.set_result(None)
+        while self._waiting:
+            chosen = min(self._waiting, key=lambda other: self._running[other])
+            turns = self._waiting.pop(chosen)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[chosen] = turns  # behind the others
+            if not turn.done():  # else its client has gone, and its task has not run since
+                self._running[chosen] += 1
+                turn.set_result(None)
+                return
 
     def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting[client]
-        turns.remove(turn)
-        if not turns:
-            del self._waiting[client]
+        turns = self._waiting.get(client, deque())
+        if turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[client]
 
     def _make_room(self, client: str) -> None:
         """Refuse a client's latest request in line where it has two more than `client`. Raises
@@ -109,7 +111,8 @@ class Queue:
             raise self._refusal
         turn = self._waiting[greediest][-1]
         self._leave(greediest, turn)
-        turn.set_exception(self._refusal)
+        if not turn.done():
+            turn.set_exception(self._refusal)
 
     @property
     def _refusal(self) -> Exception:

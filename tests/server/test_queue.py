@@ -181,3 +181,33 @@ def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
         assert not asked.queue._waiting
 
     run(trial())
+
+
+def test_a_client_that_goes_while_its_turn_comes_loses_nobody_else_the_place() -> None:
+    """Its turn is cancelled at once, and its task sees it a moment later."""
+
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, 1))
+        for name in ("a1", "b1", "c1"):
+            await asked.ask(name)
+        asked._tasks["b1"].cancel()
+        await asked.end("a1")
+        assert asked.begun == ["a1", "c1"]
+        await asked.end_all()
+        assert asked.queue.n_processing == asked.queue.n_in_progress == 0
+
+    run(trial())
+
+
+def test_a_client_that_has_just_gone_is_no_place_to_refuse() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(4, 1))
+        for name in ("a1", "a2", "a3", "a4"):
+            await asked.ask(name)
+        asked._tasks["a4"].cancel()
+        await asked.ask("b1")
+        assert asked.refused == []
+        await asked.end_all()
+        assert asked.begun == ["a1", "b1", "a2", "a3"]
+
+    run(trial())
