@@ -1,0 +1,45 @@
+"""Freed memory goes back to the system, whichever thread it was used in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+USED_IN_A_THREAD = """
+import ctypes, threading
+from edgespec.memory import process
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+taken = []
+
+def use():
+    libc.free(libc.malloc(30 << 20))  # from here on glibc keeps up to 60 MiB at a heap's end
+    before = process.process_rss_bytes()
+    blocks = [libc.malloc(1 << 20) for _ in range(20)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1 << 20)
+    for block in blocks:
+        libc.free(block)
+    taken.append(process.process_rss_bytes() - before)
+    process.return_free_memory()
+    taken.append(process.process_rss_bytes() - before)
+
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+print(*(nbytes >> 20 for nbytes in taken))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heaps")
+def test_the_free_end_of_a_threads_heap_is_handed_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", USED_IN_A_THREAD], capture_output=True, text=True, check=True
+    )
+    kept_mib, returned_mib = map(int, done.stdout.split())
+    assert kept_mib >= 19
+    assert returned_mib <= 2
