@@ -29,7 +29,7 @@ else:
         tokens = session.encode("hello the rain in the inn")
         sampling = edgespec.SamplingParams(logit_bias={0: -100.0})
         result = session.generate(tokens, sampling, **generate)
-    said = {"verified": result.speculation.verified, "rounds": result.speculation.rounds}
+    said = {"most_verified": max(cost.verified for cost in result.speculation.round_costs)}
     said |= {"paged": session.plan.paged, "tokens": len(result.tokens)}
     print(json.dumps(said | {"peak_bytes": process.peak_rss_bytes()}))
 """
@@ -65,7 +65,7 @@ def test_trees_of_97_nodes_keep_the_smallest_budget(model: Path) -> None:
     load = {"model": str(model), "draft": str(model), "ctx_size": 128}
     rules = {"draft_max": 96, "step_aside": False, "fallback": "full"}
     said = at_the_smallest_budget(load, rules, {"max_tokens": 60})
-    assert said["verified"] / said["rounds"] > 80
+    assert said["most_verified"] == 96  # the text's end limits its last pass
     assert said["peak_bytes"] <= said["budget_bytes"]
 
 

@@ -188,6 +188,29 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
     return budget
 
 
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc 2.33 and later."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated_bytes() -> int:
+    """Bytes that malloc has given out and not got back, in all threads; what is resident where
+    glibc does not tell."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if mallinfo is None:
+        return process_rss_bytes()
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
+
+
 def return_free_memory() -> None:
     """Hand freed memory back to the system: glibc keeps a good deal of it otherwise.
 

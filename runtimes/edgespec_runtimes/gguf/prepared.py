@@ -19,6 +19,7 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.memory.process import allocated_bytes
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
@@ -68,7 +69,9 @@ class PreparedGguf:
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
+        before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path)
+        self._vocabulary_bytes = max(0, allocated_bytes() - before_bytes)
         try:
             if not sizes_only.autoregressive:
                 raise unfit(header, WHOLE_TEXT)
@@ -182,6 +185,8 @@ class PreparedGguf:
             fixed = [] if on_gpu.has_cache else fixed
         else:
             fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
+        if owner == "draft":  # the target's is open while it is planned, and counts as the process
+            fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
         needs = ModelNeeds(
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self._contexts),
