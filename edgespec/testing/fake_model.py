@@ -16,6 +16,7 @@ import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import Progress, Vocabulary, check_token
+from edgespec.ports.features import Take
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.ports.texts import PassPart
 from edgespec.tree import ROOT, TokenTree
@@ -56,6 +57,14 @@ def fixed_text(tokens: Sequence[int], n_vocab: int, prompt_length: int) -> Langu
         return row
 
     return logits
+
+
+def fake_features(context: Sequence[int]) -> np.ndarray:
+    """Features of the last token of a context, which tell its tokens: float32 [2]."""
+    folded = 0
+    for token in context:
+        folded = (folded * 31 + token + 1) % 65_521
+    return np.array([len(context), folded], np.float32)
 
 
 class FakeVocabulary:
@@ -147,6 +156,8 @@ class FakeModel:
         """Number of nodes of every `evaluate` that succeeded."""
         self.prefilled: list[int] = []
         """Number of tokens of every `prefill` that succeeded."""
+        self._take: Take | None = None
+        self._n_given = 0
         self._stall_share = stall_share
         self._cost = cost
         self._texts = [FakeText() for _ in range(n_texts)]
@@ -186,6 +197,8 @@ class FakeModel:
         finally:
             self._is_running = False
         of.committed += tokens
+        if text == 0:
+            self._give(len(of.committed) - len(tokens))
         self.prefilled.append(len(tokens))
         self.last_report = self._report(len(tokens))
         if progress is not None:
@@ -238,6 +251,20 @@ class FakeModel:
                 cell.parent = None
             assert cell.parent is None or any(cell.parent is other for other in kept.values())
         self._texts[text].cells = kept
+        if text == 0:
+            self._give(self.n_committed - len(path))
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        if not all(layer == 0 for layer in layers):
+            raise UsageError(f"a fake model has one layer, 0, and not all of {list(layers)}")
+        self._take, self._n_given = take, len(layers)
+
+    def _give(self, begin: int) -> None:
+        """Hand over the features of the tokens from `begin` on."""
+        if self._take is not None and begin < self.n_committed:
+            text = self.committed
+            rows = [fake_features(text[: end + 1]) for end in range(begin, len(text))]
+            self._take(begin, np.stack([np.stack([row] * self._n_given) for row in rows]))
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
         of, n_committed = self._texts[text], self.committed_of(text)

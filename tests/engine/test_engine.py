@@ -19,6 +19,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
+from edgespec.testing.features_contract import FeaturesContract
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
 from edgespec.testing.texts_contract import TextsContract
@@ -49,6 +50,14 @@ class TestFakeModelHoldsTexts(TextsContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64, n_texts=3)
+
+
+class TestFakeModelGivesFeatures(FeaturesContract):
+    layers = (0, 0)
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
 
 
 class TestFakeModelKeepsItsState(StateContract):

@@ -21,6 +21,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.features import Take
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
@@ -28,6 +29,7 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
+from edgespec_runtimes.gguf.features import FeatureTap
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
@@ -44,7 +46,8 @@ _ABORTED = 2
 
 
 class GgufModel:
-    """Implements `edgespec.ports.LanguageModel`, and `HoldsTexts` for the texts of its shape."""
+    """Implements `edgespec.ports.LanguageModel`, `HoldsTexts` for the texts of its shape, and
+    `GivesFeatures` if it was loaded for that."""
 
     def __init__(
         self,
@@ -60,9 +63,11 @@ class GgufModel:
         origin: StateOrigin,
         weight_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
+        feature_layers: Sequence[int] = (),
     ) -> None:
         """`weight_types`: types of the matrices whose products are to be batch invariant.
-        `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before."""
+        `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before.
+        `feature_layers`: those whose inputs it may be asked to give."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._reported = Reads()
@@ -82,7 +87,13 @@ class GgufModel:
             used_share=weights.used_share if weights else info.used_share,
         )
         self._origin = origin
+        on_node = weights.on_node if weights else None
         callback = weights.callback if weights else None
+        self._tap: FeatureTap | None = None
+        if feature_layers:
+            n_values = model.n_embd
+            self._tap = FeatureTap(feature_layers, n_values, shape.largest_batch, on_node)
+            callback = self._tap.callback
         self._invariant_products = InvariantProducts(weight_types)
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
@@ -145,6 +156,8 @@ class GgufModel:
             before = {text: start}
             self._decode(chunk, positions, [[branches.home]] * size, False, before, report)
             branches.extend(size)
+            if self._tap is not None and text == 0:
+                self._tap.hand_over(positions.start, size)
             report(1.0)
             begin += size
 
@@ -163,6 +176,7 @@ class GgufModel:
         positions: list[int] = []
         sequences: list[list[int]] = []
         rows: list[list[int]] = []
+        row_of_key: dict[int, int] = {}
         with self._running(n_rows):
             layout = self._texts.layout
             layout.make_room(n_rows)
@@ -176,10 +190,14 @@ class GgufModel:
                     tokens += (int(tree.token[node]) for node in ordered)
                     positions += (committed[text] + int(tree.depth[node]) for node in ordered)
                     sequences += self._texts.all[text].place(tree, ordered)
+                    if text == 0:
+                        row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
             except UsageError:
                 self._texts.truncate(committed)
                 raise
             self._decode(tokens, positions, sequences, True, committed)
+            if self._tap is not None:
+                self._tap.keep(row_of_key, n_rows)
             logits = self._logits(n_rows)
             return [logits[mine] for mine in rows]
 
@@ -208,7 +226,20 @@ class GgufModel:
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
     ) -> None:
         with self._users.use():
+            position = self._texts.all[text].n_committed
             self._texts.all[text].commit(tree, path, keep)
+            if self._tap is not None and text == 0:
+                keys = tree.key
+                kept = {int(keys[node]) for node in keep}
+                self._tap.commit(position, [int(keys[node]) for node in path], kept)
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        if self._tap is None or self._tap.layers != tuple(layers):
+            raise UsageError(
+                f"{self.info.name} was loaded without giving the inputs of its layers "
+                f"{', '.join(map(str, layers))}: load it together with the head that reads them"
+            )
+        self._tap.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
         """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
@@ -216,6 +247,8 @@ class GgufModel:
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         with self._users.use():
+            if self._tap is not None and text == 0:
+                self._tap.drop()
             if self.info.tree_capable:
                 self._texts.truncate({text: n_tokens})
             elif n_tokens < n_committed or self._texts.all[text].has_provisional:
@@ -301,6 +334,8 @@ class GgufModel:
         code = 0
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
         try:
+            if self._tap is not None:
+                self._tap.begin_pass()
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
@@ -322,6 +357,8 @@ class GgufModel:
             raise failure
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
+        if self._tap is not None and 0 in committed:
+            self._tap.drop()
         if self.info.tree_capable:
             self._texts.truncate(committed)
         else:

@@ -28,6 +28,7 @@ from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import row_tables, segments, weights
 from edgespec_runtimes.gguf.experts import expert_sizes
+from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -59,7 +60,7 @@ MAX_LINE = 8
 
 
 class PreparedGguf:
-    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`."""
+    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self.seconds: dict[str, float] = {}
@@ -69,6 +70,7 @@ class PreparedGguf:
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
+        self._feature_layers: Sequence[int] = ()
         before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path)
         self._vocabulary_bytes = max(0, allocated_bytes() - before_bytes)
@@ -169,6 +171,23 @@ class PreparedGguf:
             )
         return rows(self._n_gpu_layers)
 
+    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
+        name, n_layers = self.info.name, self.info.n_layers
+        width = self._header.integer(self._header.key("embedding_length"), 0)
+        reason = ""
+        if self._is_remote:
+            reason = "it is computed in a process of its own, which does not hand them out"
+        elif n_values != width:
+            reason = f"they have {width} values and the head reads {n_values}"
+        elif not all(0 < layer < n_layers for layer in layers):
+            reason = f"the head reads layers {', '.join(map(str, layers))} of 1 to {n_layers - 1}"
+        if reason:
+            raise ModelError(
+                f"{name} cannot give the inputs of its layers to this head ({reason}): name a head "
+                "that was trained for this model, or another draft"
+            )
+        self._feature_layers = tuple(layers)
+
     def needs(self) -> ModelNeeds:
         return self._needs
 
@@ -224,11 +243,20 @@ class PreparedGguf:
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
             # llama.cpp's output buffer, and the copy that the engine works on
             MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
+            *self._feature_rows(shape),
         )
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
+
+    def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
+        if not self._feature_layers:
+            return ()
+        width = self._header.integer(self._header.key("embedding_length"), 0)
+        n_layers = len(self._feature_layers)
+        nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
+        return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         if self._offloading.placement.servers and not self.is_isolated and os.name == "posix":
@@ -476,6 +504,7 @@ class PreparedGguf:
                     origin=self._state_origin(shape),
                     weight_types=self._invariant_types(is_packed),
                     prompts_are_invariant=self._prompts_are_invariant(is_packed),
+                    feature_layers=self._feature_layers,
                 )
             if self._is_remote:
                 with self._phase("sizes of passes"):

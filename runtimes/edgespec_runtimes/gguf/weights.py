@@ -78,7 +78,7 @@ class PagedWeights:
         self._computing: Span = NO_SPAN
         self.pager: WeightPager | None = None
         self.failure: BaseException | None = None
-        self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        self.callback = lib.ggml_backend_sched_eval_callback(self.on_node)
         self.passes = 0
         self._on_segment: Callable[[float], None] | None = None
 
@@ -243,7 +243,8 @@ class PagedWeights:
                 runs.append(0)
         return runs
 
-    def _on_node(self, node: int, ask: bool, _: Any) -> bool:
+    def on_node(self, node: int, ask: bool, _: Any = None) -> bool:
+        """Implements llama.cpp's `cb_eval`; keeps what it cannot raise."""
         try:
             return self._before(node) if ask else self._after(node)
         except BaseException as exc:  # noqa: BLE001 - it cannot cross llama.cpp: keep it

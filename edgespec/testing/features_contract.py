@@ -1,0 +1,160 @@
+"""Contract tests of models that give features, behind `edgespec.ports.features.GivesFeatures`.
+
+A suite inherits from `FeaturesContract` and defines the fixture `model_factory`, as for
+`PortContract`; `layers` are some whose inputs the model gives. The model's context must hold at
+least 48 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.ports import LanguageModel
+from edgespec.ports.features import GivesFeatures
+from edgespec.tree import ROOT, TokenTree
+
+TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
+
+
+class Received:
+    """Features in the order in which they came; implements `edgespec.ports.features.Take`."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self._rows: list[np.ndarray] = []
+
+    def __call__(self, position: int, rows: np.ndarray) -> None:
+        self.positions += range(position, position + len(rows))
+        self._rows.extend(rows.copy())
+
+    @property
+    def rows(self) -> np.ndarray:
+        return np.stack(self._rows)
+
+
+class FeaturesContract:
+    layers: Sequence[int] = ()
+    atol: float = 0.0
+    """Largest difference of features when the same tokens are batched in another way."""
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        raise NotImplementedError("a runtime's test class says how to open its model")
+
+    @pytest.fixture
+    def model(self, model_factory: Callable[[], LanguageModel]) -> Iterator[LanguageModel]:
+        with closing(model_factory()) as model:
+            yield model
+
+    @pytest.fixture
+    def received(self, model: LanguageModel) -> Received:
+        """Features that the model gives."""
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        return received
+
+    def one_by_one(self, model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
+        """Features of `tokens`, each computed alone from an empty cache, which is left empty."""
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        model.truncate(0)
+        for token in tokens:
+            tree = TokenTree(token)
+            model.evaluate(tree, [ROOT])
+            model.commit(tree, [ROOT])
+        model.truncate(0)
+        return received.rows
+
+    def same(self, one: np.ndarray, other: np.ndarray) -> bool:
+        return one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=self.atol)
+
+    def test_a_prompt_gives_a_row_for_each_token(
+        self, model: LanguageModel, received: Received
+    ) -> None:
+        model.prefill(TOKENS[:9])
+        model.prefill(TOKENS[9:])
+        assert received.positions == list(range(len(TOKENS)))
+        assert received.rows.shape[:2] == (len(TOKENS), len(self.layers))
+        assert received.rows.dtype == np.float32
+
+    def test_a_prompt_gives_what_its_tokens_give_alone(self, model: LanguageModel) -> None:
+        expected = self.one_by_one(model, TOKENS)
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        model.prefill(TOKENS)
+        assert self.same(received.rows, expected)
+
+    def test_a_committed_path_gives_what_its_tokens_give_alone(self, model: LanguageModel) -> None:
+        expected = self.one_by_one(model, TOKENS[:8])
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        model.prefill(TOKENS[:5])
+        tree = TokenTree(TOKENS[5])
+        tree.add(ROOT, TOKENS[10], 0.5)
+        right = tree.add(ROOT, TOKENS[6], 0.4)
+        tree.add(right, TOKENS[11], 0.3)
+        end = tree.add(right, TOKENS[7], 0.2)
+        model.evaluate(tree, range(len(tree)))
+        model.commit(tree, [ROOT, right, end])
+        assert received.positions == list(range(8))
+        assert self.same(received.rows, expected)
+
+    def test_nothing_is_given_before_it_is_committed(
+        self, model: LanguageModel, received: Received
+    ) -> None:
+        model.prefill(TOKENS[:3])
+        model.evaluate(TokenTree(TOKENS[3]), [ROOT])
+        model.truncate(3)
+        assert received.positions == [0, 1, 2]
+
+    def test_kept_nodes_give_theirs_when_they_are_committed(self, model: LanguageModel) -> None:
+        expected = self.one_by_one(model, TOKENS[:3])
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        tree = TokenTree(TOKENS[0])
+        child = tree.add(ROOT, TOKENS[1], 0.5)
+        grandchild = tree.add(child, TOKENS[2], 0.5)
+        model.evaluate(tree, [ROOT, child, grandchild])
+        model.commit(tree, [ROOT], keep=[child, grandchild])
+        assert received.positions == [0]
+        tree = tree.reroot(child)
+        model.commit(tree, [ROOT, 1])
+        assert received.positions == [0, 1, 2]
+        assert self.same(received.rows, expected)
+
+    def test_a_shortened_text_goes_on_where_it_was_cut(self, model: LanguageModel) -> None:
+        expected = self.one_by_one(model, [*TOKENS[:4], *TOKENS[12:15]])
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        model.prefill(TOKENS[:9])
+        model.truncate(4)
+        model.prefill(TOKENS[12:15])
+        assert received.positions[9:] == [4, 5, 6]
+        assert self.same(received.rows[9:], expected[4:])
+
+    def test_the_logits_are_those_of_a_model_that_nobody_asks(
+        self, model: LanguageModel, received: Received
+    ) -> None:
+        model.give_features(self.layers, lambda position, rows: None)  # type: ignore[attr-defined]
+        model.prefill(TOKENS[:5])
+        one = model.evaluate(TokenTree(TOKENS[5]), [ROOT])
+        model.truncate(0)
+        model.give_features(self.layers, received)  # type: ignore[attr-defined]
+        model.prefill(TOKENS[:5])
+        assert np.array_equal(model.evaluate(TokenTree(TOKENS[5]), [ROOT]), one)
+
+    def test_layers_that_the_model_does_not_show_are_refused(self, model: LanguageModel) -> None:
+        assert isinstance(model, GivesFeatures)
+        with pytest.raises(UsageError):
+            model.give_features([4096], Received())

@@ -1,0 +1,108 @@
+"""Hidden states of committed tokens, copied out of llama.cpp's graph while it computes.
+
+llama.cpp names what leaves a layer in every graph; what leaves one enters the next. Knows no
+drafter and no tree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.ports.features import Take
+from edgespec_runtimes.gguf.llama import abi
+
+LAYER_END = b"l_out-"
+"""The name of a node with what leaves a layer, without the layer's number."""
+F32 = 0
+
+OnNode = Callable[[int, bool, Any], bool]
+"""A `cb_eval` of llama.cpp."""
+
+
+def feature_bytes(n_layers: int, n_values: int, n_rows: int, n_nodes: int) -> int:
+    """Bytes of a tap: of the rows of a pass, and of the nodes that may be committed after it."""
+    return 4 * n_layers * n_values * (n_rows + n_nodes)
+
+
+class FeatureTap:
+    """Gives the features of one text. Belongs to whoever computes with the context whose `cb_eval`
+    is `callback`, which asks `inner` first."""
+
+    def __init__(
+        self, layers: Sequence[int], n_values: int, n_rows: int, inner: OnNode | None
+    ) -> None:
+        """Passes have at most `n_rows`."""
+        self.layers = tuple(layers)
+        self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        self._index_of = {LAYER_END + b"%d" % (layer - 1): n for n, layer in enumerate(layers)}
+        self._inner = inner
+        self._inner_waits = False
+        self._rows = np.zeros((len(self.layers), n_rows, n_values), np.float32)
+        self._n_filled = [0] * len(self.layers)
+        self._kept: dict[int, np.ndarray] = {}
+        """Features of provisional nodes by their keys: [layers, values]."""
+        self._take: Take | None = None
+        library = abi.ggml()
+        self._get = library.ggml_backend_tensor_get
+        self._get.restype = None
+        self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+
+    def give(self, take: Take) -> None:
+        """From now on hand features to `take`."""
+        self._take = take
+
+    def begin_pass(self) -> None:
+        """Call before every llama_decode."""
+        self._n_filled = [0] * len(self.layers)
+
+    def hand_over(self, position: int, n_rows: int) -> None:
+        """Give the rows of the latest pass, which are committed tokens from `position` on."""
+        if self._take is not None and self._has(n_rows):
+            self._take(position, self._rows[:, :n_rows].transpose(1, 0, 2))
+
+    def keep(self, rows: dict[int, int], n_rows: int) -> None:
+        """Keep rows of the latest pass, of `n_rows`, by the keys of their nodes."""
+        if self._take is not None and self._has(n_rows):
+            self._kept |= {key: self._rows[:, row].copy() for key, row in rows.items()}
+
+    def commit(self, position: int, path: Sequence[int], keep: Collection[int]) -> None:
+        """Give the features of nodes that are committed now, by their keys, and forget all others
+        but those in `keep`."""
+        rows = [self._kept[key] for key in path if key in self._kept]
+        if self._take is not None and len(rows) == len(path):
+            self._take(position, np.stack(rows))
+        self._kept = {key: row for key, row in self._kept.items() if key in keep}
+
+    def drop(self) -> None:
+        """Forget all provisional nodes."""
+        self._kept.clear()
+
+    def _has(self, n_rows: int) -> bool:
+        """True if all layers of the latest pass showed so many rows: not every graph does."""
+        return all(n == n_rows for n in self._n_filled)
+
+    def _on_node(self, node: int, ask: bool, data: Any) -> bool:
+        index = self._index_of.get(abi.name_of(node))
+        if ask:
+            self._inner_waits = self._inner is not None and self._inner(node, True, data)
+            return self._inner_waits or index is not None
+        if index is not None:
+            self._copy(index, node)
+        return self._inner is None or not self._inner_waits or self._inner(node, False, data)
+
+    def _copy(self, index: int, node: int) -> None:
+        """Append what a node computed to the rows of its layer; a node of an unexpected shape is
+        left out, and the pass gives no features then."""
+        tensor = abi.GgmlTensor.from_address(node)
+        n_values, n_new = int(tensor.ne[0]), int(tensor.ne[1])
+        begin = self._n_filled[index]
+        into = self._rows[index, begin : begin + n_new]
+        is_dense = tensor.type == F32 and tensor.nb[1] == 4 * n_values
+        if is_dense and into.shape == (n_new, n_values) and n_new:
+            self._get(node, into.ctypes.data, 0, into.nbytes)
+            self._n_filled[index] += n_new

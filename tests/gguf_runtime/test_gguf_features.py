@@ -1,0 +1,152 @@
+"""GGUF targets give hidden states: the same however a token is computed, llama.cpp's own numbers,
+within the plan, and without a trace in the logits."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+
+from edgespec.errors import ModelError
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.features_contract import TOKENS, FeaturesContract, Received
+from edgespec.testing.paging_contract import load_paged
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+from gguf_files import tiny_llama
+
+LAYERS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(layers=4).write(tmp_path_factory.mktemp("features") / "target.gguf")
+
+
+def prepare(path: Path, n_texts: int = 1) -> PreparedGguf:
+    request = ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=64,
+        max_nodes=9,
+        max_branches=5,
+        n_threads=1,
+        options=GgufOptions(flash_attn="on"),
+        batch_size=8,
+        n_texts=n_texts,
+    )
+    return runtime.prepare(request)
+
+
+def open_resident(path: Path, n_texts: int = 1, gives: bool = True) -> GgufModel:
+    prepared = prepare(path, n_texts)
+    try:
+        if gives:
+            prepared.offer_features(LAYERS, 64)
+        model = prepared.load(None)
+        assert isinstance(model, GgufModel)
+        return model
+    finally:
+        prepared.close()
+
+
+def open_paged(path: Path) -> LanguageModel:
+    prepared = prepare(path)
+    prepared.offer_features(LAYERS, 64)
+    return load_paged(prepared, 0.5)
+
+
+class TestAResidentTargetGivesFeatures(FeaturesContract):
+    layers = LAYERS
+    atol = 1e-3
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(path)
+
+
+class TestAPagedTargetGivesFeatures(FeaturesContract):
+    layers = LAYERS
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(path)
+
+
+class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
+    layers = LAYERS
+    atol = 1e-3
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_resident(path, n_texts=2)
+
+
+def test_they_are_what_llama_cpp_itself_gives(path: Path) -> None:
+    """Its staging functions, which only some graphs serve, give the same bits."""
+    library = ctypes.CDLL(lib._lib._name)
+    ask = library._Z30llama_set_embeddings_layer_inpP13llama_contextjb
+    ask.argtypes, ask.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
+    get = library._Z30llama_get_embeddings_layer_inpP13llama_contextj
+    get.argtypes, get.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
+    received = Received()
+    with closing(open_resident(path)) as model:
+        model.give_features(LAYERS, received)
+        model.prefill(TOKENS[:8])
+    with closing(open_resident(path, gives=False)) as model:
+        for layer in LAYERS:
+            ask(model._context, layer, True)
+        model.prefill(TOKENS[:8])
+        for n, layer in enumerate(LAYERS):
+            own = np.ctypeslib.as_array(get(model._context, layer), (8, 64))
+            assert np.array_equal(received.rows[:, n], own), layer
+
+
+def test_asking_changes_no_logit(path: Path) -> None:
+    rows = []
+    for gives in (True, False):
+        with closing(open_resident(path, gives=gives)) as model:
+            if gives:
+                model.give_features(LAYERS, Received())
+            model.prefill(TOKENS[:11])
+            tree = TokenTree(TOKENS[11])
+            tree.add(ROOT, TOKENS[12], 0.5)
+            rows.append(model.evaluate(tree, [0, 1]))
+    assert np.array_equal(*rows)
+
+
+def test_another_text_gives_none(path: Path) -> None:
+    received = Received()
+    with closing(open_resident(path, n_texts=2)) as model:
+        model.give_features(LAYERS, received)
+        model.prefill(TOKENS[:5], text=1)
+        assert received.positions == []
+
+
+def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
+    with closing(prepare(path)) as prepared:
+        assert not any("features" in row.what for row in prepared.needs().rows_in_any_case())
+    with closing(prepare(path)) as prepared:
+        prepared.offer_features(LAYERS, 64)
+        rows = [row for row in prepared.needs().rows_in_any_case() if "features" in row.what]
+        assert [row.nbytes for row in rows] == [4 * 3 * 64 * (9 + 9)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "n_values", "said"),
+    [((1, 2, 4), 64, "of 1 to 3"), ((0, 1, 2), 64, "of 1 to 3"), (LAYERS, 96, "read")],
+)
+def test_what_the_model_does_not_have_is_refused(
+    path: Path, layers: tuple[int, ...], n_values: int, said: str
+) -> None:
+    with closing(prepare(path)) as prepared, pytest.raises(ModelError, match=said):
+        prepared.offer_features(layers, n_values)
