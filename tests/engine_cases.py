@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.cli.invocation import read_prompts
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.session.loading import LoadedModels, open_models

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec.cli.invocation import read_prompts
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.trust import Mixer, Trust
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.session.loading import open_models

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.ports.text_request import TextRequest

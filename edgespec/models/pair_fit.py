@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError

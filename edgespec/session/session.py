@@ -18,7 +18,7 @@ from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import PlainSerializer
 from pydantic_core import to_jsonable_python
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.launching import Child, Launched, launch

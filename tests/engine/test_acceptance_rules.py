@@ -15,7 +15,7 @@ from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.acceptance.spectr import chance_of_any, division
 from edgespec.engine.admission import notes_on
 from edgespec.engine.drafting.drawing import AcceptedDraws
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.settings.config import KEPT_BY, Keeps

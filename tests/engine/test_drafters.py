@@ -10,8 +10,9 @@ import pytest
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.engine import Engine
 from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.testing.fake_model import FakeModel, Language, blend, fixed_text, random_language

@@ -11,7 +11,8 @@ import pytest
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.trust import Mixer
-from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.engine import Engine
+from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, Language
 from engine_cases import GREEDY, finish
 

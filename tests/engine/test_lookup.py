@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.lookup import KINDS, LONGEST, LookupDrafter, TextIndex, kind_of
 from edgespec.engine.drafting.trust import Mixer
-from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.engine.engine import Engine
 from edgespec.engine.learning import Learning
-from edgespec.engine.loop import Engine
 from edgespec.ports import Progress
 from edgespec.testing.fake_model import FakeModel
 from edgespec.tree import TokenTree

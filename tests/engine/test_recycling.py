@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from edgespec.engine.drafting.recycling import RecyclingDrafter, SuccessorTable
-from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish

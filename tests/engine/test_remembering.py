@@ -16,8 +16,9 @@ from edgespec.engine.drafting.remembering import (
     pair_digest,
 )
 from edgespec.engine.drafting.trust import Mixer, Weight
-from edgespec.engine.loop import Engine, EngineSettings
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.decision import RoundPlan, RoundPlanner
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair

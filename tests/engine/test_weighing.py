@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.models import catalogue
 from edgespec.values import GenerationResult

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_gguf_types import stored_as
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports.text_request import TextRequest

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
-from edgespec.engine.loop import Engine
+from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.memory.budget import plan_memory
