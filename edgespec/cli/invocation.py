@@ -284,4 +284,5 @@ def engine_settings(settings: GenerateSettings) -> EngineSettings:
         max_depth=settings.max_depth,
         lookup=settings.lookup,
         overlap=not settings.no_overlap,
+        learn=settings.learn,
     )

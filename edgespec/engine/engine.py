@@ -19,6 +19,7 @@ from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.learning import Learning
 from edgespec.engine.loop import Loop
+from edgespec.engine.observing import RoundObserver
 from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
 from edgespec.engine.places import choose_place
@@ -51,6 +52,7 @@ class Engine(Closeable):
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
         memory: Memory | None = None,
+        observer: RoundObserver | None = None,
     ) -> None:
         """`drafters` guess beside the draft model; of several texts they follow the first."""
         settings = settings or EngineSettings()
@@ -65,7 +67,8 @@ class Engine(Closeable):
         self._rules = settings.rules_for(target.info)
         grower = self._pairs[0].grower
         self._learning = Learning(target, draft, grower, settings, memory)
-        self._loop = Loop(self._passes, self._rules, self._learning)
+        self._observer = observer
+        self._loop = Loop(self._passes, self._rules, self._learning, observer)
         has_grower, n_places = grower is not None, len(self._pairs)
         self._notes = notes_on(reason, self._rules.acceptance, has_grower, n_places)
         self._texts: list[TextAtWork] = []
@@ -187,6 +190,8 @@ class Engine(Closeable):
                 with self._turning:
                     text.pair.running = None
                     self._texts.remove(text)
+                if self._observer is not None:
+                    self._observer.see_end(text.request)
                 self._passes.trace.flush()
                 if text.request.tally.outcomes:
                     self._learning.keep()

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.learning import Learning
+from edgespec.engine.observing import RoundObserver
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
 from edgespec.engine.settings import RoundRules
@@ -25,10 +26,17 @@ from edgespec.ports.texts import PassPart
 class Loop:
     """Brings texts on by passes of the target."""
 
-    def __init__(self, passes: Passes, rules: RoundRules, learning: Learning) -> None:
+    def __init__(
+        self,
+        passes: Passes,
+        rules: RoundRules,
+        learning: Learning,
+        observer: RoundObserver | None = None,
+    ) -> None:
         self._passes = passes
         self._rules = rules
         self._learning = learning
+        self._observer = observer
 
     def advance(self, texts: Sequence[TextAtWork]) -> None:
         """One pass, which verifies a tree of each text. A tree's root is the last token of the
@@ -123,6 +131,8 @@ class Loop:
         if round_.grower is not None:
             text.pair.n_drafted = len(text.pair.committed)
         round_.witness(tree, nodes, logits, accepted)
+        if self._observer is not None:
+            self._observer.see_round(text.request, tree, nodes, logits, accepted)
         del logits  # the plan has no room for them beside those of the next pass
         text.tree = round_.reroot(tree, accepted, transcript.is_finished)
         outcome = round_.end(tree, nodes, accepted, text.tree)

@@ -12,7 +12,14 @@ from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.settings import arguments
-from edgespec.settings.config import USUAL_DRAFT_MAX, AcceptanceName, FallbackName, PacerName
+from edgespec.settings.config import (
+    KEPT_BY,
+    USUAL_DRAFT_MAX,
+    AcceptanceName,
+    FallbackName,
+    Keeps,
+    PacerName,
+)
 from edgespec.values import ModelInfo
 
 PROVISIONAL_FACTOR = 8
@@ -49,6 +56,9 @@ class EngineSettings:
     remember: bool = True
     """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
     file in the cache folder. It decides how guesses are made, never the text."""
+    learn: bool = False
+    """Keep texts in the cache folder, prompts included, with what the target said where guesses
+    were wrong: `edgespec models adapt` trains the draft on them. It changes no text."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 
@@ -61,7 +71,7 @@ class EngineSettings:
             if value is not None and arguments.whole(name, value) < 1:
                 raise UsageError(f"{name} must be >= 1, not {value}")
         arguments.number("draft_temperature", self.draft_temperature)
-        for name in ("pins_draft_max", "overlap", "keep_growth", "step_aside"):
+        for name in ("pins_draft_max", "overlap", "keep_growth", "learn", "step_aside"):
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
@@ -69,6 +79,11 @@ class EngineSettings:
             raise UsageError(
                 f"the acceptance rule {self.acceptance} compares probabilities, and guesses looked "
                 "up in the text have none: leave out lookup"
+            )
+        if self.learn and KEPT_BY[AcceptanceName(self.acceptance)] is Keeps.NEITHER:
+            raise UsageError(
+                f"the acceptance rule {self.acceptance} lets guesses of the draft into the text, "
+                "from which it would learn its own mistakes: leave out learn"
             )
         if self.draft_max != USUAL_DRAFT_MAX:
             object.__setattr__(self, "pins_draft_max", True)
@@ -79,7 +94,8 @@ class EngineSettings:
         changed = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name != "remember" and getattr(self, field.name) != field.default
+            if field.name not in {"remember", "learn"}
+            and getattr(self, field.name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 

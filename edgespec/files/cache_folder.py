@@ -1,4 +1,4 @@
-"""Paths in edgespec's cache folder, which holds only what can be made again.
+"""Paths in edgespec's cache folder, which holds what can be made again, and texts to learn from.
 
 Knows folders and names; neither makes models nor opens them.
 """
@@ -59,6 +59,11 @@ def tuned() -> Path:
     """Folder of presets that `edgespec tune` found, a small file for each device, pair and
     budget."""
     return folder() / "tuned"
+
+
+def learnt() -> Path:
+    """Folder of the texts that `--learn` keeps."""
+    return folder() / "learnt"
 
 
 def models() -> list[Path]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
+from edgespec.engine import noting
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, PairError, UsageError
@@ -41,6 +42,8 @@ LOGPROBS = "log probabilities"
 """The row that keeps memory for a server's answers with them."""
 REQUESTS = "requests"
 """The row that keeps memory for a server's requests."""
+TEXTS_TO_LEARN = "texts to learn from"
+"""The row that keeps memory for the notes of `learn`."""
 STATE_FILES = "state files"
 """The row that keeps memory for state which only comes in one piece."""
 MAX_BRANCHES = 32
@@ -88,6 +91,8 @@ class LoadedModels(Closeable):
     plan: MemoryPlan
     load_report: dict[str, float]
     """Seconds by phase of loading, and `total`."""
+    path: Path | None = None
+    """Path of the target."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -166,7 +171,8 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            return LoadedModels(target, draft, memory_plan, self._report)
+            path = self._settings.model.absolute()
+            return LoadedModels(target, draft, memory_plan, self._report, path)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -260,6 +266,9 @@ class _Opening(Closeable):
             others.append(MemoryRow("process", LOGPROBS, nbytes))
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
+        if self._engine_settings.learn:
+            nbytes = noting.bytes_needed(target.info.n_vocab, self._n_parallel)
+            others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
         if self._settings.state_files:
             most_bytes = max(need.state_bytes for need in needs)
             others.append(MemoryRow("process", STATE_FILES, most_bytes))
@@ -339,9 +348,16 @@ def _check_arguments(
         settings = LoadSettings(model=Path(settings))
     if engine_settings is None:
         engine_settings = EngineSettings()
+    settings = arguments.instance("settings", settings, LoadSettings)
+    engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
+    if engine_settings.learn and settings.draft is None:
+        raise UsageError(
+            f"{settings.names.of('learn')} keeps texts for a draft to learn from: name one with "
+            f"{settings.names.of('draft')}"
+        )
     return (
-        arguments.instance("settings", settings, LoadSettings),
-        arguments.instance("engine_settings", engine_settings, EngineSettings),
+        settings,
+        engine_settings,
         arguments.callback("progress", progress),
     )
 

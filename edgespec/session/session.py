@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -19,10 +20,12 @@ from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
+from edgespec.engine.noting import LearningNotes
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
+from edgespec.files.kept_texts import KeptTexts
 from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
@@ -94,7 +97,13 @@ class Session(Closeable):
         if engine_settings is None or engine_settings.remember:
             draft_info = draft.info if draft else None
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
-        engine = Engine(target, draft, engine_settings, trace=trace, memory=memory)
+        observer = None
+        if engine_settings is not None and engine_settings.learn and draft is not None:
+            texts = KeptTexts(cache_folder.learnt())
+            observer = LearningNotes(partial(texts.keep, target.info, draft.info, models.path))
+        engine = Engine(
+            target, draft, engine_settings, trace=trace, memory=memory, observer=observer
+        )
         self._engine = SharedEngine(engine, models.close)
         room_bytes = sum(row.nbytes for row in models.plan.rows if row.what == STATE_FILES)
         self._keeper = StateKeeper(engine, target, draft, room_bytes)

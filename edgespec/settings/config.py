@@ -343,6 +343,10 @@ class GenerateSettings(Sampling):
     beside a draft model, not without one."""
     no_overlap: bool = False
     """Do not draft while the target verifies."""
+    learn: bool = False
+    """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
+    train the draft on what the target said where guesses were wrong: 64 MiB at most, readable by
+    you alone; `edgespec models forget` deletes them."""
 
     @property
     def limit(self) -> int | None:
@@ -372,7 +376,9 @@ class GenerateSettings(Sampling):
         return self
 
 
-DRAFTING = frozenset({"pacer", "fallback", "acceptance", "draft_max", "max_depth", "no_overlap"})
+DRAFTING = frozenset(
+    {"pacer", "fallback", "acceptance", "draft_max", "max_depth", "no_overlap", "learn"}
+)
 """Settings of GenerateSettings that mean nothing without a draft."""
 
 

@@ -63,7 +63,7 @@ class PairDiagnosis:
 def _examined_pair(
     args: argparse.Namespace, command: CommandSettings, console: Console
 ) -> PairDiagnosis | None:
-    load, engine = command.load, engine_settings(command.generate)
+    load, engine = command.load, replace(engine_settings(command.generate), learn=False)
     if "tokens_per_pass" in args:
         speed = disk_speed.bytes_per_second(load.model) if load.model.is_file() else None
         if speed is None:

@@ -12,12 +12,12 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
-from edgespec.settings.units import parse_size
+from edgespec.settings.units import format_size, parse_size
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -158,6 +158,22 @@ def run_draft(args: argparse.Namespace) -> None:
         console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
 
 
+def run_forget(args: argparse.Namespace) -> None:
+    """`edgespec models forget`."""
+    from edgespec.files.kept_texts import KeptTexts
+
+    folder = cache_folder.learnt()
+    try:
+        nbytes = KeptTexts(folder).forget()
+    except OSError as error:
+        raise EdgespecError(f"{folder} could not be emptied: {error.strerror}") from error
+    if "json" in args:
+        Console().json({"path": str(folder), "deleted_bytes": nbytes})
+        return
+    said = f"{format_size(nbytes)} deleted" if nbytes else "no texts are kept"
+    Console(quiet="quiet" in args).note(f"{folder}: {said}")
+
+
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
     for kind in types:
@@ -174,6 +190,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "pull": fetching.run_pull,
     "enlarge": run_enlarge,
     "draft": run_draft,
+    "forget": run_forget,
 }
 
 

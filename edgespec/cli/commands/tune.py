@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=engine_settings(command.generate),
+        engine=replace(engine_settings(command.generate), learn=False),
         drafts=(*([load.draft] if load.draft else ()), *others),
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),

@@ -119,7 +119,7 @@ def add_speculation(parser: ArgumentParser) -> None:
     group.add_argument(
         "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
     )
-    add(group, GenerateSettings, no_overlap="")
+    add(group, GenerateSettings, no_overlap="", learn="")
 
 
 def add(

@@ -110,6 +110,7 @@ def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
         "pull": (_pull, "download a model"),
         "enlarge": (_enlarge, "write a larger model that generates the same text"),
         "draft": (_draft, "make a draft from some of a model's layers"),
+        "forget": (_forget, "delete the texts that --learn kept"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -194,6 +195,13 @@ def _draft(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     _measuring_flags(parser)
+
+
+def _forget(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Delete the prompts and answers that --learn kept in the cache folder, of all models."
+    )
+    _output_flags(parser)
 
 
 def _measuring_flags(parser: argparse.ArgumentParser) -> None:

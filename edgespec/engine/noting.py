@@ -1,0 +1,77 @@
+"""Notes what the target said where guesses were wrong, for a draft to learn from later.
+
+Implements `RoundObserver`. It only writes: no text and no guess depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgespec.engine.acceptance import Accepted
+from edgespec.engine.request import ActiveRequest
+from edgespec.engine.sampling import top_tokens
+from edgespec.files.kept_texts import Correction, KeptText
+from edgespec.tree import TokenTree
+
+N_SAID = 8
+"""Tokens of the target's distribution that are kept where guesses were wrong."""
+MOST_TOKENS = 4096
+"""Tokens of a text that are kept, the last ones."""
+MOST_CORRECTIONS = 1024
+TEXT_BYTES = 2 << 20
+"""Memory of a text's notes, and of its line at the end."""
+BYTES_PER_TOKEN = 24
+"""Memory for each token of the vocabulary while a distribution is looked at."""
+
+
+def bytes_needed(n_vocab: int, n_texts: int) -> int:
+    """Memory of the notes of so many texts at once."""
+    return BYTES_PER_TOKEN * n_vocab + n_texts * TEXT_BYTES
+
+
+class LearningNotes:
+    """Corrections of the texts at work, which are kept when their text ends."""
+
+    def __init__(self, keep: Callable[[KeptText], None]) -> None:
+        """`keep` may raise OSError: the text's result says then that it was not kept."""
+        self._keep = keep
+        self._corrections: dict[int, list[Correction]] = {}
+
+    def see_round(
+        self,
+        request: ActiveRequest,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        logits: np.ndarray,
+        accepted: Accepted,
+    ) -> None:
+        """Note what the target said at the end of the accepted path, if guesses hung there."""
+        end, rows = accepted.path[-1], {node: row for row, node in enumerate(nodes)}
+        guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
+        if not guesses or accepted.tokens[-1] in guesses:
+            return
+        corrections = self._corrections.setdefault(id(request), [])
+        if len(corrections) < MOST_CORRECTIONS:
+            row = logits[rows[end]]
+            said = top_tokens(row, N_SAID)
+            weights = np.exp(row - row.max())
+            shares = (weights[said] / weights.sum()).tolist()
+            place = len(request.prompt) + len(request.transcript.tokens) - 1
+            corrections.append(Correction(place, tuple(said.tolist()), tuple(shares)))
+
+    def see_end(self, request: ActiveRequest) -> None:
+        corrections = self._corrections.pop(id(request), [])
+        tokens = [*request.prompt, *request.transcript.tokens]
+        cut = max(0, len(tokens) - MOST_TOKENS)
+        n_prompt = max(1, len(request.prompt) - cut)
+        if not request.transcript.tokens:
+            return
+        shifted = [replace(one, place=one.place - cut) for one in corrections]
+        kept = [one for one in shifted if one.place >= n_prompt]
+        try:
+            self._keep(KeptText(tokens[cut:], n_prompt, kept))
+        except OSError as error:
+            request.tally.note(f"the text was not kept to learn from: {error.strerror}")

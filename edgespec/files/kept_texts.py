@@ -1,0 +1,187 @@
+"""Texts that `--learn` keeps for drafts to learn from: files of lines, bounded, deleted together.
+
+A line is appended whole, and one that a killed process left torn is skipped. Knows files and their
+format; what is learnt from them is elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.files.regular import read_regular
+from edgespec.files.unfinished import PRIVATE_MODE
+from edgespec.values import ModelInfo
+
+FILE_BYTES = 4 << 20
+"""Size at which a file is complete and another one begins."""
+MOST_BYTES = 64 << 20
+"""Bytes of all files together: the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A place of a text where the guesses were wrong, and what the target said there."""
+
+    place: int
+    """Index of the target's token among the text's tokens."""
+    tokens: Sequence[int]
+    """The target's most probable tokens there."""
+    probabilities: Sequence[float]
+    """Their probabilities at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """A prompt, the target's answer, and the places where guesses were wrong."""
+
+    tokens: Sequence[int]
+    """Prompt and answer."""
+    n_prompt: int
+    corrections: Sequence[Correction] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PairOfTexts:
+    """Head of a file: the target that wrote its texts, and the draft that guessed."""
+
+    target: str
+    target_digest: str
+    target_path: str
+    """Empty where the program that loaded the target did not say."""
+    draft: str
+
+
+class KeptTexts:
+    """Files of kept texts in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _ in self._files())
+
+    def keep(
+        self, target: ModelInfo, draft: ModelInfo, target_path: Path | None, text: KeptText
+    ) -> None:
+        """Append a text to the pair's newest file; only its owner can read it. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prefix = f"{digest(target)}-{digest(draft)}"
+        mine = sorted(self._folder.glob(f"{prefix}.*.jsonl"))
+        line = b"\n" + _packed(text)  # begun anew even after a torn line
+        if not mine or mine[-1].stat().st_size + len(line) > FILE_BYTES:
+            pair = PairOfTexts(target.name, digest(target), str(target_path or ""), draft.name)
+            line = json.dumps(asdict(pair)).encode() + line
+            mine.append(self._folder / f"{prefix}.{time.time_ns():020d}.jsonl")
+            self._make_room()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(mine[-1], flags, PRIVATE_MODE)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    def pairs(self, draft: ModelInfo) -> list[PairOfTexts]:
+        """Pairs with this draft of which texts are kept, each once."""
+        found = {}
+        for path in self._of(draft):
+            lines = self._lines(path)
+            with suppress(StopIteration, TypeError):
+                pair = PairOfTexts(**next(lines))
+                found[pair.target_digest] = pair
+        return list(found.values())
+
+    def texts(self, draft: ModelInfo, target_digest: str) -> list[KeptText]:
+        """The texts of a pair, the oldest first, without those that are damaged."""
+        return [
+            text
+            for path in self._of(draft)
+            if path.name.startswith(f"{target_digest}-")
+            for line in self._lines(path)
+            if (text := _unpacked(line)) is not None
+        ]
+
+    def forget(self) -> int:
+        """Delete all texts; the number of bytes that they took. Raises OSError."""
+        nbytes = self.nbytes
+        for _, path in self._files():
+            path.unlink(missing_ok=True)
+        return nbytes
+
+    def _make_room(self) -> None:
+        files = self._files()
+        n_bytes = sum(size for size, _ in files)
+        for size, path in sorted(files, key=lambda file: file[1].name.split(".")[1]):
+            if n_bytes <= MOST_BYTES - FILE_BYTES:
+                return
+            path.unlink(missing_ok=True)
+            n_bytes -= size
+
+    def _files(self) -> list[tuple[int, Path]]:
+        found = []
+        for path in self._folder.glob("*.jsonl"):
+            with suppress(OSError):  # another process may delete it
+                found.append((path.stat().st_size, path))
+        return found
+
+    def _of(self, draft: ModelInfo) -> list[Path]:
+        return sorted(self._folder.glob(f"*-{digest(draft)}.*.jsonl"))
+
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        """The objects of a file; lines that are none are skipped."""
+        content = b""
+        with suppress(OSError):
+            content = read_regular(path, 2 * FILE_BYTES)
+        for line in content.splitlines():
+            with suppress(ValueError, RecursionError):
+                parsed = json.loads(line)
+                if isinstance(parsed, dict):
+                    yield parsed
+
+
+def digest(info: ModelInfo) -> str:
+    """Names a model by what it says of itself; no weights are read."""
+    said = (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+def _packed(text: KeptText) -> bytes:
+    """One line: probabilities are whole thousandths, and the rest is the head's."""
+    corrections = [
+        [one.place, list(one.tokens), [round(1000 * share) for share in one.probabilities]]
+        for one in text.corrections
+    ]
+    content = {"prompt": text.n_prompt, "tokens": list(text.tokens), "said": corrections}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _unpacked(content: dict[str, Any]) -> KeptText | None:
+    """The text of a line; None for a head or a damaged one."""
+    try:
+        tokens, n_prompt = content["tokens"], content["prompt"]
+        corrections = [
+            Correction(place, said, [share / 1000 for share in shares])
+            for place, said, shares in content["said"]
+        ]
+        wellformed = (
+            all(type(token) is int and token >= 0 for token in tokens)
+            and 0 < n_prompt < len(tokens)
+            and all(
+                n_prompt <= one.place < len(tokens)
+                and len(one.tokens) == len(one.probabilities) > 0
+                and all(type(token) is int and token >= 0 for token in one.tokens)
+                for one in corrections
+            )
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return KeptText(tokens, n_prompt, corrections) if wellformed else None

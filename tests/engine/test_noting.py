@@ -1,0 +1,114 @@
+"""What a draft may learn from: whole texts, marked where guesses were wrong, and no effect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.engine import noting
+from edgespec.engine.engine import Engine
+from edgespec.engine.noting import LearningNotes
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.files.kept_texts import Correction, KeptText, KeptTexts, digest
+from edgespec.session.session import LoadedModels, Session
+from edgespec.testing.fake_model import FakeModel, random_language
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish
+from session_cases import PLAN
+
+RULES = EngineSettings(step_aside=False, remember=False, lookup=False)
+
+
+def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> KeptText:
+    kept: list[KeptText] = []
+    with Engine(target, draft, RULES, observer=LearningNotes(kept.append)) as engine:
+        finish(engine.generate(PROMPT, GREEDY, max_tokens))
+    (text,) = kept
+    return text
+
+
+def test_a_text_is_noted_whole() -> None:
+    text = noted(counting(), counting(), max_tokens=5)
+    assert (list(text.tokens), text.n_prompt) == ([*PROMPT, 0, 1, 2, 3, 4], len(PROMPT))
+
+
+def test_right_guesses_need_no_correction() -> None:
+    assert noted(counting(), counting()).corrections == []
+
+
+def test_a_correction_is_what_the_target_said_where_guesses_were_wrong() -> None:
+    text = noted(counting(), FakeModel(random_language(3, N_VOCAB), N_VOCAB))
+    assert text.corrections
+    for one in text.corrections:
+        assert one.tokens[0] == text.tokens[one.place]
+        assert len(one.tokens) == noting.N_SAID
+        assert sum(one.probabilities) == pytest.approx(1, abs=0.05)
+        assert sorted(one.probabilities, reverse=True) == list(one.probabilities)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
+    results = []
+    for observer in (None, LearningNotes(lambda text: None)):
+        draft = FakeModel(random_language(3, N_VOCAB), N_VOCAB)
+        with Engine(counting(), draft, RULES, clock=lambda: 0.0, observer=observer) as engine:
+            results.append(finish(engine.generate(PROMPT, sampling, 20)))  # type: ignore[arg-type]
+    assert results[0] == results[1]
+
+
+def test_of_a_long_text_the_end_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noting, "MOST_TOKENS", 6)
+    text = noted(counting(), FakeModel(random_language(3, N_VOCAB), N_VOCAB), max_tokens=10)
+    assert (list(text.tokens), text.n_prompt) == ([4, 5, 6, 7, 8, 9], 1)
+    assert all(one.tokens[0] == text.tokens[one.place] for one in text.corrections)
+
+
+def test_a_text_that_cannot_be_kept_is_told_in_a_note() -> None:
+    def fail(text: KeptText) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Engine(counting(), counting(), RULES, observer=LearningNotes(fail)) as engine:
+        result = finish(engine.generate(PROMPT, GREEDY, 3))
+    assert "not kept to learn from: No space left" in result.notes[-1]
+
+
+def test_a_session_keeps_texts_by_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "edgespec" / "learnt"
+    for rules in (RULES, replace(RULES, learn=True)):
+        assert not folder.exists()
+        target, draft = counting(), counting()
+        with Session(
+            LoadedModels(target, draft, PLAN, {"total": 0.0}, Path("/t")), rules
+        ) as session:
+            session.generate(PROMPT, max_tokens=4)
+    kept = KeptTexts(folder)
+    (pair,) = kept.pairs(draft.info)
+    assert (pair.target_path, pair.target_digest) == ("/t", digest(target.info))
+    (text,) = kept.texts(draft.info, pair.target_digest)
+    assert text == KeptText([*PROMPT, 0, 1, 2, 3], len(PROMPT), [])
+
+
+def test_rules_that_change_the_text_teach_nothing() -> None:
+    with pytest.raises(UsageError, match="leave out learn"):
+        EngineSettings(learn=True, acceptance="bild")
+
+
+def test_what_is_learnt_of_costs_does_not_depend_on_it() -> None:
+    assert EngineSettings(learn=True).unusual == EngineSettings().unusual
+
+
+def test_its_memory_is_planned_for_every_text() -> None:
+    one, four = noting.bytes_needed(1000, 1), noting.bytes_needed(1000, 4)
+    assert four - one == 3 * noting.TEXT_BYTES
+    text = KeptText(
+        [10**6] * noting.MOST_TOKENS,
+        1,
+        [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * noting.MOST_CORRECTIONS,
+    )
+    from edgespec.files.kept_texts import _packed
+
+    assert 4 * len(_packed(text)) < noting.TEXT_BYTES
