@@ -180,13 +180,6 @@ class RoundInProgress:
 
     def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         """The tree below the target's own token, with the growth that already hangs there."""
-        rerooted = self._reroot(tree, accepted, is_last)
-        if self.grower is None or self.rules.keep_growth:
-            return rerooted
-        self.grower.rest()
-        return rerooted.bare()
-
-    def _reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         end, token = accepted.path[-1], accepted.tokens[-1]
         if self.grower is None:
             return tree.after(token)

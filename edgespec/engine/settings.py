@@ -50,9 +50,6 @@ class EngineSettings:
     not without one."""
     overlap: bool = True
     """Draft beside a pass while the pass waits for reads."""
-    keep_growth: bool = True
-    """Keep the growth below the new root. Without it every tree begins with its root alone, which
-    is of use in comparisons."""
     remember: bool = True
     """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
     file in the cache folder. It decides how guesses are made, never the text."""
@@ -71,7 +68,7 @@ class EngineSettings:
             if value is not None and arguments.whole(name, value) < 1:
                 raise UsageError(f"{name} must be >= 1, not {value}")
         arguments.number("draft_temperature", self.draft_temperature)
-        for name in ("pins_draft_max", "overlap", "keep_growth", "learn", "step_aside"):
+        for name in ("pins_draft_max", "overlap", "learn", "step_aside"):
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
@@ -128,7 +125,6 @@ class EngineSettings:
             max_nodes=max_nodes,
             max_branches=info.max_branches,
             max_depth=self.max_depth or max_nodes - 1,
-            keep_growth=self.keep_growth,
         )
 
 
@@ -143,7 +139,6 @@ class RoundRules:
     max_branches: int
     max_depth: int
     """Most drafted tokens in one verified branch."""
-    keep_growth: bool = True
 
     @property
     def tree_capacity(self) -> int:

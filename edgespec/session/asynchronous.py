@@ -10,9 +10,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
+from edgespec.session.generation import TextOptions
 from edgespec.session.session import Session
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
@@ -59,27 +60,45 @@ class AsyncSession:
         """`Session.stream`; grammars and log probabilities take `start`."""
         return InThread(self._session.stream(prompt, sampling, max_tokens, stop))
 
-    async def start(self, prompt: str | Sequence[int], **options: Any) -> InThread[TokenEvent]:
+    async def start(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        **options: Unpack[TextOptions],
+    ) -> InThread[TokenEvent]:
         """`Session.stream` with all its options."""
-        return InThread(await asyncio.to_thread(self._session.stream, prompt, **options))
+        start = self._session.stream
+        return InThread(await asyncio.to_thread(start, prompt, sampling, max_tokens, **options))
 
     async def chat(self, messages: Sequence[Message], **options: Any) -> InThread[TokenEvent]:
         """`Session.chat`."""
         return InThread(await asyncio.to_thread(self._session.chat, messages, **options))
 
-    async def generate(self, prompt: str | Sequence[int], **options: Any) -> GenerationResult:
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        **options: Unpack[TextOptions],
+    ) -> GenerationResult:
         """`Session.generate`; a task that is cancelled cancels it."""
-        generation = await asyncio.to_thread(self._session.stream, prompt, **options)
+        start = self._session.stream
+        generation = await asyncio.to_thread(start, prompt, sampling, max_tokens, **options)
         async with InThread(generation) as events:
             async for _ in events:
                 pass
         return generation.result
 
     def generate_many(
-        self, prompts: Iterable[str | Sequence[int] | Sequence[Message]], **options: Any
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        **options: Unpack[TextOptions],
     ) -> InThread[GenerationResult]:
         """`Session.generate_many`: `async for` its results; the prompts are read in a thread."""
-        return InThread(self._session.generate_many(prompts, **options))
+        return InThread(self._session.generate_many(prompts, sampling, max_tokens, **options))
 
     @overload
     async def create_chat_completion(

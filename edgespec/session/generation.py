@@ -5,16 +5,28 @@ Knows the request and its turn, and nothing of drafting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypedDict
 
 from edgespec.concurrency.owning import Closeable, Users
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import Cancelled, UsageError
+from edgespec.grammar.specification import Grammar
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
+from edgespec.state.prompt_cache import PromptCache
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
+
+
+class TextOptions(TypedDict, total=False):
+    """Options of a text, as `Session.stream` documents them."""
+
+    stop: str | Sequence[str]
+    progress: Progress | None
+    grammar: Grammar | None
+    logprobs: int | None
+    prompt_cache: PromptCache | None
 
 
 class Generation(Closeable):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
@@ -30,7 +30,7 @@ from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session.generation import Generation
+from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.loading import (
     GRAMMARS,
     STATE_FILES,
@@ -202,15 +202,10 @@ class Session(Closeable):
         prompt: str | Sequence[int],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        progress: Progress | None = None,
-        grammar: Grammar | None = None,
-        logprobs: int | None = None,
+        **options: Unpack[TextOptions],
     ) -> GenerationResult:
-        """The result of a `stream` that is run to its end."""
-        with self.stream(
-            prompt, sampling, max_tokens, stop, progress, grammar, logprobs
-        ) as generation:
+        """The result of a `stream` that is run to its end; `options` are those of `stream`."""
+        with self.stream(prompt, sampling, max_tokens, **options) as generation:
             for _ in generation:
                 pass
             return generation.result
@@ -220,9 +215,7 @@ class Session(Closeable):
         prompts: Iterable[str | Sequence[int] | Sequence[Message]],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        grammar: Grammar | None = None,
-        logprobs: int | None = None,
+        **options: Unpack[TextOptions],
     ) -> ManyResults[str | Sequence[int] | Sequence[Message]]:
         """Results in the order of the prompts, of up to `n_parallel` generations at once.
 
@@ -232,14 +225,7 @@ class Session(Closeable):
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
             begin: Callable[..., Generation] = self.chat if _is_chat(prompt) else self.stream
-            return begin(
-                prompt,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                stop=stop,
-                grammar=grammar,
-                logprobs=logprobs,
-            )
+            return begin(prompt, sampling=sampling, max_tokens=max_tokens, **options)
 
         return ManyResults(prompts, start, self.n_parallel, self._engine.check_thread)
 

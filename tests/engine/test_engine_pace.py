@@ -47,17 +47,6 @@ def test_nothing_is_drafted_beside_a_pass(stall_share: float, overlap: bool) -> 
     assert result.speculation.provisional_drafted == 0
 
 
-def test_trees_begin_anew_where_growth_is_not_kept() -> None:
-    draft = counting()
-    target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 6))
-    rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 3}
-    result = generate(target, draft, max_tokens=30, keep_growth=False, **rules)
-    assert result.speculation.provisional_drafted > result.speculation.rounds
-    # a guess that the target makes its own is the new root, and nothing below it
-    assert result.speculation.provisional_kept < result.speculation.rounds
-    assert result.tokens == generate(counting(), counting(), max_tokens=30, **rules).tokens
-
-
 def test_an_error_of_the_draft_beside_a_pass_reaches_the_caller() -> None:
     draft = counting()
     target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 3))
