@@ -6,20 +6,13 @@ a change is not noticed if that time is set back.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgespec.files.regular import open_regular
+from edgespec.files.sampled import sampled_digest
 
-HEAD_BYTES = 1 << 20
-"""Bytes at the beginning that are read whole: the header, or the graph, of most models."""
-N_SAMPLES, SAMPLE_BYTES = 256, 4096
-"""Samples spread evenly over the rest, and bytes of each: models of one shape differ in their
-weights alone."""
 _DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
 """Beginnings of the names, in Linux, of instruction sets that libraries choose kernels by, so that
 results round differently."""
@@ -28,18 +21,7 @@ results round differently."""
 def fingerprint(files: Iterable[Path]) -> str:
     """Hexadecimal digest of the files' sizes, times of change and samples; a copy has the same one
     if it keeps the time of change, as `cp -p` does. Raises OSError."""
-    digest = hashlib.sha256()
-    for path in files:
-        with open_regular(path, buffering=0) as file:
-            status = os.fstat(file.fileno())
-            size = status.st_size
-            digest.update(b"%d:%d:" % (size, status.st_mtime_ns))
-            digest.update(file.read(HEAD_BYTES))
-            step = max(SAMPLE_BYTES, (size - HEAD_BYTES) // N_SAMPLES)
-            for offset in range(HEAD_BYTES, size, step):
-                file.seek(offset)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+    return sampled_digest(files)
 
 
 def instruction_sets(root: Path = Path("/")) -> str:

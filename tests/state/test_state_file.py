@@ -16,11 +16,12 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.files.sampled import HEAD_BYTES, SAMPLE_BYTES
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
-from edgespec.state.identity import HEAD_BYTES, SAMPLE_BYTES, fingerprint, instruction_sets
+from edgespec.state.identity import fingerprint, instruction_sets
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.testing.fake_model import FakeModel, random_language

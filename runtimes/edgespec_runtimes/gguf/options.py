@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator
@@ -68,6 +69,17 @@ class GgufOptions(RuntimeOptions):
         ),
     ] = ""
 
+    model_mirror: Annotated[
+        str,
+        Flag(
+            "a copy of the target on another disk, or the folder that holds one: both are read "
+            "together",
+            "PATH",
+            None,
+            "target",
+        ),
+    ] = ""
+
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
             raise UsageError(
@@ -94,6 +106,10 @@ class GgufOptions(RuntimeOptions):
     def servers_of(self, owner: str) -> tuple[str, ...]:
         """RPC servers that hold layers of the target; a draft, which is asked often, stays here."""
         return tuple(filter(None, self.rpc.split(","))) if owner == "target" else ()
+
+    def mirror_of(self, owner: str) -> Path | None:
+        """The copy that is read together with the target; a draft is read once."""
+        return Path(self.model_mirror) if self.model_mirror and owner == "target" else None
 
     def gpu_layers_of(self, owner: str) -> int:
         """Layers of the target or of the draft that go to a GPU."""

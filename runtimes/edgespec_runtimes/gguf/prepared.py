@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
@@ -20,7 +20,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.process import allocated_bytes
-from edgespec.paging.reader import DirectReader
+from edgespec.paging.mirror import find_mirror, open_reader
 from edgespec.ports import LanguageModel, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
@@ -69,6 +69,8 @@ class PreparedGguf:
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
+        mirror = self._options.mirror_of(request.owner)
+        self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
         self._feature_layers: Sequence[int] = ()
         before_bytes = allocated_bytes()
@@ -450,7 +452,7 @@ class PreparedGguf:
         model = self._mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
-            DirectReader(self._header.paths),
+            partial(open_reader, self._header.paths, self._mirror),
             traced,
             groups,
             plan.pinned,

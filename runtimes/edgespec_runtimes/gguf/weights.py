@@ -20,7 +20,7 @@ import llama_cpp.llama_cpp as lib
 from edgespec.concurrency.owning import close_all
 from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import DirectReader, Reader, Segment
+from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
@@ -48,13 +48,13 @@ class PagedWeights:
     """All weights of a mapped model: pinned, streamed, or looked up row by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
-    It closes `reader`; experts are read from the model's files.
+    `open_reader` opens the model's files, once for segments and once for experts.
     """
 
     def __init__(
         self,
         header: GgufFile,
-        reader: Reader,
+        open_reader: Callable[[], Reader],
         weights: Sequence[TracedWeight],
         groups: Sequence[WeightGroup],
         pinned: frozenset[int],
@@ -72,7 +72,7 @@ class PagedWeights:
         self._stop = stop
         self._packer = Packer()
         self._packed = packed_fields(self._packer, header, self.groups)
-        self._reader = reader
+        self._reader = open_reader()
         self._pinned = PinnedSegments(trace)
         self._trace = trace
         self._computing: Span = NO_SPAN
@@ -84,7 +84,7 @@ class PagedWeights:
 
         swapped = {weight.address for group in groups for weight in group.weights}
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
-        self.experts = self._paged_experts(header, mixtures, expert_bytes, n_threads)
+        self.experts = self._paged_experts(open_reader, mixtures, expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables = self._row_tables(header, weights, n_batch)
         self._streamed = [
@@ -212,12 +212,16 @@ class PagedWeights:
         }
 
     def _paged_experts(
-        self, header: GgufFile, mixtures: Sequence[Mixture], nbytes: int, n_threads: int
+        self,
+        open_reader: Callable[[], Reader],
+        mixtures: Sequence[Mixture],
+        nbytes: int,
+        n_threads: int,
     ) -> PagedExperts | None:
         if not mixtures:
             return None
         layers = [mixture.layer for mixture in mixtures]
-        cache = ExpertCache(layers, DirectReader(header.paths), nbytes, trace=self._trace)
+        cache = ExpertCache(layers, open_reader(), nbytes, trace=self._trace)
         return PagedExperts(mixtures, cache, self._stop, n_threads)
 
     def _boundaries(self) -> frozenset[int]:

@@ -1,0 +1,108 @@
+"""A copy of a model on another disk, which is read together with the model.
+
+Each read is divided between the two by the speed that each has shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.errors import ModelError
+from edgespec.files.sampled import sampled_digest
+from edgespec.paging.reader import DirectReader, Reader, Run, block_floor
+
+LEAST_PART_BYTES = 128 << 10
+"""Smaller parts would cost more in requests than a second disk brings."""
+NEW_SHARE = 0.2
+"""Weight of the latest read in the speed of a disk."""
+
+
+def open_reader(paths: Sequence[Path], mirror: Sequence[Path] = ()) -> Reader:
+    """Opens a model's files, and those of its copy. Raises WeightReadError."""
+    reader = DirectReader(paths)
+    if not mirror:
+        return reader
+    try:
+        return MirroredReader(reader, DirectReader(mirror))
+    except BaseException:
+        reader.close()
+        raise
+
+
+def find_mirror(paths: Sequence[Path], mirror: Path) -> list[Path]:
+    """The files of the copy at `mirror`: a file, or the folder that holds those of the same names.
+
+    Raises ModelError for a file that is missing or is no copy of the model's.
+    """
+    if mirror.is_dir():
+        copies = [mirror / path.name for path in paths]
+    elif len(paths) == 1:
+        copies = [mirror]
+    else:
+        raise ModelError(f"{paths[0].name} has {len(paths)} parts: name the folder of their copies")
+    for path, copy in zip(paths, copies, strict=True):
+        try:
+            is_copy = sampled_digest([path], False) == sampled_digest([copy], False)
+        except OSError as error:
+            raise ModelError(f"the copy {copy} cannot be read: {error.strerror}") from error
+        if not is_copy:
+            raise ModelError(f"{copy} is no copy of {path}: copy it again")
+    return copies
+
+
+class MirroredReader(Closeable):
+    """Reads a part of each run from the first reader and the rest from the second, at once."""
+
+    def __init__(
+        self, first: Reader, second: Reader, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._readers = (first, second)
+        self._clock = clock
+        self._bytes_per_s = [0.0, 0.0]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgespec-mirror")
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        first_bytes = self._first_part(run.nbytes)
+        if first_bytes in (0, run.nbytes):
+            return self._read(int(first_bytes == 0), run, into, stopped)
+        with into[:first_bytes] as beginning, into[first_bytes:] as end:
+            second = _part(run, first_bytes, run.nbytes)
+            reading = self._thread.submit(self._read, 1, second, end, stopped)
+            try:
+                n = self._read(0, _part(run, 0, first_bytes), beginning, stopped)
+            finally:
+                reading.exception()  # the memory is its own until it has ended
+            return n + reading.result()
+
+    def _first_part(self, nbytes: int) -> int:
+        """Bytes of a run that the first reader reads: both should end at once."""
+        total = sum(self._bytes_per_s)
+        share = self._bytes_per_s[0] / total if all(self._bytes_per_s) else 0.5
+        part = block_floor(int(share * nbytes))
+        if min(part, nbytes - part) < LEAST_PART_BYTES:
+            return nbytes if share >= 0.5 else 0
+        return part
+
+    def _read(self, which: int, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        begun = self._clock()
+        n = self._readers[which].read(run, into, stopped)
+        seconds = self._clock() - begun
+        if n >= LEAST_PART_BYTES and seconds > 0:
+            before = self._bytes_per_s[which] or n / seconds
+            self._bytes_per_s[which] = before + NEW_SHARE * (n / seconds - before)
+        return n
+
+    def close(self) -> None:
+        """Ends the thread and closes both readers."""
+        close_all(self._thread.shutdown, *(reader.close for reader in self._readers))
+
+
+def _part(run: Run, begin: int, end: int) -> Run:
+    """Bytes `begin` to `end` of a run, both at whole blocks."""
+    return Run(
+        run.file_index, run.start + begin, end - begin, max(0, min(run.needed, end) - begin), 0
+    )
