@@ -17,6 +17,7 @@ from edgespec.paging.reader import DirectReader, Reader, Run, block_floor
 
 LEAST_PART_BYTES = 128 << 10
 """Smaller parts would cost more in requests than a second disk brings."""
+MOST_AT_ONCE = 4
 NEW_SHARE = 0.2
 """Weight of the latest read in the speed of a disk."""
 
@@ -55,7 +56,10 @@ def find_mirror(paths: Sequence[Path], mirror: Path) -> list[Path]:
 
 
 class MirroredReader(Closeable):
-    """Reads a part of each run from the first reader and the rest from the second, at once."""
+    """Reads a part of each run from the first reader and the rest from the second, at once.
+
+    Several threads may read, as experts are.
+    """
 
     def __init__(
         self, first: Reader, second: Reader, clock: Callable[[], float] = time.perf_counter
@@ -63,7 +67,7 @@ class MirroredReader(Closeable):
         self._readers = (first, second)
         self._clock = clock
         self._bytes_per_s = [0.0, 0.0]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgespec-mirror")
+        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="edgespec-mirror")
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         first_bytes = self._first_part(run.nbytes)
@@ -71,7 +75,7 @@ class MirroredReader(Closeable):
             return self._read(int(first_bytes == 0), run, into, stopped)
         with into[:first_bytes] as beginning, into[first_bytes:] as end:
             second = _part(run, first_bytes, run.nbytes)
-            reading = self._thread.submit(self._read, 1, second, end, stopped)
+            reading = self._threads.submit(self._read, 1, second, end, stopped)
             try:
                 n = self._read(0, _part(run, 0, first_bytes), beginning, stopped)
             finally:
@@ -97,8 +101,8 @@ class MirroredReader(Closeable):
         return n
 
     def close(self) -> None:
-        """Ends the thread and closes both readers."""
-        close_all(self._thread.shutdown, *(reader.close for reader in self._readers))
+        """Ends the threads and closes both readers."""
+        close_all(self._threads.shutdown, *(reader.close for reader in self._readers))
 
 
 def _part(run: Run, begin: int, end: int) -> Run:

@@ -105,6 +105,24 @@ def test_a_disk_that_grows_slower_reads_less() -> None:
     reader.close()
 
 
+def test_several_threads_read_at_once(model: Path, copy: Path) -> None:
+    reader, size = open_reader([model], [copy]), 3 * MIB
+    memory = AlignedMemory(8 * size)  # as direct reads need it
+
+    def read(block: int) -> None:
+        for start in range(0, size, MIB):
+            with memory.view(block * size + start, MIB) as into:
+                reader.read(Run(0, start, MIB, MIB, 0), into, lambda: False)
+
+    threads = [threading.Thread(target=read, args=[block]) for block in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(memory.view(n * size, size) == model.read_bytes()[:size] for n in range(8))
+    reader.close()
+
+
 def test_small_reads_are_not_divided() -> None:
     first, second = OnAClock(100 * MIB), OnAClock(100 * MIB)
     read_often(first, second, LEAST_PART_BYTES, 3)
