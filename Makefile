@@ -1,10 +1,13 @@
-# Every target sets up .venv by itself. Building llama-cpp-python needs a C++ compiler (on Debian:
+# Every target sets up .venv by itself. A wheel of llama-cpp-python for this machine in WHEELS is taken;
+# `make wheels` makes it. Without one llama-cpp-python is built, which needs a C++ compiler (on Debian:
 # apt install g++) and takes about four minutes once; pip fetches cmake and keeps the built wheel.
 
 PYTHON ?= python3
 WORKERS ?= 2
+WHEELS ?= dist
 VENV := .venv
 BIN := $(VENV)/bin
+CREATED := $(VENV)/created
 READY := $(VENV)/ready
 TESTABLE := $(VENV)/testable
 DOCUMENTABLE := $(VENV)/documentable
@@ -17,7 +20,9 @@ BUILD_FLAGS = $(shell uname -m | grep -qE '^(x86_64|amd64)$$' \
 	&& $(call known_by,$${CC:-cc},c) && $(call known_by,$${CXX:-c++},c++) && echo '$(NO_AMX)')
 # Other machines lend their memory through RPC; CMAKE_ARGS of the environment may add to it.
 PIP_INSTALL = CMAKE_ARGS="-DGGML_RPC=ON $$CMAKE_ARGS" CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
-	$(BIN)/python -m pip install
+	$(BIN)/python -m pip install$(if $(LLAMA_CPP_WHEEL), --find-links $(WHEELS))
+LLAMA_CPP_VERSION = $(shell sed -n 's/.*"llama-cpp-python==\(.*\)".*/\1/p' pyproject.toml)
+LLAMA_CPP_WHEEL = $(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_$(shell uname -m).whl)
 
 # Why this build of llama.cpp is not the one that is wanted; nothing if it is.
 define WRONG_BUILD
@@ -29,7 +34,7 @@ elif not llama_cpp.llama_supports_rpc():
 endef
 export WRONG_BUILD
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check docs test-processors wheels release clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -52,15 +57,38 @@ check: $(TESTABLE)
 docs: $(DOCUMENTABLE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
+# The tests of what is claimed to the last bit, on every level of instructions that this processor has.
+test-processors: $(TESTABLE)
+	test -n "$(LLAMA_CPP_WHEEL)" || $(MAKE) wheels
+	$(BIN)/python tests/on_every_processor.py $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_$$(uname -m).whl
+
+# Wheels for machines without a compiler: llama-cpp-python for all processors of an architecture, this
+# one's or that of a CMake toolchain file (TOOLCHAIN=...), and edgespec. Takes ten minutes of two cores.
+wheels: | $(CREATED)
+	$(BIN)/python -m pip install -q cmake ninja wheel hatchling
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python runtimes/build_wheel.py --version $(LLAMA_CPP_VERSION) --out $(WHEELS) \
+		$(if $(TOOLCHAIN),--toolchain $(TOOLCHAIN))
+	$(BIN)/python -m hatchling build -t wheel -d $(WHEELS)
+
+# What a release holds. The same commit, compiler and folder give the same bytes.
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+release: wheels
+	awk '/^## /{n++} n == 1' CHANGELOG.md > $(WHEELS)/CHANGES.md
+	cp LICENSE Containerfile packaging/edgespec.service $(WHEELS)
+	cd $(WHEELS) && sha256sum -- *.whl CHANGES.md Containerfile LICENSE edgespec.service > SHA256SUMS
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml
+$(CREATED):
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed: $(PYTHON) was not found" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=python3.12 names another" >&2; exit 1; }
-	@command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
+	@touch $@
+
+$(READY): pyproject.toml | $(CREATED)
+	@test -n "$(LLAMA_CPP_WHEEL)" || command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install; or WHEELS=FOLDER with a wheel of it" >&2; exit 1; }
 	$(PIP_INSTALL) -e ".[gguf,dev]"
 	@# pip's cache does not look at flags: it may hold a wheel that was built without them
 	@wrong="$$($(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \

@@ -15,21 +15,21 @@ ACCEPTS, REFUSES = "cat > /dev/null", 'case "$*" in *-mno-amx*) exit 1;; esac; c
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 
 
-def install_command(folder: Path, machine: str, cc: str, cxx: str) -> str:
+def install_command(folder: Path, machine: str, cc: str, cxx: str, *arguments: str) -> str:
     """What `make` would run on such a machine with such compilers; nothing is run."""
     for name, script in (("uname", f"echo {machine}"), ("cc", cc), ("c++", cxx)):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     environ = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
     printed = subprocess.run(
-        ["make", "-n", f"VENV={folder}/venv", "demo"],
+        ["make", "-n", f"VENV={folder}/venv", *arguments, "demo"],
         cwd=ROOT,
         env=environ | {"PATH": f"{folder}:{environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    return next(line for line in printed.splitlines() if "pip install -e" in line)
+    return next(line for line in printed.splitlines() if "pip install" in line and '-e ".[gguf,dev' in line)
 
 
 def test_llama_cpp_is_built_without_amx(tmp_path: Path):
@@ -39,6 +39,17 @@ def test_llama_cpp_is_built_without_amx(tmp_path: Path):
 
 def test_llama_cpp_is_built_with_rpc(tmp_path: Path):
     assert "-DGGML_RPC=ON" in install_command(tmp_path, "aarch64", REFUSES, REFUSES)
+
+
+@pytest.mark.parametrize(("machine", "is_taken"), [("x86_64", True), ("aarch64", False)])
+def test_a_wheel_for_this_machine_is_taken_and_needs_no_compiler(
+    machine: str, is_taken: bool, tmp_path: Path
+):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "llama_cpp_python-0.3.36-py3-none-manylinux_2_34_x86_64.whl").touch()
+    command = install_command(tmp_path, machine, REFUSES, REFUSES, f"WHEELS={wheels}")
+    assert (f"--find-links {wheels}" in command) == is_taken
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def mapped_libraries(**environ: str) -> list[Path]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_no_library_is_mapped_twice() -> None:
     names = [path.name.split(".")[0] for path in mapped_libraries()]
-    assert "libggml-cpu" in names
     assert len({*names}) == len(names)
+    assert sum(name.startswith("libggml-cpu") for name in names) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

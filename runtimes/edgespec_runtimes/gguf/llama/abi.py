@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from pathlib import Path
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.llama import log
 
 _MAX_NAME = 64
 
@@ -87,7 +89,7 @@ def library_file(stem: str) -> Path:
     Wheels hold copies under several names, where builds have links: the one that is loaded counts,
     since another copy would be a library with a state of its own.
     """
-    folder = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
+    folder = _folder()
     names = (
         f"lib{stem}.so",
         f"lib{stem}.so.*",
@@ -96,9 +98,59 @@ def library_file(stem: str) -> Path:
         f"lib{stem}.dll",
     )
     files = [path for name in names for path in sorted(folder.glob(name))]
+    if not files and stem == "ggml-cpu":
+        return _cpu_library(folder)
     if not files:
         raise EdgespecError(f"llama-cpp-python has no library {stem} in {folder}: reinstall it")
     return next(filter(_is_loaded, files), files[0])
+
+
+@functools.cache
+def _folder() -> Path:
+    """The folder of llama.cpp's libraries. Backends that are libraries of their own are loaded from
+    there: llama.cpp looks for them beside the interpreter and in the current folder."""
+    folder = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
+    n_backends = getattr(lib._lib, "ggml_backend_reg_count", None)
+    if n_backends is not None and not n_backends():
+        with log.captured():
+            lib._lib.ggml_backend_load_all_from_path(str(folder).encode())
+    return folder
+
+
+class _DlInfo(ctypes.Structure):
+    """`Dl_info`: the library that an address belongs to."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def _cpu_library(folder: Path) -> Path:
+    """The library of the level of instructions that llama.cpp chose for this processor, in builds
+    with one for each. Raises EdgespecError."""
+    registry = _called("ggml_backend_reg_by_name", b"CPU")
+    if not registry:
+        raise EdgespecError(
+            f"llama.cpp found no library for this processor ({platform.machine()}) in {folder}: "
+            "install a llama-cpp-python that was built for it"
+        )
+    function = _called("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_set_n_threads")
+    found, dladdr = _DlInfo(), getattr(ctypes.CDLL(None), "dladdr", None)
+    if dladdr is None or not dladdr(ctypes.c_void_p(function), ctypes.byref(found)):
+        raise EdgespecError(
+            f"{folder} has several libraries for CPUs: which one is used is unknown"
+        )
+    return Path(os.fsdecode(found.file))
+
+
+def _called(name: str, *args: int | bytes) -> int:
+    """The address that a function of ggml's registry returns, 0 for none."""
+    function = lib._lib[name]
+    function.restype = ctypes.c_void_p
+    return function(*(ctypes.c_void_p(arg) if isinstance(arg, int) else arg for arg in args)) or 0
 
 
 def _is_loaded(file: Path) -> bool:

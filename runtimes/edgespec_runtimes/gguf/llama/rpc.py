@@ -11,8 +11,6 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import ggml
 
@@ -22,7 +20,7 @@ _ADD_SERVER, _START_SERVER = b"ggml_backend_rpc_add_server", b"ggml_backend_rpc_
 
 def is_supported() -> bool:
     """True if this build of llama.cpp has RPC."""
-    return bool(lib.llama_supports_rpc())
+    return bool(ggml.function_of(_REGISTRY, _START_SERVER))
 
 
 def devices_of(server: str) -> list[int]:
@@ -64,7 +62,7 @@ def serve(server: str, n_threads: int, devices: list[int]) -> None:
 
 @functools.cache
 def _function(name: bytes) -> int:
-    address = ggml.function_of(_REGISTRY, name) if is_supported() else 0
+    address = ggml.function_of(_REGISTRY, name)
     if not address:
         raise EdgespecError(MISSING)
     return address
