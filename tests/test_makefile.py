@@ -29,7 +29,8 @@ def install_command(folder: Path, machine: str, cc: str, cxx: str, *arguments: s
         text=True,
         check=True,
     ).stdout
-    return next(line for line in printed.splitlines() if "pip install" in line and '-e ".[gguf,dev' in line)
+    lines = printed.splitlines()
+    return next(line for line in lines if "pip install" in line and "[gguf,dev]" in line)
 
 
 def test_llama_cpp_is_built_without_amx(tmp_path: Path):
