@@ -38,6 +38,9 @@ class ModelInfo:
     prompt_tile: int = 0
     """Prompts of so many tokens are computed by kernels that need so many rows and round otherwise
     than those of shorter ones and of passes; 0 where all tokens round alike."""
+    prompts_share_passes: bool = False
+    """True if tokens of a prompt are computed alike whatever else their pass computes, unless they
+    are as many as `prompt_tile`."""
     max_nodes: int = 64
     """Most nodes that one `evaluate` call takes."""
     max_branches: int = 32
@@ -49,6 +52,11 @@ class ModelInfo:
     """Threads that compute it; 0 where a runtime does not say."""
     latency_s: float = 0.0
     """Seconds of a pass spent on the way to other machines, whatever its rows."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a pass: tokens of prompts and nodes."""
+        return max(self.prompt_batch, self.max_nodes)
 
     @property
     def verifies_guesses(self) -> bool:

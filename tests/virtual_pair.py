@@ -206,7 +206,7 @@ class _Call:
 
     def __post_init__(self) -> None:
         if isinstance(self.call, partial) and len(self.call.args) == 1:
-            self.clock.begin_pass(sum(len(part.nodes) for part in self.call.args[0]))
+            self.clock.begin_pass(sum(part.n_rows for part in self.call.args[0]))
 
     @property
     def done(self) -> bool:

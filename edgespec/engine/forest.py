@@ -132,9 +132,9 @@ class Forest:
             trace = self._growths[0].round.pair.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
-    def select(self, n_further: int = 0) -> list[list[int]]:
-        """Nodes of each tree that are worth their place in the pass, ascending; `n_further` rows
-        of it are taken."""
+    def select(self, max_nodes: int) -> list[list[int]]:
+        """Nodes of each tree that are worth their place in the pass, ascending; `max_nodes` or
+        fewer of all trees."""
         if not self._growths:
             return []
         plan = self._plan if self._guesses else replace(self._plan, credit_s=math.inf)
@@ -147,7 +147,7 @@ class Forest:
             [growth] = self._growths
             return [list(range(min(len(growth.tree), growth.round.limits.max_nodes)))]
         n_others = len(self._growths) - 1
-        most = min(point.n_rows + n_others, self._rules.max_nodes - n_further)
+        most = min(point.n_rows + n_others, max_nodes)
         candidates = [
             growth.round.rules.pacer.select(growth.tree, self._limited(growth, most - n_others))
             for growth in self._growths

@@ -18,6 +18,7 @@ from edgespec.engine.outcome import Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
+from edgespec.ports.texts import PassPart
 from edgespec.values import PassReport
 
 
@@ -72,12 +73,19 @@ class Learning:
     def serve(self, n_texts: int, n_unread: int, room: int) -> None:
         """Plan for so many texts, of which no drafter has read `n_unread` tokens; `room` may follow
         in all."""
-        self.share_pass(n_texts, 0)
-        self.planner = self.planner.with_texts(n_unread, room)
+        self.planner = self.planner.sharing(n_texts, 0).with_texts(n_unread, room)
 
-    def share_pass(self, n_texts: int, n_prompt_rows: int) -> None:
-        """From now on so many texts share a pass with so many rows of others' prompts."""
-        self.planner = self.planner.sharing(n_texts, n_prompt_rows)
+    def share_pass(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
+        """From now on so many texts, with up to `max_nodes` nodes, share a pass with `prompts`."""
+        planner, n_prompt_rows = self.planner, sum(part.n_rows for part in prompts)
+        max_rows = max_nodes + n_prompt_rows
+        if prompts or (n_texts, max_rows) != (planner.n_texts, planner.max_rows):
+            self.planner = replace(planner.sharing(n_texts, n_prompt_rows), max_rows=max_rows)
+
+    def n_hidden(self, most: int) -> int:
+        """Rows, of `most`, that a pass is known to compute while it reads."""
+        is_known = self.planner.experience.curve.is_known
+        return replace(self.planner, max_rows=most).n_hidden if is_known else 0
 
     def see_reading(self, seconds: float, tried: Sequence[Rehearsed]) -> None:
         """See how long the drafters took to read a prompt, and how they would have guessed it."""

@@ -17,6 +17,7 @@ from edgespec.engine.learning import Learning
 from edgespec.engine.observing import RoundObserver
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
+from edgespec.engine.prompt import parts_of
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled
@@ -44,19 +45,18 @@ class Loop:
         """
         check = cancelled_together(texts)
         growths = self._prepare(texts)
-        tails = self._tails(texts, len(growths))
-        n_prompt_rows = sum(len(part.nodes) for part in tails)
+        tails, max_nodes = self._tails(texts, len(growths))
         if growths:
-            self._learning.share_pass(len(growths), n_prompt_rows)
+            self._learning.share_pass(len(growths), tails, max_nodes)
         prepared = self._passes.clock()
         forest = Forest(growths, self._rules, self._learning.planner)
         try:
             forest.grow(self._passes.clock, check)
             self._end_failed(texts, forest)
-            parts = tails + self._grown(forest, n_prompt_rows)
+            parts = tails + self._grown(forest, max_nodes)
             if not parts:
                 return
-            n_rows = sum(len(part.nodes) for part in parts)
+            n_rows = sum(part.n_rows for part in parts)
             logits = self._passes.evaluate(parts, forest.beside(n_rows, check), check)
             self._end_failed(texts, forest)
         except Cancelled:
@@ -75,7 +75,7 @@ class Loop:
                 if text.growth is not None:
                     outcomes.append(self._accept(text, part.nodes, its_logits))
                 elif text.tail is not None:
-                    text.take_tail(part.tree, text.tail, its_logits)
+                    text.take_tail(part, text.tail, its_logits)
         if not growths:
             report = self._passes.target.last_report
             self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows))
@@ -102,20 +102,20 @@ class Loop:
             if text.growth in forest.failed:
                 text.fail(forest.failed[text.growth])
 
-    def _tails(self, texts: Sequence[TextAtWork], n_trees: int) -> list[PassPart]:
-        """Parts of a pass of `n_trees` trees that read rests of prompts."""
-        tails = [text for text in texts if text.tail is not None]
-        most = self._rules.max_nodes - n_trees
-        branches = [text.tail.branch(max(1, most // len(tails))) for text in tails if text.tail]
-        return [
-            PassPart(text.pair.text, tree, range(len(tree)))
-            for text, tree in zip(tails, branches, strict=True)
-        ]
+    def _tails(self, texts: Sequence[TextAtWork], n_trees: int) -> tuple[list[PassPart], int]:
+        """Parts of a pass of `n_trees` trees that read rests of prompts, and the most nodes that
+        these trees may have beside them."""
+        tails = [text.tail for text in texts if text.tail is not None]
+        if not tails:
+            return [], self._rules.max_nodes
+        n_hidden = self._learning.n_hidden(self._rules.max_rows)
+        parts = parts_of(tails, n_trees, self._rules.max_nodes, n_hidden)
+        return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 
     @staticmethod
-    def _grown(forest: Forest, n_prompt_rows: int) -> list[PassPart]:
+    def _grown(forest: Forest, max_nodes: int) -> list[PassPart]:
         """Parts of a pass that verify the best nodes of all trees."""
-        nodes = forest.select(n_further=n_prompt_rows)
+        nodes = forest.select(max_nodes)
         return [
             PassPart(growth.round.pair.text, growth.tree, its_nodes)
             for growth, its_nodes in zip(forest.growths, nodes, strict=True)

@@ -46,8 +46,8 @@ class Passes(Closeable):
         """Logits of one pass, beside which `beside` works. `check` is called now and then, and may
         raise."""
         is_short = 0 < self._usual_pass_s < SHORT_PASS_S
-        n_nodes = sum(len(part.nodes) for part in parts)
-        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_nodes):
+        n_rows = sum(part.n_rows for part in parts)
+        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
             if beside is None and is_short and not self.is_paged:
                 logits = self._evaluate(parts)
             else:
@@ -64,7 +64,7 @@ class Passes(Closeable):
         self.worker.close()
 
     def _evaluate(self, parts: Sequence[PassPart]) -> Logits:
-        if len(parts) == 1 and parts[0].text == 0:
+        if len(parts) == 1 and parts[0].text == 0 and not parts[0].reads:
             return [self.target.evaluate(parts[0].tree, parts[0].nodes)]
         assert isinstance(self.target, HoldsTexts)
         return self.target.evaluate_together(parts)

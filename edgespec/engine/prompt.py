@@ -16,9 +16,13 @@ from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
+from edgespec.ports.texts import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
-from edgespec.values import PassReport, TokenEvent
+from edgespec.values import ModelInfo, PassReport, TokenEvent
+
+PORTION = 64
+"""Tokens of prompts that a pass of several texts reads though computing them takes time."""
 
 
 def read_prompt(
@@ -27,7 +31,8 @@ def read_prompt(
     """Commit all but the prompt's last token, reading only the part whose KV the target does not
     hold as it would compute it. With `n_others` texts at work it stops after each pass of several.
 
-    A rest that fits into one pass is left to a `Tail`. Drafters read the prompt where that pays.
+    What passes can read beside the trees of others, and a rest that fits into one pass, is left to
+    a `Tail`. Drafters read the prompt where that pays.
     """
     pair.check_cancelled()
     prompt = list(request.prompt)
@@ -39,9 +44,12 @@ def read_prompt(
     reused = len(pair.committed)
     unread = prompt[reused:-1]
     report = None
-    may_wait = bool(reused or n_others) and not _is_tiled(pair, prompt[:-1])
-    if may_wait and _fits_a_pass(pair, len(unread) + 1 + n_others):
-        unread = []
+    n_own_passes = _n_passes(pair, len(unread))
+    if not _is_tiled(pair, prompt[:-1]):
+        if (reused or n_others) and _fits_a_pass(pair, len(unread) + 1 + n_others):
+            unread, n_own_passes = [], 0
+        elif pair.target.info.prompts_share_passes and request.terms.keeper is None:
+            unread = []
     if unread:
         for end in _portions(pair, unread) if n_others else [len(unread)]:
             n_read = len(pair.committed) - reused
@@ -53,7 +61,7 @@ def read_prompt(
     now = pair.clock()
     request.tally.prompt_s = now - begun
     request.tally.reused_tokens = reused
-    request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - _n_passes(pair, len(unread))
+    request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - n_own_passes
     if request.terms.keeper is not None:
         request.terms.keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
@@ -107,8 +115,8 @@ def _draft_reads(
 
 
 class Tail:
-    """The rest of a prompt, a branch of a tree, that is read in the pass of the first token, or in
-    several where others need its rows.
+    """The rest of a prompt that is read in passes which trees of others may share. The first token
+    comes with its end.
 
     The next turn of a conversation costs one pass so, instead of a prefill and one.
     """
@@ -118,31 +126,68 @@ class Tail:
         self._request = request
         self._begun = pair.clock()
 
-    @staticmethod
-    def is_left(pair: Pair, request: ActiveRequest) -> bool:
-        """True if there is a rest."""
-        return len(pair.committed) < len(request.prompt) - 1
+    @property
+    def info(self) -> ModelInfo:
+        return self._pair.target.info
 
-    def branch(self, most: int) -> TokenTree:
-        """The next tokens, `most` of them or fewer."""
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are left."""
+        return len(self._request.prompt) - len(self._pair.committed)
+
+    def part(self, most: int) -> PassPart:
+        """The next tokens, `most` of them or fewer: the last of all is a node, and so are those
+        before it where the model cannot read them in a pass of others."""
         begin = len(self._pair.committed)
         tokens = self._request.prompt[begin : begin + most]
+        if self.info.prompts_share_passes:
+            is_end = begin + len(tokens) == len(self._request.prompt)
+            reads = tokens[:-1] if is_end else tokens
+            return PassPart(self._pair.text, TokenTree(tokens[-1], 1), range(is_end), reads)
         tree = TokenTree(tokens[0], len(tokens))
         for node, token in enumerate(tokens[1:]):
             tree.add(node, token, confidence=1.0)
-        return tree
+        return PassPart(self._pair.text, tree, range(len(tree)))
 
-    def take(self, tree: TokenTree, logits: np.ndarray) -> TokenEvent | None:
-        """Commit a branch; with the last one comes the first token."""
+    def take(self, part: PassPart, logits: np.ndarray) -> TokenEvent | None:
+        """Commit a part; with the last one comes the first token."""
         pair, request = self._pair, self._request
         event = None
-        if len(pair.committed) + len(tree) == len(request.prompt):
+        if part.n_rows == self.n_tokens:
             token = request.sampler.pick(logits[-1])
             event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
-        pair.commit(tree, range(len(tree)))
+        pair.committed += part.reads
+        if part.nodes:
+            pair.commit(part.tree, part.nodes)
         if event is not None:
             request.tally.read_first_token(pair.clock() - self._begun)
+        elif request.terms.progress:
+            share = len(pair.committed) / len(request.prompt)
+            request.terms.progress("reading the prompt", share)
         return event
+
+
+def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int) -> list[PassPart]:
+    """Parts of rests of prompts in a pass of so many trees, the shortest rests first.
+
+    Several texts have the `n_hidden` rows that cost nothing, and a few in any case: nobody's text
+    stops while a long prompt is read.
+    """
+    info = tails[0].info
+    left = (info.max_rows if info.prompts_share_passes else max_nodes) - n_trees
+    if info.prompts_share_passes and n_trees + len(tails) > 1:
+        left = min(left, max(PORTION, n_hidden - n_trees))
+    parts: list[PassPart] = []
+    for tail in sorted(tails, key=lambda tail: tail.n_tokens):
+        if left > 0:
+            parts.append(tail.part(left))
+            left -= parts[-1].n_rows
+    return parts
+
+
+def is_read(pair: Pair, request: ActiveRequest) -> bool:
+    """True if the target holds all but the prompt's last token."""
+    return len(pair.committed) >= len(request.prompt) - 1
 
 
 def reusable(pair: Pair, text: Sequence[int]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
+from edgespec.ports.texts import PassPart
 from edgespec.settings import arguments
 from edgespec.settings.config import (
     KEPT_BY,
@@ -123,6 +124,7 @@ class EngineSettings:
             pacer=PACERS[self.pacer]() if info.tree_capable else LinearPacer(),
             acceptance=ACCEPTANCE_RULES[self.acceptance](),
             max_nodes=max_nodes,
+            max_rows=max(max_nodes, info.prompt_batch),
             max_branches=info.max_branches,
             max_depth=self.max_depth or max_nodes - 1,
         )
@@ -136,6 +138,8 @@ class RoundRules:
     acceptance: AcceptanceRule
     max_nodes: int
     """Most nodes of one pass, the root included."""
+    max_rows: int
+    """Most nodes of one pass and tokens of prompts together."""
     max_branches: int
     max_depth: int
     """Most drafted tokens in one verified branch."""
@@ -144,6 +148,14 @@ class RoundRules:
     def tree_capacity(self) -> int:
         """Nodes of one pass, and room to grow beside it."""
         return PROVISIONAL_FACTOR * self.max_nodes
+
+    def room_beside(self, prompts: Sequence[PassPart], n_trees: int, n_hidden: int) -> int:
+        """Most nodes of `n_trees` trees in a pass beside parts of prompts: few that would make it
+        longer, since the texts that wait for their prompts would pay for them."""
+        n_nodes = self.max_nodes - sum(len(part.nodes) for part in prompts)
+        n_prompt_rows = sum(part.n_rows for part in prompts)
+        cheap = max(2 * n_trees, n_hidden - n_prompt_rows)
+        return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
     def limits(
         self, n_free: int, room: int, n_hidden: int = 0, least_confidence: float = 0.0

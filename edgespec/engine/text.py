@@ -14,11 +14,12 @@ import numpy as np
 from edgespec.engine.forest import GrowingTree
 from edgespec.engine.learning import Learning
 from edgespec.engine.pair import Pair
-from edgespec.engine.prompt import Tail, read_prompt
+from edgespec.engine.prompt import Tail, is_read, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import begin_round
 from edgespec.engine.settings import RoundRules
 from edgespec.errors import Cancelled
+from edgespec.ports.texts import PassPart
 from edgespec.tree import TokenTree
 from edgespec.values import TokenEvent
 
@@ -41,7 +42,8 @@ class TextAtWork:
         self._rules = rules
         self._learning = learning
         self._reading: Iterator[None] | None = None
-        self._is_read = False
+        self._rest: Tail | None = None
+        """The part of the prompt that passes read, once nothing else reads it."""
         self._failure: Exception | None = None
 
     @property
@@ -52,7 +54,7 @@ class TextAtWork:
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read: its part in a pass is a tree."""
-        return self._is_read and not Tail.is_left(self.pair, self.request)
+        return self._rest is not None and is_read(self.pair, self.request)
 
     @property
     def waits(self) -> bool:
@@ -64,15 +66,15 @@ class TextAtWork:
         begin a round."""
         self.tail = self.growth = None
         with self.alone():
-            if not self._is_read:
+            if self._rest is None:
                 if self._reading is None:
                     self._reading = read_prompt(self.pair, self.request, self._learning, n_others)
                 if any(True for _ in self._reading):
                     return
-                self._is_read = True
-            if Tail.is_left(self.pair, self.request):
+                self._rest = Tail(self.pair, self.request)
+            if not is_read(self.pair, self.request):
                 self.pair.check_cancelled()
-                self.tail = Tail(self.pair, self.request)
+                self.tail = self._rest
             else:
                 planner = self._learning.planner
                 round_ = begin_round(
@@ -80,9 +82,9 @@ class TextAtWork:
                 )
                 self.growth = GrowingTree(round_, self.tree, self.request.sampler)
 
-    def take_tail(self, tree: TokenTree, tail: Tail, logits: np.ndarray) -> None:
+    def take_tail(self, part: PassPart, tail: Tail, logits: np.ndarray) -> None:
         """Take the pass over a rest of the prompt."""
-        event = tail.take(tree, logits)
+        event = tail.take(part, logits)
         if event is not None:
             self.events.append(event)
             self.tree = TokenTree(event.token, self._rules.tree_capacity)

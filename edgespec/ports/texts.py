@@ -17,11 +17,18 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 
 
 class PassPart(NamedTuple):
-    """The nodes of one text in a pass."""
+    """The rows of one text in a pass: tokens of a prompt, nodes of a tree, or both."""
 
     text: int
     tree: TokenTree
     nodes: Sequence[int]
+    reads: Sequence[int] = ()
+    """Tokens between the committed prefix and the root, which is then the only node, if there is
+    one. A pass that succeeds commits them."""
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.reads) + len(self.nodes)
 
 
 @runtime_checkable
@@ -40,10 +47,11 @@ class HoldsTexts(LanguageModel, Protocol):
     ) -> None: ...
 
     def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        """Do as `evaluate` for each of `parts`, of different texts, in one pass.
+        """Do as `prefill` and `evaluate` for each of `parts`, of different texts, in one pass.
 
-        `info.max_nodes` counts the nodes of all parts, `info.max_branches` their leaves but for the
-        first one of each text. A failure leaves no provisional node of theirs behind.
+        `info.max_nodes` counts the nodes of all parts, `info.max_rows` their tokens of prompts,
+        too, and `info.max_branches` their leaves but for the first one of each text. A failure
+        leaves nothing of theirs behind.
         """
 
     def commit(

@@ -148,6 +148,7 @@ class FakeModel:
             max_nodes=max_nodes,
             max_branches=max_branches,
             n_texts=n_texts,
+            prompts_share_passes=n_texts > 1,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.last_report = PassReport()
@@ -155,7 +156,10 @@ class FakeModel:
         self.evaluations: list[int] = []
         """Number of nodes of every `evaluate` that succeeded."""
         self.prefilled: list[int] = []
-        """Number of tokens of every `prefill` that succeeded."""
+        """Number of tokens of every `prefill` that succeeded, and of every part of a pass that
+        read a prompt."""
+        self.n_passes = 0
+        """Number of passes that succeeded."""
         self._take: Take | None = None
         self._n_given = 0
         self._stall_share = stall_share
@@ -199,6 +203,7 @@ class FakeModel:
         of.committed += tokens
         if text == 0:
             self._give(len(of.committed) - len(tokens))
+        self.n_passes += 1
         self.prefilled.append(len(tokens))
         self.last_report = self._report(len(tokens))
         if progress is not None:
@@ -208,7 +213,7 @@ class FakeModel:
         return self.evaluate_together([PassPart(0, tree, nodes)])[0]
 
     def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        n_rows = sum(len(part.nodes) for part in parts)
+        committed = [self.committed_of(part.text) for part in parts]
         self._begin()
         try:
             self._check_batch(parts)
@@ -216,18 +221,25 @@ class FakeModel:
             logits = []
             for part in parts:
                 of = self._texts[part.text]
+                of.committed += part.reads
                 for node in part.nodes:
                     self._fill(of, part.tree, node)
                 contexts = [of.context(int(part.tree.key[node])) for node in part.nodes]
-                logits.append(np.stack(list(map(self.language, contexts))).astype(np.float32))
+                rows = np.empty((len(contexts), self.info.n_vocab), np.float32)
+                for row, context in zip(rows, contexts, strict=True):
+                    row[:] = self.language(context)
+                logits.append(rows)
         except BaseException:
-            for part in parts:
+            for part, n_tokens in zip(parts, committed, strict=True):
                 self._texts[part.text].cells.clear()
+                del self._texts[part.text].committed[n_tokens:]
             raise
         finally:
             self._is_running = False
-        self.evaluations.append(n_rows)
-        self.last_report = self._report(n_rows)
+        self.n_passes += 1
+        self.evaluations.append(sum(len(part.nodes) for part in parts))
+        self.prefilled += (len(part.reads) for part in parts if part.reads)
+        self.last_report = self._report(sum(part.n_rows for part in parts))
         return logits
 
     def commit(
@@ -334,22 +346,28 @@ class FakeModel:
 
     def _check_batch(self, parts: Sequence[PassPart]) -> None:
         info = self.info
-        n_rows = sum(len(part.nodes) for part in parts)
-        assert all(part.nodes for part in parts), "an empty batch"
-        assert n_rows <= info.max_nodes, f"{n_rows} nodes in one batch"
-        assert info.tree_capable or n_rows <= 1 + info.max_rollback, "too long to drop again"
+        n_nodes = sum(len(part.nodes) for part in parts)
+        n_rows = sum(part.n_rows for part in parts)
+        assert all(part.n_rows for part in parts), "an empty batch"
+        assert not any(part.reads and len(part.nodes) > 1 for part in parts), "a tree in a prompt"
+        assert n_nodes <= info.max_nodes, f"{n_nodes} nodes in one batch"
+        assert n_rows <= info.max_rows, f"{n_rows} rows in one batch"
+        assert n_nodes == n_rows or info.prompts_share_passes, "a prompt that rounds by its pass"
+        assert info.tree_capable or n_nodes <= 1 + info.max_rollback, "too long to drop again"
         assert len({part.text for part in parts}) == len(parts), "a text twice"
-        n_further = sum(self._n_branches(part) - 1 for part in parts)
+        n_further = sum(self._n_branches(part) - 1 for part in parts if part.nodes)
         assert n_further < info.max_branches, "too many branches"
         assert info.tree_capable or n_further == 0, "a tree for a recurrent model"
 
     def _n_branches(self, part: PassPart) -> int:
         of, tree = self._texts[part.text], part.tree
+        assert not (part.reads and of.cells), "a prompt with provisional nodes around"
         keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
         stale = of.cells.keys() - keys.keys()
         assert not stale, f"provisional nodes of no tree: {stale}"
         together = [*(keys[key] for key in of.cells), *part.nodes]
-        assert len(of.committed) + len(together) <= self.info.n_ctx, "more cells than the context"
+        n_committed = len(of.committed) + len(part.reads)
+        assert n_committed + len(together) <= self.info.n_ctx, "more cells than the context"
         return tree.branch_count(together)
 
     def _fill(self, of: FakeText, tree: TokenTree, node: int) -> None:

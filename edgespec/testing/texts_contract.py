@@ -99,6 +99,37 @@ class TextsContract:
         for rows, logits in zip(expected, model.evaluate_together(parts), strict=True):
             assert all(map(np.array_equal, rows, logits))
 
+    def test_prompts_are_read_in_a_pass_of_guesses(
+        self, model: HoldsTexts, texts: list[list[int]]
+    ) -> None:
+        """Two prompts in portions, the last of which has the root, too; trees of the third text
+        branch beside them."""
+        if not model.info.prompts_share_passes:
+            pytest.skip("its prompts have passes of their own")
+        expected = [self.alone(model, tokens) for tokens in texts]
+        model.prefill(texts[1][:2], text=1)
+        for begin, end, n_held in ((0, 5, 2), (5, 11, 4)):
+            tree = TokenTree(texts[1][n_held])
+            tree.add(ROOT, (texts[1][n_held + 1] + 1) % model.info.n_vocab, 0.9)
+            right = tree.add(ROOT, texts[1][n_held + 1], 0.1)
+            last = range(end == 11)
+            parts = [
+                PassPart(0, TokenTree(texts[0][end]), last, texts[0][begin:end]),
+                PassPart(1, tree, range(len(tree))),
+                PassPart(2, TokenTree(texts[2][end]), last, texts[2][begin:end]),
+            ]
+            logits = model.evaluate_together(parts)
+            assert [len(rows) for rows in logits] == [len(last), len(tree), len(last)]
+            model.commit(tree, [ROOT, right], text=1)
+            assert [model.committed_of(text) for text in range(3)] == [end, n_held + 2, end]
+            model.truncate(end, text=0)
+        for part, rows in zip(parts, logits, strict=True):
+            if part.text != 1:
+                assert np.array_equal(rows[0], expected[part.text]), f"text {part.text}"
+        model.prefill(texts[1][6:11], text=1)
+        [rows] = model.evaluate_together([PassPart(1, TokenTree(texts[1][11]), [ROOT])])
+        assert np.array_equal(rows[0], expected[1])
+
     def test_rounds_of_one_text_leave_the_others_as_they_are(
         self, model: HoldsTexts, texts: list[list[int]]
     ) -> None:

@@ -188,3 +188,67 @@ def test_a_long_prompt_is_read_in_portions_beside_a_text() -> None:
         assert sum(target.prefilled) >= 78
         assert len(target.evaluations) - begun >= 4, "the first text went on meanwhile"
         first.close()
+
+
+def test_prompts_that_come_one_by_one_cost_no_pass_of_their_own() -> None:
+    """Eight texts begin one after another: each prompt is read beside the guesses of others."""
+    n_tokens, target = 24, new_target(8)
+    with Engine(target) as engine:
+        requests = [
+            engine.admit(TextRequest((n, *range(3, 20)), SamplingParams(), n_tokens))
+            for n in range(8)
+        ]
+        going = [engine.run(request) for request in requests]
+        while going:
+            going = [events for events in going if next(events, None) is not None]
+    assert target.n_passes <= n_tokens + 8
+    for n, request in enumerate(requests):
+        assert request.result().tokens == alone((n, *range(3, 20)), SamplingParams(), n_tokens)
+
+
+def test_prompts_that_come_together_are_read_together() -> None:
+    target, most = new_target(4), 64
+    with Engine(target) as engine:
+        prompts = [(n, *range(1, 14)) for n in range(4)]
+        together(engine, *[lambda p=p: written(engine, p, SamplingParams(), 1) for p in prompts])
+    assert sum(target.prefilled) == 4 * 13
+    assert max(target.prefilled) <= most
+    assert target.n_passes <= 4
+
+
+def test_guesses_are_verified_in_the_passes_that_read_a_long_prompt() -> None:
+    target, draft = new_target(2, max_nodes=16), new_draft(2)
+    target.info = replace(target.info, prompt_batch=24)
+    with Engine(target, draft, EngineSettings(step_aside=False)) as engine:
+        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 200)))
+        for _ in range(5):
+            next(first)
+        n_before, n_evaluated = target.n_passes, len(target.evaluations)
+        second = engine.admit(TextRequest(tuple([1, 2, 3, 4] * 30), SamplingParams(), 1))
+        assert [event.token for event in engine.run(second)] == [
+            *alone([1, 2, 3, 4] * 30, SamplingParams(), 1)
+        ]
+        assert target.n_passes - n_before <= 120 // (24 - 16) + 2
+        assert max(target.evaluations[n_evaluated:]) > 2
+        first.close()
+
+
+def test_a_pass_that_fails_leaves_nothing_of_the_prompts_in_it() -> None:
+    target = new_target(2)
+
+    def fail_once(model: FakeModel) -> None:
+        if model.n_passes == 2:
+            model.hook = None
+            raise ModelError("broken")
+
+    with Engine(target) as engine:
+        first = engine.run(engine.admit(TextRequest((1, 2), SamplingParams(), 20)))
+        next(first), next(first)
+        target.hook = fail_once
+        second = engine.run(engine.admit(TextRequest((5, 2, 7, 8), SamplingParams(), 9)))
+        with pytest.raises(ModelError, match="broken"):
+            list(second)
+        assert target.text(1) == ()
+        first.close()
+        found = written(engine, (5, 2, 7, 8), SamplingParams(), 9)
+        assert found == alone((5, 2, 7, 8), SamplingParams(), 9)

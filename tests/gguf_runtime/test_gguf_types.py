@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
-from test_gguf_model import open_paged
+from test_gguf_model import open_paged, request
 from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
-from edgespec.testing.paging_contract import one_by_one
+from edgespec.ports.texts import PassPart
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama.invariant_products import HALF
+from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.packing import packs_when_paged
 from edgespec_runtimes.gguf.rounding import multiplied_types
 from reference import LlamaCpp
@@ -27,6 +32,7 @@ FTYPES = {
     "BF16": 32,
     "Q4_0": 2,
     "Q4_1": 3,
+    "Q8_0": 7,
     "Q5_0": 8,
     "Q5_1": 9,
     "Q2_K": 10,
@@ -116,3 +122,35 @@ def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_tokens"), [("Q8_0", 90), ("F16", 90), ("Q4_0", 50), ("Q4_K_M", 50), ("IQ4_NL", 50)]
+)
+def test_a_prompt_beside_trees_is_the_prompt_alone(
+    name: str, n_tokens: int, tmp_path: Path
+) -> None:
+    """Longer ones of files with K-quants are read in tiles, and never beside trees."""
+    tokens = [300 + 7 * n % 150 for n in range(n_tokens + 1)]
+    wanted = replace(request(stored_as(name, tmp_path), n_texts=2), batch_size=128)
+    model = load_paged(runtime.prepare(wanted), 0.5)
+    assert isinstance(model, GgufModel)
+    try:
+        model.prefill(tokens[:-1])
+        alone = model.evaluate(TokenTree(tokens[-1]), [ROOT])
+        model.truncate(0)
+        model.prefill(tokens[:20], text=1)
+        tree, nodes = line(tokens[20:30])
+        end = TokenTree(tokens[-1])
+        first = model.evaluate_together(
+            [PassPart(0, end, (), tokens[:7]), PassPart(1, tree, nodes)]
+        )
+        model.commit(tree, nodes[:3], text=1)
+        tree, nodes = line(tokens[40:50])
+        rows, _ = model.evaluate_together(
+            [PassPart(0, end, [ROOT], tokens[7:-1]), PassPart(1, tree, nodes)]
+        )
+        assert len(first[0]) == 0
+        assert np.array_equal(rows, alone)
+    finally:
+        model.close()

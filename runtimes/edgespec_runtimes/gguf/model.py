@@ -84,6 +84,9 @@ class GgufModel:
             info,
             prompt_batch=shape.n_batch,
             n_texts=shape.n_texts,
+            prompts_share_passes=(
+                shape.n_texts > 1 and prompts_are_invariant and not feature_layers
+            ),
             used_share=weights.used_share if weights else info.used_share,
         )
         self._origin = origin
@@ -154,7 +157,8 @@ class GgufModel:
             layout.make_room(size)
             self._kernels.prepare(size, layout.top + size, in_tiles)
             before = {text: start}
-            self._decode(chunk, positions, [[branches.home]] * size, False, before, report)
+            homes = [[branches.home]] * size
+            self._decode(chunk, positions, homes, range(0), before, report)
             branches.extend(size)
             if self._tap is not None and text == 0:
                 self._tap.hand_over(positions.start, size)
@@ -169,9 +173,11 @@ class GgufModel:
         return self.evaluate_together([PassPart(0, tree, nodes)])[0]
 
     def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        n_rows = sum(len(part.nodes) for part in parts)
-        if not 0 < n_rows <= self.info.max_nodes:
-            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_rows}")
+        n_nodes, n_rows = sum(len(part.nodes) for part in parts), sum(part.n_rows for part in parts)
+        if n_rows < 1 or n_nodes > self.info.max_nodes:
+            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
+        if n_rows > self.info.max_rows:
+            raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[list[int]] = []
@@ -182,23 +188,33 @@ class GgufModel:
             layout.make_room(n_rows)
             committed = {part.text: self.committed_of(part.text) for part in parts}
             self._kernels.prepare(n_rows, layout.top + n_rows, in_tiles=False)
+            for text, _, nodes, reads in parts:  # before guesses, whose cells may soon be free
+                assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
+                branches = self._texts.all[text]
+                tokens += map(int, reads)
+                positions += range(committed[text], committed[text] + len(reads))
+                sequences += [[branches.home]] * len(reads)
+                branches.extend(len(reads))
+            n_read = len(tokens)
             try:
-                for text, tree, nodes in parts:
+                for text, tree, nodes, _ in parts:
+                    branches = self._texts.all[text]
                     ordered = likely_first(tree, nodes)
-                    row_of = {node: len(tokens) + n for n, node in enumerate(ordered)}
+                    row_of = {node: len(tokens) - n_read + n for n, node in enumerate(ordered)}
                     rows.append([row_of[node] for node in nodes])
                     tokens += (int(tree.token[node]) for node in ordered)
-                    positions += (committed[text] + int(tree.depth[node]) for node in ordered)
-                    sequences += self._texts.all[text].place(tree, ordered)
+                    begin = branches.n_committed
+                    positions += (begin + int(tree.depth[node]) for node in ordered)
+                    sequences += branches.place(tree, ordered)
                     if text == 0:
                         row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
             except UsageError:
                 self._texts.truncate(committed)
                 raise
-            self._decode(tokens, positions, sequences, True, committed)
+            self._decode(tokens, positions, sequences, range(n_read, n_rows), committed)
             if self._tap is not None:
                 self._tap.keep(row_of_key, n_rows)
-            logits = self._logits(n_rows)
+            logits = self._logits(n_nodes)
             return [logits[mine] for mine in rows]
 
     def introduce_sizes(self, limit_s: float) -> None:
@@ -212,7 +228,7 @@ class GgufModel:
             with self._running(n_rows), suppress(Cancelled):
                 self._stop.set()
                 homes = [[self._texts.all[0].home]] * n_rows
-                self._decode([0] * n_rows, range(n_rows), homes, True, {0: 0})
+                self._decode([0] * n_rows, range(n_rows), homes, range(n_rows), {0: 0})
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
@@ -312,7 +328,7 @@ class GgufModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        logits: bool,
+        with_logits: range,
         committed: Mapping[int, int],
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
@@ -329,7 +345,7 @@ class GgufModel:
             ids_of_row = row_ids[i]
             for j, sequence in enumerate(ids):
                 ids_of_row[j] = sequence
-            row_logits[i] = logits
+            row_logits[i] = i in with_logits
         failure: BaseException | None = None
         code = 0
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
