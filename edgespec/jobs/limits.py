@@ -6,6 +6,7 @@ A command is started inside by a prefix of its command line, so that even its fi
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import time
@@ -212,7 +213,10 @@ def _check_scope(prefix: Sequence[str], limits: ProcessLimits) -> None:
     look = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && cat memory.max io.max"
     shown = _output([*prefix, "sh", "-c", look])
     for limit in (limits.memory_bytes, limits.read_bytes_per_s):
-        if limit is not None and str(limit - limit % 4096) not in shown and str(limit) not in shown:
+        if limit is None:
+            continue
+        in_pages = limit - limit % mmap.PAGESIZE
+        if str(in_pages) not in shown and str(limit) not in shown:
             raise EdgespecError("its scopes are not given the controllers")
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import WeightReadError
 
-BLOCK_BYTES = 4096
-"""Direct reads need offset, length and memory aligned to the device's block; 4096 suits all."""
+BLOCK_BYTES = max(4096, mmap.PAGESIZE)
+"""Direct reads need offset, length and memory aligned to the device's block, which 4096 suits.
+Memory is freed in pages, which are larger on some ARM systems."""
 READ_BYTES = 4 << 20
 """Bytes of one read: large enough for full bandwidth, small enough to stop soon."""
 

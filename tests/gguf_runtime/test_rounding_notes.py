@@ -92,12 +92,14 @@ def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path)
     assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
 
 
-def test_iq4_nl_is_told_unless_it_is_packed(
+def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = replace(REQUEST, path=stored_as("IQ4_NL", tmp_path))
     assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
     monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
+    assert notes(request, PAGED) == []
+    monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_replace_products", lambda: False)
     (note,) = notes(request, PAGED)
     assert "42 of its matrices are IQ4_NL, as stored" in note
 

@@ -285,8 +285,9 @@ def test_a_file_that_was_cut_short_is_reported_with_both_lengths(tmp_path: Path)
     path = make_file(tmp_path, 3 * BLOCK_BYTES)
     reader = DirectReader([path])
     pager = WeightPager(equal_segments(4, BLOCK_BYTES), reader, 4 * BLOCK_BYTES)
+    lengths = f"cut short .*{3 * BLOCK_BYTES:,}.*{4 * BLOCK_BYTES:,}"
     try:
-        with pytest.raises(WeightReadError, match=r"cut short .*12,288.*16,384"):
+        with pytest.raises(WeightReadError, match=lengths):
             pager.acquire(3)
     finally:
         pager.close()

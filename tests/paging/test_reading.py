@@ -6,6 +6,8 @@ import errno
 import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from edgespec.paging.reader import (
 
 
 def test_neighbouring_extents_are_read_as_one_run() -> None:
-    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 150, 5000), Extent(1, 0, 10)])
+    segment = Segment("s", [Extent(0, 100, 50), Extent(0, 150, BLOCK_BYTES), Extent(1, 0, 10)])
     assert [(run.file_index, run.start, run.nbytes) for run in segment.runs] == [
         (0, 0, 2 * BLOCK_BYTES),
         (1, 0, BLOCK_BYTES),
@@ -131,6 +133,16 @@ def test_memory_that_was_forgotten_reads_as_zero() -> None:
     memory.forget()
     assert bytes(memory.view(0, 4)) == b"\0\0\0\0"
     memory.close()
+
+
+def test_blocks_are_whole_pages_on_arm_systems_with_large_ones() -> None:
+    """Memory is freed in pages: a part of one would take a neighbour's weights along."""
+    code = (
+        "import mmap; mmap.PAGESIZE = 65536\n"
+        "from edgespec.paging.reader import BLOCK_BYTES; print(BLOCK_BYTES)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) == 65536
 
 
 def test_closing_memory_that_a_failure_still_looks_into_lets_the_failure_through() -> None:

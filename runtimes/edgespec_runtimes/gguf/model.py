@@ -97,7 +97,9 @@ class GgufModel:
             n_values = model.n_embd
             self._tap = FeatureTap(feature_layers, n_values, shape.largest_batch, on_node)
             callback = self._tap.callback
-        self._invariant_products = InvariantProducts(weight_types)
+        self._invariant_products = InvariantProducts(
+            weight_types, weights.packed if weights else ()
+        )
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)

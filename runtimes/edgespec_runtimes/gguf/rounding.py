@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.llama.invariant_products import UNQUANTISED, varies_as_stored
 from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
 from edgespec_runtimes.gguf.packing import (
     multiplied_matrices,
@@ -14,10 +15,6 @@ from edgespec_runtimes.gguf.packing import (
     packing_is_invariant,
 )
 
-UNQUANTISED = ("F32", "F16", "BF16")
-"""Types with another kernel for one row than for several, which `InvariantProducts` can avoid."""
-VARIANT = "IQ4_NL"
-"""The quantised type with another kernel for one row than for several, unless it is packed."""
 _EXPERTS = "_exps."
 
 
@@ -33,24 +30,24 @@ def rounding_notes(
 ) -> list[str]:
     """Reasons why a draft may change a token if two are almost equally likely; often none.
 
-    `products_are_invariant`: single rows of unquantised weights go through the kernel of several,
-    or the other way round; there is no way for stacks of matrices but experts.
+    `products_are_invariant`: single rows go through the kernel of several, or the other way round;
+    there is no way for stacks of matrices but experts.
     `is_packed`: weights are packed for the CPU, as resident ones are.
     `tiles_are_avoidable`: llama.cpp can be kept from tiles, as it is on Linux.
     `on_device`: names of the devices that compute layers of it, with kernels of their own.
     """
-    matrices = [
-        tensor.name
-        for tensor in _unquantised_matrices(header)
-        if not (products_are_invariant and len(tensor.shape) == 2)
+    varying: dict[str, list[str]] = {}
+    for tensor in _as_stored(header, is_packed):
+        is_evened = products_are_invariant and len(tensor.shape) == 2
+        # experts' kernel computes each row alone
+        if not is_evened and _EXPERTS not in tensor.name and varies_as_stored(tensor.type.name):
+            kind = tensor.type.name
+            kind = "not quantised" if kind in UNQUANTISED else f"{kind}, as stored"
+            varying.setdefault(kind, []).append(tensor.name)
+    reasons = [
+        f"{len(names)} of its matrices are {kind} ({names[0]} is the first)"
+        for kind, names in sorted(varying.items())
     ]
-    reasons = []
-    if matrices:
-        reasons.append(
-            f"{len(matrices)} of its matrices are not quantised ({matrices[0]} is the first)"
-        )
-    if n_variant := sum(t.type.name == VARIANT for t in _as_stored(header, is_packed)):
-        reasons.append(f"{n_variant} of its matrices are {VARIANT}, as stored")
     n_tiled = sum(tensor.type.name in TILED_TYPES for tensor in _as_stored(header, is_packed))
     if n_tiled and not tiles_are_avoidable:
         reasons.append(
@@ -86,7 +83,7 @@ def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]
     K-quants and of GPUs cannot."""
     types = multiplied_types(header)
     if on_gpu:
-        types -= set(UNQUANTISED)
+        types = {name for name in types if not varies_as_stored(name)}
     if is_packed and not packing_is_invariant(header):
         types &= set(UNQUANTISED)
     return types
@@ -95,16 +92,6 @@ def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]
 def multiplied_types(header: GgufFile) -> set[str]:
     """Types of the matrices that activations are multiplied with."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}
-
-
-def _unquantised_matrices(header: GgufFile) -> list[TensorEntry]:
-    """Unquantised matrices that are multiplied, without experts, whose kernel computes each row
-    alone."""
-    return [
-        tensor
-        for tensor in multiplied_matrices(header)
-        if tensor.type.name in UNQUANTISED and _EXPERTS not in tensor.name
-    ]
 
 
 def _as_stored(header: GgufFile, is_packed: bool) -> list[TensorEntry]:

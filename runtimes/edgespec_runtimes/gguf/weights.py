@@ -11,7 +11,7 @@ slice: llama.cpp skips that product.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -111,6 +111,11 @@ class PagedWeights:
     @property
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+
+    @property
+    def packed(self) -> Collection[int]:
+        """Addresses of the tensors that are packed before they are computed with."""
+        return self._packed
 
     @property
     def used_share(self) -> float:

@@ -11,7 +11,8 @@ import math
 
 from edgespec_runtimes.gguf.llama import ggml
 
-_N_ROWS = 25
+N_ROWS = 25
+"""Most rows that are tried."""
 _PACKED_SHAPE, _PAIR_SHAPE = (512, 72), (256, 48)
 """Inputs and outputs of the weights that are tried: enough to reach every kernel."""
 
@@ -27,10 +28,22 @@ def is_invariant_when_packed(kind: int, n_in: int, n_out: int) -> bool:
 def _is_invariant_in(buffer_type: int, kind: int) -> bool:
     n_in, n_out = _PACKED_SHAPE
     weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
-    rows = _values(_N_ROWS * n_in, 0.37, n_in)
+    rows = _values(N_ROWS * n_in, 0.37, n_in)
     each = [rows[i : i + n_in] for i in range(0, len(rows), n_in)]
     alone = [ggml.product(buffer_type, kind, weights, row, n_in) for row in each]
     return b"".join(alone) == ggml.product(buffer_type, kind, weights, rows, n_in)
+
+
+@functools.cache
+def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
+    """True if unpacked weights of this type multiply up to `n_rows` rows as they multiply one."""
+    n_in, n_out = _PAIR_SHAPE
+    weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
+    rows = _values(n_rows * n_in, 0.37, n_in)
+    multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
+    each = [multiply(rows[i : i + n_in], n_in) for i in range(0, len(rows), n_in)]
+    numbers = {n for n in (2, 3, 4, n_rows - 1, n_rows) if n <= n_rows}
+    return all(multiply(rows[: n * n_in], n_in) == b"".join(each[:n]) for n in numbers)
 
 
 @functools.cache
@@ -38,11 +51,11 @@ def is_invariant_from_two_rows(kind: int) -> bool:
     """True if unpacked weights of this type multiply any two or more rows alike."""
     n_in, n_out = _PAIR_SHAPE
     weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
-    rows = _values(_N_ROWS * n_in, 0.37, n_in)
+    rows = _values(N_ROWS * n_in, 0.37, n_in)
     multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
     together = multiply(rows, n_in)
     row_bytes = 4 * n_out
-    for i in (0, _N_ROWS // 2, _N_ROWS - 1):
+    for i in (0, N_ROWS // 2, N_ROWS - 1):
         row = rows[i * n_in : (i + 1) * n_in]
         expected = together[i * row_bytes : (i + 1) * row_bytes]
         if multiply(row + row, n_in)[:row_bytes] != expected:

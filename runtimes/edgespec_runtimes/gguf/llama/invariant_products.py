@@ -1,10 +1,11 @@
-"""Products with single- and half-precision weights that round alike, however many rows they have.
+"""Products with weights as they are stored that round alike, however many rows they have.
 
-ggml multiplies several rows of such weights by another kernel than one row. llama.cpp builds its
-graphs through `ggml_mul_mat`: while a graph is built, rows of single precision are laid into the
-third dimension, where each is a product of its own; of half precision a row that is alone is
-multiplied twice, by the kernel of several rows, which costs a large matrix nothing. Where that
-kernel does not round alike for all numbers of rows, half precision goes row by row, too.
+ggml multiplies several rows of some types by another kernel than one row: of single and half
+precision everywhere, of others on some processors (Q8_0 on ARM), which is tried. llama.cpp builds
+its graphs through `ggml_mul_mat`: while a graph is built, rows are laid into the third dimension,
+where each is a product of its own; of half precision a row that is alone is multiplied twice, by
+the kernel of several rows, which costs a large matrix nothing. Where that kernel does not round
+alike for all numbers of rows, half precision goes row by row, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
+from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_from_two_rows
+from edgespec_runtimes.gguf.llama.batch_invariance import (
+    N_ROWS,
+    is_invariant_as_stored,
+    is_invariant_from_two_rows,
+)
 from edgespec_runtimes.gguf.llama.imports import Import
+from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
 
+UNQUANTISED = ("F32", "F16", "BF16")
+"""Types with another kernel for one row than for several, on every processor."""
 HALF = ("F16", "BF16")
-KINDS = {"F32": ggml.F32, "F16": ggml.F16, "BF16": ggml.BF16}
-"""ggml's numbers of the types whose products are changed."""
+_TRIED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K", "Q6_K")
+"""Types with such kernels on some processors; ggml has one kernel for each of the others."""
+_KINDS = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 _Maker = Callable[..., int | None]
 _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
@@ -35,21 +45,23 @@ _Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_
 class InvariantProducts:
     """A context manager around code that builds graphs of a model: new contexts, decoding.
 
-    Idle if no weights are of such a type; graphs that other threads build meanwhile stay as
-    they are.
+    Idle if no weights are of a type that varies; graphs that other threads build meanwhile stay
+    as they are.
     """
 
-    def __init__(self, weight_types: Collection[str]) -> None:
-        """`weight_types`: the types of the matrices that rows are multiplied with."""
-        is_active = not KINDS.keys().isdisjoint(weight_types)
-        self._import = _product_import() if is_active else None
-        for name in sorted(set(HALF).intersection(weight_types)):
-            if is_invariant_from_two_rows(KINDS[name]):
-                _in_pairs.add(KINDS[name])
+    def __init__(self, weight_types: Collection[str], packed: Collection[int] = ()) -> None:
+        """`weight_types`: the types of the matrices that rows are multiplied with. `packed`:
+        addresses of tensors that are packed whenever they are computed with."""
+        self._packed = packed
+        varying = {name for name in weight_types if varies_as_stored(name)}
+        self._import = _product_import() if varying else None
+        for name in sorted(varying):
+            in_pairs = name in HALF and is_invariant_from_two_rows(_KINDS[name])
+            (_in_pairs if in_pairs else _apart).add(_KINDS[name])
 
     def __enter__(self) -> Self:
         if self._import is not None:
-            _building.add(threading.get_ident())
+            _building[threading.get_ident()] = self._packed
             self._import.replace()
         return self
 
@@ -61,7 +73,7 @@ class InvariantProducts:
     ) -> None:
         if self._import is not None:
             self._import.put_back()
-            _building.discard(threading.get_ident())
+            _building.pop(threading.get_ident(), None)
 
 
 def can_replace_products() -> bool:
@@ -69,11 +81,21 @@ def can_replace_products() -> bool:
     return _product_import().found
 
 
+def varies_as_stored(name: str) -> bool:
+    """True if llama.cpp rounds products with unpacked weights of this type otherwise for several
+    rows than for one, where that is not another switch's business: K-quants' tiles."""
+    n_rows = PRODUCT_TILE_ROWS - 1 if name in TILED_TYPES else N_ROWS
+    is_tried = name in _TRIED
+    return name in UNQUANTISED or (is_tried and not is_invariant_as_stored(_KINDS[name], n_rows))
+
+
 _creating = threading.Lock()
-_building: set[int] = set()
-"""Threads that build graphs inside `InvariantProducts` now."""
+_building: dict[int, Collection[int]] = {}
+"""Threads that build graphs inside `InvariantProducts` now, and what is packed of their models."""
 _in_pairs: set[int] = set()
-"""Types with which a single row is multiplied as a pair of itself; others go row by row."""
+"""Types with which a single row is multiplied as a pair of itself."""
+_apart: set[int] = set()
+"""Types with which rows are multiplied one by one."""
 
 
 def _product_import() -> Import:
@@ -87,18 +109,18 @@ def _new_import() -> Import:
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
     reshape: _Maker = ctypes.cast(base.ggml_reshape_2d, _Reshape)
-    kinds = frozenset(KINDS.values())
 
     def product(context: int, weights: int, rows: int) -> int | None:
         kind: int = ctypes.c_int.from_address(weights).value
-        if kind not in kinds or threading.get_ident() not in _building or not _is_matrix(weights):
+        packed = _building.get(threading.get_ident()) if kind in _apart | _in_pairs else None
+        if packed is None or weights in packed or not _is_matrix(weights):
             return multiply(context, weights, rows)
         right = abi.GgmlTensor.from_address(rows)
         if right.ne[2] * right.ne[3] != 1 or right.type != ggml.F32:
             return multiply(context, weights, rows)
         n_in, n_rows, row_bytes = right.ne[0], right.ne[1], right.nb[1]
         n_out = abi.GgmlTensor.from_address(weights).ne[1]
-        if kind not in _in_pairs:
+        if kind in _apart:
             apart = view(context, rows, n_in, 1, n_rows, row_bytes, row_bytes, 0)
             return reshape(context, multiply(context, weights, apart), n_out, n_rows)
         # with one row and with several the graph has the same nodes, so that its memory stays
@@ -114,8 +136,8 @@ def _new_import() -> Import:
 
 
 def _is_matrix(weights: int) -> bool:
-    """True if a tensor is a model's own, not computed, and no stack of matrices."""
+    """True if a tensor is a model's own, as stored, not computed, and no stack of matrices."""
     fields = abi.GgmlTensor.from_address(weights)
-    is_leaf = not fields.op and not fields.view_src
+    is_leaf = not fields.op and not fields.view_src and not fields.extra
     is_flat = fields.ne[2] * fields.ne[3] == 1
     return bool(is_leaf and is_flat and fields.name.endswith(b".weight"))
