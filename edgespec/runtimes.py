@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -20,7 +19,7 @@ from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
@@ -118,14 +117,6 @@ class UsesGpu(Protocol):
         """
 
 
-@runtime_checkable
-class Tokenises(Protocol):
-    """Optional protocol of a prepared model: its tokenizer works without loading it."""
-
-    def vocabulary(self) -> AbstractContextManager[Vocabulary]:
-        """Tokens and text, for as long as the block lasts; no weights are read."""
-
-
 class Runtime(Protocol):
     """Protocol of an entry point of the group `edgespec.runtimes`."""
 
@@ -172,17 +163,6 @@ class LendsDevices(Protocol):
     ) -> NoReturn:
         """Serve until the process ends; `budget_bytes` are for all of it. Raises BudgetError if
         they leave nothing to lend, and EdgespecError if the address cannot be used."""
-
-
-@contextmanager
-def vocabulary_of(prepared: PreparedModel) -> Iterator[Vocabulary]:
-    """The tokens and text of a model that need not generate."""
-    if isinstance(prepared, Tokenises):
-        with prepared.vocabulary() as vocabulary:
-            yield vocabulary
-    else:
-        with closing(prepared.load(None)) as model:
-            yield model.vocabulary
 
 
 def vocabulary_fingerprint(tokens: Iterable[bytes]) -> str:

@@ -21,7 +21,7 @@ from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentS
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.process import allocated_bytes
 from edgespec.paging.mirror import find_mirror, open_reader
-from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
@@ -121,14 +121,6 @@ class PreparedGguf:
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
-
-    @contextmanager
-    def vocabulary(self) -> Iterator[Vocabulary]:
-        model = loading.load_sizes_only(self._header.path)
-        try:
-            yield GgufVocabulary(model, self._token_table)
-        finally:
-            model.close()
 
     @cached_property
     def gpu_memory(self) -> GpuMemory | None:

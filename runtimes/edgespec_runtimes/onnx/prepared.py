@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.memory.process import return_free_memory
-from edgespec.ports import LanguageModel, Progress, Vocabulary
+from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
@@ -139,9 +139,6 @@ class PreparedOnnx:
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._vocabulary.table)
-
-    def vocabulary(self) -> AbstractContextManager[Vocabulary]:
-        return nullcontext(self._vocabulary)
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
