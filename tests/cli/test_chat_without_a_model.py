@@ -1,0 +1,75 @@
+"""A chat that names no model converses with the one that is fetched for it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import entry, fetching
+from edgespec.cli.console import Console
+from edgespec.errors import UsageError
+from edgespec.files import cache_folder
+from edgespec.models import packaged
+
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of models that were fetched, in the place of a download."""
+    names: list[str] = []
+
+    def fetch(name: str, progress: object = None) -> Path:
+        names.append(name)
+        return packaged.place_of(name)
+
+    monkeypatch.setattr(packaged, "fetch", fetch)
+    return names
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(text))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+
+def test_a_model_that_is_here_is_not_asked_about(fetched: list[str]) -> None:
+    place = packaged.place_of("smollm2")
+    cache_folder.make_folder()
+    place.write_bytes(b"GGUF")
+    assert fetching.to_converse_with(Console()) == place
+    assert not fetched
+
+
+@pytest.mark.parametrize("said", ["\n", "y\n", "Yes\n"])
+def test_it_is_downloaded_after_a_yes(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    answers(monkeypatch, said)
+    assert fetching.to_converse_with(Console()) == packaged.place_of("smollm2")
+    assert fetched == ["smollm2"]
+
+
+@pytest.mark.parametrize("said", ["n\n", "no\n", ""])
+def test_it_is_not_downloaded_without_one(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    answers(monkeypatch, said)
+    with pytest.raises(UsageError, match="not downloaded: name a model with -m"):
+        fetching.to_converse_with(Console())
+    assert not fetched
+
+
+def test_a_pipe_is_told_what_to_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    assert entry.main(["chat"]) == 2
+    assert "edgespec models pull smollm2" in capsys.readouterr().err
