@@ -46,9 +46,10 @@ def read_prompt(
     report = None
     n_own_passes = _n_passes(pair, len(unread))
     if not _is_tiled(pair, prompt[:-1]):
-        if (reused or n_others) and _fits_a_pass(pair, len(unread) + 1 + n_others):
+        shares = pair.target.info.prompts_share_passes
+        if (reused or shares) and _fits_a_pass(pair, len(unread) + 1 + n_others):
             unread, n_own_passes = [], 0
-        elif pair.target.info.prompts_share_passes and request.terms.keeper is None:
+        elif shares and request.terms.keeper is None:
             unread = []
     if unread:
         for end in _portions(pair, unread) if n_others else [len(unread)]:

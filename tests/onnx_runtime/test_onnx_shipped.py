@@ -22,7 +22,10 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
+from edgespec.ports.texts import PassPart
 from edgespec.testing.port_contract import PortContract
+from edgespec.testing.texts_contract import TextsContract
+from edgespec.tree import TokenTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
 
@@ -39,6 +42,38 @@ TREES = EngineSettings(draft_max=16, fallback="fixed", step_aside=False)
 HALF_STEPS = 0.02
 """Logits of half precision, between 8 and 16, are 0.0078 apart; onnxruntime's own differ by one
 such step when it is fed several tokens at once."""
+
+
+class TestSeveralTextsOfAPagedExport(TextsContract):
+    atol = HALF_STEPS
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        return lambda: open_paged(TARGET, n_texts=3, **SIZES)
+
+
+def test_texts_in_one_pass_round_as_each_does_alone() -> None:
+    """Rows of several texts are batches of their own; the weights are read once for all."""
+    model = open_paged(TARGET, share=0.0, n_texts=3, **SIZES)
+    try:
+        prompts = [[300 + 17 * n + i for i in range(20 + n)] for n in range(3)]
+        trees = [TokenTree(prompt[0]) for prompt in prompts]
+        for tree in trees:
+            for n in range(4):
+                tree.add(n // 2, 400 + n, 0.5)
+        for text, prompt in enumerate(prompts):
+            model.prefill(prompt, text=text)
+        parts = [PassPart(text, tree, range(5)) for text, tree in enumerate(trees)]
+        alone = []
+        for part in parts:
+            alone += [rows.copy() for rows in model.evaluate_together([part])]
+            model.truncate(len(prompts[part.text]), text=part.text)
+        of_one = model.last_report.bytes_read
+        together = model.evaluate_together(parts)
+        assert all(map(np.array_equal, together, alone))
+        assert 0 < model.last_report.bytes_read <= 1.5 * of_one
+    finally:
+        model.close()
 
 
 class TestResidentExportKeepsTheContract(PortContract):

@@ -8,7 +8,7 @@ the branch was evaluated before, padded to the length of the others and split in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,12 @@ class Batch:
     """Rows of the caller's logits, one for each of `places`; empty if none are wanted."""
     is_direct: bool = True
     """One row, all of whose tokens count, in slots that follow the past: no copy is needed."""
+    text: int = 0
+    """Number of the text whose cache it is."""
+
+    def of(self, text: int, first_result: int = 0) -> Batch:
+        """The batch of that text, with results after those of other texts."""
+        return replace(self, text=text, results=self.results + first_result)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,12 @@ class KeyValueCache(Closeable):
         self._chains.clear()
         self.n_committed = n_tokens
 
+    def begin_with(self, other: KeyValueCache, n_tokens: int) -> None:
+        """Hold the first `n_tokens` committed tokens of another cache, and nothing else."""
+        self.truncate(0)
+        self.entries[:, :, :n_tokens] = other.entries[:, :, :n_tokens]
+        self.extend(n_tokens)
+
     def blocks(self, n_tokens: int) -> Iterator[memoryview]:
         """The memory of the first `n_tokens` slots, layer by layer, keys before values."""
         n_bytes = n_tokens * self._token_bytes

@@ -46,13 +46,14 @@ class Decoder(Closeable):
         self,
         cut: Cut,
         roles: Roles,
-        cache: KeyValueCache,
+        caches: Sequence[KeyValueCache],
         stop: StopFlag,
         session: OrtSession | None = None,
         weights: OnnxWeights | None = None,
         embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
     ) -> None:
-        self.cache = cache
+        """Each text has one of `caches`."""
+        self.caches = caches
         self.stop = stop
         self.weights = weights
         self._session = session
@@ -99,7 +100,7 @@ class Decoder(Closeable):
             *((self._session.close,) if self._session else ()),
             *(table.close for _, table in self._embeddings),
             *((self.weights.close,) if self.weights else ()),
-            self.cache.close,
+            *(cache.close for cache in self.caches),
             return_free_memory,
         )
 
@@ -128,7 +129,8 @@ class Decoder(Closeable):
         weights: Mapping[str, Bound],
         logits: np.ndarray,
     ) -> None:
-        located, n_past, n_new = self.cache.located, batch.n_past, batch.ids.shape[1]
+        cache, n_past, n_new = self.caches[batch.text], batch.n_past, batch.ids.shape[1]
+        located = cache.located
         inputs: dict[str, Any] = dict(weights)
         for short, layer, kind in wiring.past:
             inputs[short] = located(layer, kind, 0, n_past)
@@ -147,7 +149,7 @@ class Decoder(Closeable):
             for short, layer, kind in wiring.new:
                 new = results[short].numpy()
                 flat = new.reshape(-1, *new.shape[2:])
-                self.cache.entries[layer, kind, batch.slots] = flat[batch.places]
+                cache.entries[layer, kind, batch.slots] = flat[batch.places]
         if wiring.logits and batch.results.size:
             logits[batch.results] = results[wiring.logits].numpy()[0]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from edgespec.errors import UsageError
 from edgespec.paging.store import Reads, paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -30,7 +31,12 @@ PIECE_BYTES = 1 << 20
 
 
 class OnnxModel:
-    """Implements `edgespec.ports.LanguageModel`; owns its decoder."""
+    """Implements `edgespec.ports.LanguageModel`, and `HoldsTexts` where it has several; owns its
+    decoder.
+
+    Texts of one pass are batches of their own: each piece's weights are read once for all of them,
+    and a text rounds as it does alone, as it would not among rows of others.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,7 @@ class OnnxModel:
         self._users = Users("the model")
         self._paging: PagingStats | None = None
         """The totals, once the model is closed."""
-        self._cache = decoder.cache
+        self._caches = decoder.caches
         self._weights = decoder.weights
         self._batcher = batcher
         self._tokens_per_pass = tokens_per_pass
@@ -65,18 +71,23 @@ class OnnxModel:
 
     @property
     def n_committed(self) -> int:
-        return self._cache.n_committed
+        return self.committed_of(0)
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
+    def committed_of(self, text: int) -> int:
+        return self._caches[text].n_committed
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
         """Append `tokens` to the committed prefix, as many a pass as were planned."""
-        start = self.n_committed
+        start, cache = self.committed_of(text), self._caches[text]
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
                 f"{start + len(tokens):,} tokens do not fit into the context of "
                 f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
             )
-        with self._running(len(tokens), start) as decoder:
-            self._cache.truncate(start)
+        with self._running(len(tokens), {text: start}) as decoder:
+            cache.truncate(start)
             begin = 0
             for size in even_parts(len(tokens), self._tokens_per_pass):
                 chunk = [int(token) for token in tokens[begin : begin + size]]
@@ -85,9 +96,9 @@ class OnnxModel:
                     if progress:
                         progress("reading the prompt", (begin + share * size) / len(tokens))
 
-                batches = list(self._batcher.prompt(chunk, self.n_committed))
-                self._pass(decoder, batches, 0, report)
-                self._cache.extend(size)
+                batches = self._batcher.prompt(chunk, cache.n_committed)
+                self._pass(decoder, [batch.of(text) for batch in batches], 0, report)
+                cache.extend(size)
                 report(1.0)
                 begin += size
 
@@ -96,23 +107,43 @@ class OnnxModel:
 
         Raises UsageError for more nodes than `info` allows.
         """
-        if not 0 < len(nodes) <= self.info.max_nodes:
-            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {len(nodes)}")
-        committed = self.n_committed
-        with self._running(len(nodes), committed) as decoder:
-            chains = self._cache.place(tree, nodes)
-            tokens = tree.token[list(nodes)].astype(np.int64)
-            depths = tree.depth[list(nodes)].astype(np.int64)
-            batches = list(self._batcher.tree(tokens, depths, chains, committed))
-            return self._pass(decoder, batches, len(nodes))
+        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        with self._users.use():
-            self._cache.commit(tree, path, keep)
+    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        n_nodes = sum(len(part.nodes) for part in parts)
+        if not 0 < n_nodes <= self.info.max_nodes:
+            raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
+        committed = {part.text: self.committed_of(part.text) for part in parts}
+        ends = np.cumsum([len(part.nodes) for part in parts])
+        with self._running(n_nodes, committed) as decoder:
+            batches = [
+                batch.of(part.text, int(end) - len(part.nodes))
+                for part, end in zip(parts, ends, strict=True)
+                for batch in self._batches(part)
+            ]
+            return np.split(self._pass(decoder, batches, n_nodes), ends[:-1])
 
-    def truncate(self, n_tokens: int) -> None:
+    def _batches(self, part: PassPart) -> Iterator[Batch]:
+        """Batches of a tree's nodes, which get their places in the text's cache."""
+        assert not part.reads, "prompts round by the batches they are read in"
+        tree, nodes, cache = part.tree, list(part.nodes), self._caches[part.text]
+        chains = cache.place(tree, nodes)
+        tokens, depths = tree.token[nodes].astype(np.int64), tree.depth[nodes].astype(np.int64)
+        return self._batcher.tree(tokens, depths, chains, cache.n_committed)
+
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None:
         with self._users.use():
-            self._cache.truncate(n_tokens)
+            self._caches[text].commit(tree, path, keep)
+
+    def truncate(self, n_tokens: int, text: int = 0) -> None:
+        with self._users.use():
+            self._caches[text].truncate(n_tokens)
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        with self._users.use():
+            self._caches[target].begin_with(self._caches[source], n_tokens)
 
     @property
     def state_origin(self) -> StateOrigin:
@@ -124,17 +155,17 @@ class OnnxModel:
 
     def write_state(self, hand_over: Write) -> None:
         with self._users.use():
-            for block in self._cache.blocks(self.n_committed):
+            for block in self._caches[0].blocks(self.n_committed):
                 for begin in range(0, len(block), PIECE_BYTES):
                     hand_over(block[begin : begin + PIECE_BYTES])
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
-            self._cache.truncate(0)
-            for block in self._cache.blocks(n_tokens):
+            self._caches[0].truncate(0)
+            for block in self._caches[0].blocks(n_tokens):
                 for begin in range(0, len(block), PIECE_BYTES):
                     read(block[begin : begin + PIECE_BYTES])
-            self._cache.extend(n_tokens)
+            self._caches[0].extend(n_tokens)
 
     def paging(self) -> PagingStats:
         weights = self._weights
@@ -173,7 +204,7 @@ class OnnxModel:
             return decoder.run(batches, n_logits, on_piece)
 
     @contextmanager
-    def _running(self, n_tokens: int, committed: int) -> Iterator[Decoder]:
+    def _running(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[Decoder]:
         """Around a call that `cancel` may end; measures it, and undoes what it left unfinished."""
         decoder = self._decoder
         stores = self._weights.stores if self._weights else ()
@@ -188,7 +219,8 @@ class OnnxModel:
             try:
                 yield decoder
             except BaseException:
-                self._cache.truncate(committed)
+                for text, n_committed in committed.items():
+                    self._caches[text].truncate(n_committed)
                 raise
             finally:
                 with self._state:

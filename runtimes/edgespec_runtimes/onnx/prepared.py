@@ -221,6 +221,7 @@ class PreparedOnnx:
             size_bytes=source.weight_bytes,
             max_nodes=request.max_nodes,
             max_branches=request.max_branches,
+            n_texts=request.n_texts,
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
@@ -308,7 +309,7 @@ class PreparedOnnx:
         decoder = Decoder(
             pieces,
             self._roles,
-            KeyValueCache(self._roles, self._capacity),
+            [KeyValueCache(self._roles, self._capacity) for _ in range(self.info.n_texts)],
             self._stop,
             session,
             weights,

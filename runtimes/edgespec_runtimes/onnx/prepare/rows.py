@@ -18,7 +18,10 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
     """Rows that are needed wherever the weights are."""
-    return (MemoryRow(owner, f"KV cache ({info.n_ctx} tokens)", cache_bytes),)
+    tokens = f"{info.n_ctx} tokens"
+    if info.n_texts > 1:
+        tokens = f"{info.n_texts} texts of {tokens}"
+    return (MemoryRow(owner, f"KV cache ({tokens})", info.n_texts * cache_bytes),)
 
 
 def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNeeds:
