@@ -1,4 +1,4 @@
-"""Changes models as files: other quantisations, fewer layers, more layers that add nothing.
+"""Changes models as files: other quantisations, fewer layers, more layers, other weights.
 
 The tool that knows the format comes from the entry point group `edgespec.tools`: no model library
 is imported before.
@@ -6,7 +6,7 @@ is imported before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from edgespec import extras
 from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.files.kept_texts import KeptText
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
@@ -46,6 +47,23 @@ class ModelTool(Protocol):
         self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
     ) -> None:
         """Write `out` with these layers of `source`, ascending."""
+
+    def check_adaptable(self, source: Path) -> None:
+        """Raise ModelError, by name, for a model that `adapt` cannot train."""
+
+    def adapt(
+        self,
+        source: Path,
+        out: Path,
+        name: str,
+        texts: Sequence[KeptText],
+        n_threads: int,
+        report: Callable[[float], None],
+    ) -> float:
+        """Write `out`, called `name`: `source` trained on `texts`; the mean loss at the end.
+
+        Changes settings of the process. `report` hears the share that is done.
+        """
 
 
 @contextmanager

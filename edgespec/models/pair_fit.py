@@ -102,6 +102,10 @@ class PairFit:
         return self.agreed / self.compared if self.compared else 0.0
 
     @property
+    def largest_tree(self) -> TreeFit:
+        return self.trees[-1]
+
+    @property
     def large_enough(self) -> TreeFit:
         """The smallest tree with nearly the tokens per pass of the best one."""
         most = max(tree.tokens_per_pass for tree in self.trees)

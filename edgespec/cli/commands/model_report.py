@@ -15,6 +15,7 @@ from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
+    from edgespec.models.adapting import Adapted
     from edgespec.models.catalogue import FileState
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, TreeFit
@@ -361,3 +362,23 @@ def drafts_report(best: SelfDraft, compared: Sequence[SelfDraft], room: Room) ->
         "compared": [asdict(draft) for draft in compared],
         "room": asdict(room),
     }
+
+
+def adapted_report(adapted: Adapted, out: Path) -> dict[str, Any]:
+    """The part of `models adapt --json` about the training."""
+    return {"path": str(out), "trained": asdict(adapted)}
+
+
+def adapted_lines(adapted: Adapted, before: PairFit, after: PairFit, out: Path) -> list[str]:
+    """Lines about what an adapted draft has learnt, and whether it helps."""
+    old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
+    lines = [
+        f"Learnt {adapted.n_tokens:,} tokens of {adapted.n_texts} answers, in "
+        f"{adapted.n_corrections:,} places the target's distribution.",
+        f"Tokens per pass with {after.largest_tree.drafted_nodes} guesses of the draft: {old:.2f} "
+        f"before, {new:.2f} after ({100 * (new / old - 1):+.0f} %).",
+        f"{out}: use it with -md {out}",
+    ]
+    if new <= old:
+        lines[-1] = f"{out} guesses these texts no better: more or other texts may help."
+    return lines

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec.cli import fetching
 from edgespec.cli.commands import model_report
@@ -18,6 +20,12 @@ from edgespec.models import catalogue, embedded
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from edgespec.memory.budget import MemoryPlan
+    from edgespec.models.pair_fit import PairFit
+
+Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -65,33 +73,14 @@ def run_path(args: argparse.Namespace) -> None:
 
 def run_check(args: argparse.Namespace) -> None:
     """`edgespec models check`."""
-    from edgespec.memory import process
-    from edgespec.models import pair_fit
-    from edgespec.session import session
-
     console = Console(quiet="quiet" in args)
     target, draft = catalogue.find(args.target), catalogue.find(args.draft)
-    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
-    settings = LoadSettings.model_validate(load | {"model": target, "draft": draft})
-    max_tokens = _max_tokens(args)
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
-    prompts = read_prompts(file)
-    with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
-        assert models.draft is not None
-        encoded = [models.target.vocabulary.encode(prompt) for prompt in prompts]
-        fit = pair_fit.measure(
-            models.target,
-            models.draft,
-            encoded,
-            max_tokens,
-            console.progress_with_rest,
-        )
-        peak_bytes = process.peak_rss_bytes()
-        console.end_of_progress()
-        if "json" in args:
-            console.json(model_report.check_report(fit, target, draft, models.plan, peak_bytes))
-            return
-        console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
+    measured = _measured(args, target, draft, read_prompts(file), console)
+    if "json" in args:
+        console.json(measured.report(draft))
+        return
+    console.write("\n".join(measured.table()))
 
 
 def run_enlarge(args: argparse.Namespace) -> None:
@@ -112,8 +101,7 @@ def run_enlarge(args: argparse.Namespace) -> None:
 
 def run_draft(args: argparse.Namespace) -> None:
     """`edgespec models draft`."""
-    from edgespec.memory import process
-    from edgespec.models import pair_fit, self_draft
+    from edgespec.models import self_draft
     from edgespec.session import session
 
     console = Console(quiet="quiet" in args)
@@ -124,8 +112,7 @@ def run_draft(args: argparse.Namespace) -> None:
         raise UsageError(f"{out} must be a file in a folder that exists")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
-    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
-    settings = LoadSettings.model_validate(load | {"model": target})
+    settings = _load_settings(args, target)
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
     job = self_draft.DraftJob(
@@ -140,22 +127,50 @@ def run_draft(args: argparse.Namespace) -> None:
     console.end_of_progress()
     if "json" not in args:
         console.write("\n".join(model_report.drafts_table(compared, out)))
-    pair = settings.model_copy(update={"draft": out})
-    with session.open_models(pair, pair_fit.LOADED_FOR, console.progress) as models:
-        assert models.draft is not None
-        prompts = [models.target.vocabulary.encode(prompt) for prompt in job.prompts]
-        fit = pair_fit.measure(
-            models.target, models.draft, prompts, job.max_tokens, console.progress
-        )
-        peak_bytes = process.peak_rss_bytes()
+    measured = _measured(args, target, out, job.prompts, console)
+    room = self_draft.room(alone, measured.plan)
+    if "json" in args:
+        made = model_report.drafts_report(best, compared, room)
+        console.json(measured.report(out) | made)
+        return
+    console.write(model_report.room_line(room))
+    console.write("\n".join(measured.table()))
+
+
+def run_adapt(args: argparse.Namespace) -> None:
+    """`edgespec models adapt`."""
+    from edgespec.files.unfinished import scratch_folder
+    from edgespec.memory import process
+    from edgespec.models import adapting
+
+    console = Console(quiet="quiet" in args)
+    draft, out = catalogue.find(args.draft), Path(args.out)
+    if out.exists():
+        raise UsageError(f"{out} exists and is not overwritten: name another file")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out} must be a file in a folder that exists")
+    adapting.check(draft)
+    named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
+    material = adapting.material(draft, named)
+    prompts: Prompts = material.prompts
+    if "prompts" in args:
+        prompts = read_prompts(Path(args.prompts))
+    before = _measured(args, material.target, draft, prompts, console)
+    if "json" not in args:
+        console.write("\n".join(["Before:", *before.table(), ""]))
+    load = _load_settings(args, material.target, draft)
+    with scratch_folder(out.parent) as folder:
+        new, n_threads = folder / "adapted.gguf", load.threads or process.usable_cores()
+        adapted = adapting.train(draft, new, out.stem, material.learnt, n_threads, console.progress)
         console.end_of_progress()
-        if "json" in args:
-            report = model_report.check_report(fit, target, out, models.plan, peak_bytes)
-            room = self_draft.room(alone, models.plan)
-            console.json(report | model_report.drafts_report(best, compared, room))
-            return
-        console.write(model_report.room_line(self_draft.room(alone, models.plan)))
-        console.write("\n".join(model_report.check_table(fit, models.plan, peak_bytes)))
+        after = _measured(args, material.target, new, prompts, console)
+        _place(new, out)
+    if "json" in args:
+        report = {"before": before.report(draft), "after": after.report(out)}
+        console.json(report | model_report.adapted_report(adapted, out))
+        return
+    console.write("\n".join(["After:", *after.table(), ""]))
+    console.write("\n".join(model_report.adapted_lines(adapted, before.fit, after.fit, out)))
 
 
 def run_forget(args: argparse.Namespace) -> None:
@@ -182,6 +197,61 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
     return types
 
 
+def _place(new: Path, out: Path) -> None:
+    """Move a file without overwriting one that came meanwhile."""
+    try:
+        out.hardlink_to(new)
+    except FileExistsError as error:
+        raise UsageError(f"{out} exists by now and is not overwritten: start again") from error
+    except OSError:  # a file system without such links
+        new.rename(out)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """A pair that `models check` has measured."""
+
+    target: Path
+    fit: PairFit
+    plan: MemoryPlan
+    peak_bytes: int
+
+    def report(self, draft: Path) -> dict[str, Any]:
+        """For programs; the draft may have moved meanwhile."""
+        return model_report.check_report(self.fit, self.target, draft, self.plan, self.peak_bytes)
+
+    def table(self) -> list[str]:
+        return model_report.check_table(self.fit, self.plan, self.peak_bytes)
+
+
+def _measured(
+    args: argparse.Namespace, target: Path, draft: Path, prompts: Prompts, console: Console
+) -> MeasuredPair:
+    """The pair, measured on these prompts, which are texts or tokens."""
+    from edgespec.memory import process
+    from edgespec.models import pair_fit
+    from edgespec.session import session
+
+    max_tokens, settings = _max_tokens(args), _load_settings(args, target, draft)
+    with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
+        assert models.draft is not None
+        encode = models.target.vocabulary.encode
+        tokens = [encode(text) if isinstance(text, str) else list(text) for text in prompts]
+        show = console.progress_with_rest
+        fit = pair_fit.measure(models.target, models.draft, tokens, max_tokens, show)
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        return MeasuredPair(target, fit, models.plan, peak_bytes)
+
+
+def _load_settings(
+    args: argparse.Namespace, target: Path, draft: Path | None = None
+) -> LoadSettings:
+    """Settings of loading that the flags say, for these models."""
+    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
+    return LoadSettings.model_validate(load | {"model": target, "draft": draft})
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "list": run_list,
     "show": run_show,
@@ -190,6 +260,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "pull": fetching.run_pull,
     "enlarge": run_enlarge,
     "draft": run_draft,
+    "adapt": run_adapt,
     "forget": run_forget,
 }
 

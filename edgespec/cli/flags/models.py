@@ -97,6 +97,24 @@ examples:
   edgespec models check big-onnx draft.gguf      (the draft comes from a GGUF file of big-onnx)"""
 
 
+_ADAPT = """\
+Train a draft on the texts that its target wrote while `--learn` was given, so that it guesses more
+of such texts. NEW is DRAFT with other weights, in the same quantisation; DRAFT stays as it is.
+
+A tenth of the texts is not learnt: their prompts measure the draft before and after, as `models
+check` does. A draft that learns one kind of texts may guess others less well.
+
+Drafts are GGUF files of the architecture llama. Training takes minutes, in a process of its own
+that no memory budget limits: about 16 bytes for each parameter, and PyTorch."""
+
+_ADAPT_EXAMPLES = """\
+examples:
+  edgespec serve -m big.gguf -md small.gguf --learn
+  edgespec models adapt small.gguf -o mine.gguf
+  edgespec serve -m big.gguf -md mine.gguf
+  edgespec models forget                        (delete the texts that --learn kept)"""
+
+
 def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The commands of `edgespec models`, by name."""
     parser.description = "List, describe, download, compare and make models."
@@ -110,6 +128,7 @@ def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
         "pull": (_pull, "download a model"),
         "enlarge": (_enlarge, "write a larger model that generates the same text"),
         "draft": (_draft, "make a draft from some of a model's layers"),
+        "adapt": (_adapt, "train a draft on what its target wrote with --learn"),
         "forget": (_forget, "delete the texts that --learn kept"),
     }
     commands = {}
@@ -197,6 +216,21 @@ def _draft(parser: argparse.ArgumentParser) -> None:
     _measuring_flags(parser)
 
 
+def _adapt(parser: argparse.ArgumentParser) -> None:
+    parser.description = _ADAPT
+    parser.epilog = _ADAPT_EXAMPLES
+    parser.add_argument("draft", metavar="DRAFT", help="the draft that guessed, a name or a path")
+    parser.add_argument(
+        "-o", "--out", metavar="NEW", required=True, help="the GGUF file to write, a new one"
+    )
+    parser.add_argument(
+        "--learnt-with",
+        metavar="TARGET",
+        help="the target that wrote the texts (default: the one that did, if it was one)",
+    )
+    _measuring_flags(parser, "of a tenth of the kept texts, 20 at most, which are not learnt")
+
+
 def _forget(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Delete the prompts and answers that --learn kept in the cache folder, of all models."
@@ -204,13 +238,14 @@ def _forget(parser: argparse.ArgumentParser) -> None:
     _output_flags(parser)
 
 
-def _measuring_flags(parser: argparse.ArgumentParser) -> None:
+def _measuring_flags(
+    parser: argparse.ArgumentParser, usual: str = "20 beginnings of Python code"
+) -> None:
     """Flags of commands that compare a draft with texts written by the target."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="file of prompts: one a line, or in .jsonl an object's `prompt` "
-        "(default: 20 beginnings of Python code)",
+        help=f"file of prompts: one a line, or in .jsonl an object's `prompt` (default: {usual})",
     )
     parser.add_argument(
         "-n",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from edgespec.files.kept_texts import KeptText
 from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
+from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
 from edgespec_runtimes.gguf import runtime
@@ -42,6 +44,22 @@ class GgufTool:
         self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
     ) -> None:
         subset(source, out, layers, progress)
+
+    def check_adaptable(self, source: Path) -> None:
+        adaptable.check(read_header(source))
+
+    def adapt(
+        self,
+        source: Path,
+        out: Path,
+        name: str,
+        texts: Sequence[KeptText],
+        n_threads: int,
+        report: Callable[[float], None],
+    ) -> float:
+        from edgespec_runtimes.adapt.draft import adapt  # imports PyTorch
+
+        return adapt(source, out, name, texts, n_threads, report)
 
 
 tool = GgufTool()

@@ -1,0 +1,184 @@
+"""Adapts a draft to texts that `--learn` kept: it learns to say what the target said.
+
+Texts are chosen here. A tool that knows the format trains, in a process of its own, which Ctrl-C
+ends. Run as a module it is that process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec import extras
+from edgespec.errors import ModelError, UsageError
+from edgespec.files import cache_folder
+from edgespec.files.kept_texts import KeptText, KeptTexts, PairOfTexts, digest
+from edgespec.jobs.launching import Child, launch
+from edgespec.jobs.messages import Failed, Messages, answer_one
+from edgespec.models.describe import describe
+from edgespec.models.enlarging import ModelTool, load_tool
+from edgespec.ports import Progress
+from edgespec.values import ModelInfo
+
+EXTRA = "adapt"
+LEAST_TEXTS = 10
+"""Fewer say little of a kind of texts."""
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 20
+"""Texts that are not learnt: their prompts measure the draft before and after."""
+MOST_PROMPT = 512
+"""Tokens of such a prompt, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Texts of one pair of models."""
+
+    target: Path
+    learnt: tuple[KeptText, ...]
+    held_out: tuple[KeptText, ...]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Tokens of the held-out prompts."""
+        return [
+            list(text.tokens[max(0, text.n_prompt - MOST_PROMPT) : text.n_prompt])
+            for text in self.held_out
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptJob:
+    """Train the draft `source` on texts, and write `out`."""
+
+    source: Path
+    out: Path
+    name: str
+    """Name of the new model."""
+    texts: tuple[KeptText, ...]
+    n_threads: int
+    progress: Path
+    """File for the share that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Figures of a training."""
+
+    n_texts: int
+    n_tokens: int
+    """Tokens of the answers."""
+    n_corrections: int
+    """Places where the target's distribution was kept, since guesses were wrong."""
+    loss: float
+    """Mean of the last epoch, in nats per token."""
+
+
+MESSAGES = Messages((AdaptJob, Adapted, Failed))
+CHILD = Child(__name__ if __name__ != "__main__" else "edgespec.models.adapting", MESSAGES)
+
+
+def check(draft: Path) -> None:
+    """Raise ModelError for a draft that cannot be adapted, by name, and UsageError where the
+    training packages are missing."""
+    _tool(draft).check_adaptable(draft)
+    for package in ("torch", "transformers"):
+        extras.find(package, EXTRA, "adapting a draft needs PyTorch")
+
+
+def material(draft: Path, target: Path | None = None) -> Material:
+    """The texts that were kept with this draft; of several targets `target` says which one.
+
+    Raises UsageError where there are none, too few, or of several targets.
+    """
+    info, kept = describe(draft).info, KeptTexts(cache_folder.learnt())
+    pair = _choose(kept.pairs(info), info, target)
+    texts = kept.texts(info, pair.target_digest)
+    n_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
+    held_out = texts[:: max(1, len(texts) // n_held_out)][:n_held_out] if n_held_out else []
+    asked = {tuple(text.tokens[: text.n_prompt]) for text in held_out}
+    learnt = [text for text in texts if tuple(text.tokens[: text.n_prompt]) not in asked]
+    if len(learnt) < LEAST_TEXTS or not held_out:
+        raise UsageError(
+            f"{len(texts)} texts are kept with the draft {info.name}, too few to learn from (at "
+            f"least {LEAST_TEXTS + 1}, of different prompts): generate more with --learn"
+        )
+    path = target or Path(pair.target_path)
+    if not path.exists():
+        raise UsageError(
+            f"the target {pair.target} is not at {pair.target_path or 'a known place'}: name it "
+            "with --learnt-with"
+        )
+    return Material(path, tuple(learnt), tuple(held_out))
+
+
+def train(
+    draft: Path,
+    out: Path,
+    name: str,
+    texts: Sequence[KeptText],
+    n_threads: int,
+    progress: Progress,
+) -> Adapted:
+    """Write `out`, the draft trained on `texts` and called `name`, in a process of its own.
+
+    Raises what training raises there, and EdgespecError if the process dies.
+    """
+    share = out.with_suffix(".progress")
+
+    def tick() -> None:
+        with suppress(OSError, ValueError):
+            progress("adapting the draft", float(share.read_text()))
+
+    job = AdaptJob(draft, out, name, tuple(texts), n_threads, share)
+    answer: Any = launch(job, CHILD, tick=tick).answer
+    if isinstance(answer, Failed):
+        raise answer.error
+    assert isinstance(answer, Adapted)
+    return answer
+
+
+def _choose(pairs: Sequence[PairOfTexts], draft: ModelInfo, target: Path | None) -> PairOfTexts:
+    if target is not None:
+        wanted = digest(describe(target).info)
+        pairs = [pair for pair in pairs if pair.target_digest == wanted]
+    if not pairs:
+        raise UsageError(
+            f"no texts are kept {f'of {target} ' if target else ''}with the draft {draft.name}: "
+            "generate, chat, serve or batch with --learn first"
+        )
+    if len(pairs) > 1:
+        found = ", ".join(pair.target_path or pair.target for pair in pairs)
+        raise UsageError(
+            f"texts of several targets are kept with the draft {draft.name} ({found}): choose one "
+            "with --learnt-with"
+        )
+    return pairs[0]
+
+
+def _tool(draft: Path) -> ModelTool:
+    tool = load_tool()
+    if not draft.exists() or not tool.recognises(draft):
+        raise ModelError(f"{draft} cannot be adapted: name a draft in a GGUF file")
+    return tool
+
+
+def _do(job: AdaptJob) -> Adapted:
+    def report(share: float) -> None:
+        job.progress.write_text(f"{share:.4f}")
+
+    tool = load_tool()
+    loss = tool.adapt(job.source, job.out, job.name, job.texts, job.n_threads, report)
+    return Adapted(
+        n_texts=len(job.texts),
+        n_tokens=sum(len(text.tokens) - text.n_prompt for text in job.texts),
+        n_corrections=sum(len(text.corrections) for text in job.texts),
+        loss=loss,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(answer_one(MESSAGES, _do))

@@ -1,0 +1,43 @@
+"""Adapts the GGUF file of a draft: its weights in, training, its weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from edgespec.errors import UsageError
+from edgespec.files.kept_texts import KeptText
+from edgespec_runtimes.adapt import adaptable, llama, weights
+from edgespec_runtimes.adapt.lessons import lessons_of
+from edgespec_runtimes.adapt.training import train
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.validation import validate
+
+
+def adapt(
+    source: Path,
+    out: Path,
+    name: str,
+    texts: Sequence[KeptText],
+    n_threads: int,
+    report: Callable[[float], None],
+) -> float:
+    """Write `out`, called `name`: the draft `source`, trained on `texts`; the mean loss at the end.
+
+    Sets the threads and the seed of the whole process. Raises ModelError for a model that cannot be
+    trained, and UsageError for texts that teach it nothing.
+    """
+    header = read_header(source)
+    validate(header)
+    adaptable.check(header)
+    torch.set_num_threads(n_threads)
+    torch.manual_seed(0)
+    model = llama.model_of(header, weights.read(header))
+    lessons = [lesson for text in texts for lesson in lessons_of(text, model.config.vocab_size)]
+    if not lessons:
+        raise UsageError(f"the kept texts have tokens that {header.name} does not know")
+    loss = train(model, lessons, report)
+    weights.write(header, dict(llama.tensors(model)), out, name)
+    return loss

@@ -1,0 +1,73 @@
+"""A draft that is trained: needs PyTorch, which CI does not install (the extra `adapt`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.files.kept_texts import Correction, KeptText
+from edgespec_runtimes.gguf.file.header import read_header
+from gguf_files import tiny_llama
+
+pytest.importorskip("torch", reason="the extra `adapt` is not installed")
+pytest.importorskip("transformers", reason="the extra `adapt` is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+TEXT = [5, 80, 2, 290, 41, 7, 9, 11, 13, 17]
+
+
+def logits(path: Path, tokens: list[int]) -> np.ndarray:
+    """Logits of llama.cpp after each token."""
+    pytest.importorskip("llama_cpp")
+    from reference import LlamaCpp
+
+    with LlamaCpp(path, 64) as model:
+        return np.stack([model.decode([token]) for token in tokens])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_in_pytorch_is_the_one_in_the_file(tied: bool, tmp_path: Path) -> None:
+    import torch
+
+    from edgespec_runtimes.adapt import llama, weights
+
+    path = tiny_llama(kind="F32", tied=tied).write(tmp_path / "m.gguf")
+    header = read_header(path)
+    read = weights.read(header)
+    model = llama.model_of(header, read)
+    with torch.no_grad():
+        ours = model(torch.tensor([TEXT])).logits[0].numpy()
+    theirs = logits(path, TEXT)
+    assert np.abs(ours - theirs).max() < 1e-3 * theirs.std()
+    back = dict(llama.tensors(model))
+    assert back.keys() == read.keys()
+    assert all(np.array_equal(back[name], read[name]) for name in read)
+
+
+def test_a_draft_learns_what_the_target_said(tmp_path: Path) -> None:
+    from edgespec_runtimes.adapt.draft import adapt
+
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    said = [Correction(4, [41, 42], [0.7, 0.3])]
+    shares: list[float] = []
+    texts = [KeptText(TEXT, 2, said)] * 300
+    out = tmp_path / "new.gguf"
+    adapt(source, out, "new", texts, 1, shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1
+    after = logits(out, TEXT[:-1])
+    assert after[1:].argmax(axis=1).tolist() == TEXT[2:]
+    odds = np.exp(after[3, 41] - after[3, 42])
+    assert odds == pytest.approx(7 / 3, rel=0.3)
+
+
+def test_the_same_texts_make_the_same_draft(tmp_path: Path) -> None:
+    from edgespec_runtimes.adapt.draft import adapt
+
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    outs = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    for out in outs:
+        adapt(source, out, "new", [KeptText(TEXT, 2)] * 4, 1, lambda share: None)
+    assert outs[0].read_bytes() == outs[1].read_bytes()
