@@ -13,23 +13,13 @@ import torch
 from gguf.quants import quantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from edgespec_runtimes.adapt import llama
 from mixture import MixtureForCausalLM
 from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 TYPES = {
     "Q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "F16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
-}
-LAYER_TENSORS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
 }
 EXPERT_TENSORS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
 ROUTER = "ffn_gate_inp.weight"
@@ -118,22 +108,14 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
 
 
 def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
-    """GGUF names and float32 values; the tied output head has no tensor of its own."""
-    config, weights = model.config, model.state_dict()
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    named = [("token_embd.weight", weights["model.embed_tokens.weight"].numpy())]
-    for layer in range(config.num_hidden_layers):
-        mixture = getattr(config, "experts", None)
-        if mixture:
+    """GGUF names and float32 values; a mixture's experts stand behind the norm before them."""
+    mixture, weights = getattr(model.config, "experts", None), model.state_dict()
+    named = []
+    for name, values in llama.tensors(model):
+        named.append((name, values))
+        if mixture and name.endswith("ffn_norm.weight"):
+            layer = int(name.split(".")[1])
             named += expert_tensors(weights, layer, mixture["n_experts"])
-        for theirs, ours in LAYER_TENSORS.items():
-            if mixture and theirs.startswith("mlp."):
-                continue
-            values = weights[f"model.layers.{layer}.{theirs}.weight"].numpy()
-            if ours in ("attn_q", "attn_k"):
-                values = interleave_rotary(values, heads if ours == "attn_q" else kv_heads)
-            named.append((f"blk.{layer}.{ours}.weight", values))
-    named.append(("output_norm.weight", weights["model.norm.weight"].numpy()))
     return named
 
 
@@ -151,14 +133,6 @@ def expert_tensors(
             stacked = values.reshape(n_experts, -1, values.shape[1])
         named.append((f"blk.{layer}.{ours}.weight", np.ascontiguousarray(stacked)))
     return named
-
-
-def interleave_rotary(values: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder a projection's rows: Hugging Face rotates row i of a head with row i + dim / 2,
-    GGUF's LLaMA rotates neighbours."""
-    rows, columns = values.shape
-    halves = values.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import corpus
 import evaluate
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
+from edgespec_runtimes.adapt import llama, weights
+from edgespec_runtimes.gguf.file.header import read_header
 from fit import Loss, device, fit, next_token_loss, windows
 from mixture import upcycled, with_balance
 from release import release, release_mixture
@@ -167,9 +169,8 @@ def load(place: RecipeFolders, name: str) -> LlamaForCausalLM:
 
 def load_shipped(place: RecipeFolders, name: str) -> LlamaForCausalLM:
     """The weights of the shipped GGUF, as Q8_0 rounds them."""
-    return LlamaForCausalLM.from_pretrained(
-        place.out, gguf_file=f"{name}-q8_0.gguf", dtype=torch.float32
-    ).to(device())
+    header = read_header(place.out / f"{name}-q8_0.gguf")
+    return llama.model_of(header, weights.read(header)).to(device())
 
 
 def measure(place: RecipeFolders) -> dict[str, float]:

@@ -41,7 +41,7 @@ def test_the_model_in_pytorch_is_the_one_in_the_file(tied: bool, tmp_path: Path)
     with torch.no_grad():
         ours = model(torch.tensor([TEXT])).logits[0].numpy()
     theirs = logits(path, TEXT)
-    assert np.abs(ours - theirs).max() < 1e-3 * theirs.std()
+    assert np.abs(ours - theirs).max() < 1e-2 * theirs.std()  # llama.cpp keeps KV in half precision
     back = dict(llama.tensors(model))
     assert back.keys() == read.keys()
     assert all(np.array_equal(back[name], read[name]) for name in read)
