@@ -19,6 +19,7 @@ LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", B
     F64: "d",
 }
 TYPE_CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+I64_CODE = 27
 
 
 @dataclass
@@ -194,6 +195,64 @@ def tiny_llama(
     return model
 
 
+def tiny_eagle3(
+    *,
+    seed: int = 7,
+    layers: tuple[int, ...] = (1, 2, 3),
+    target_embedding: int = 64,
+    embedding: int = 64,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_size: int = 32,
+    ffn: int = 96,
+    n_draft_vocab: int | None = 64,
+    kind: str = "F32",
+    norm_before_residual: bool = False,
+    norm_before_fc: bool = False,
+) -> Gguf:
+    """An EAGLE-3 head for `tiny_llama` as llama.cpp's converter writes them, with random weights.
+    It guesses `n_draft_vocab` tokens; None: all of them, without a table."""
+    tokens, merges = byte_level_vocabulary()
+    random = np.random.default_rng(seed)
+    plain = llama_metadata(tokens, merges, embedding, 1, heads, kv_heads, head_size, ffn)
+    model = Gguf({key.replace("llama.", "eagle3."): value for key, value in plain.items()})
+    model.metadata |= {
+        "general.architecture": (STRING, "eagle3"),
+        "general.name": (STRING, "tiny head"),
+        "eagle3.target_layers": (ARRAY, I32, list(layers)),
+        "eagle3.target_hidden_size": (U32, target_embedding),
+        "eagle3.norm_before_residual": (BOOL, norm_before_residual),
+        "eagle3.norm_before_fc": (BOOL, norm_before_fc),
+    }
+
+    def add(name: str, *shape: int, spread: float = 0.15, kind: str = kind) -> None:
+        values = random.standard_normal(shape[::-1]).astype(np.float32) * spread
+        if "norm" in name:
+            kind, values = "F32", values + 1
+        model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], pack_weights(values, kind)))
+
+    n_fused, at = len(layers) * target_embedding, "blk.0."
+    if n_draft_vocab is not None:
+        table = np.sort(random.permutation(len(tokens))[:n_draft_vocab]).astype("<i8")
+        model.tensors.append(Tensor("d2t", (n_draft_vocab,), I64_CODE, table.tobytes()))
+    add("fc.weight", n_fused, embedding)
+    if norm_before_fc:
+        add("enc.output_norm.weight", n_fused)
+    add("token_embd.weight", embedding, len(tokens), spread=1.0)
+    add(at + "attn_norm.weight", embedding)
+    add(at + "attn_norm_2.weight", embedding)
+    for name, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        add(at + f"attn_{name}.weight", 2 * embedding, width * head_size)
+    add(at + "attn_output.weight", heads * head_size, embedding)
+    add(at + "ffn_norm.weight", embedding)
+    add(at + "ffn_gate.weight", embedding, ffn)
+    add(at + "ffn_up.weight", embedding, ffn)
+    add(at + "ffn_down.weight", ffn, embedding)
+    add("output_norm.weight", embedding)
+    add("output.weight", embedding, n_draft_vocab or len(tokens))
+    return model
+
+
 def llama_metadata(
     tokens: list[str],
     merges: list[str],
@@ -227,3 +286,29 @@ def llama_metadata(
         "tokenizer.ggml.eos_token_id": (U32, 0),
         "tokenizer.ggml.add_bos_token": (BOOL, False),
     }
+
+
+def predictable_pair(kind: str = "F32") -> tuple[Gguf, Gguf]:
+    """A target whose next token depends on the last one alone, and a head that knows it.
+
+    The target's layers add nothing to the token's embedding; the head looks at its own token alone
+    and hands its embedding to the target's output matrix."""
+    target = tiny_llama(layers=4, heads=1, kv_heads=1, head_size=64, tied=False, kind=kind)
+    head = tiny_eagle3(
+        heads=1, kv_heads=1, head_size=64, n_draft_vocab=None, norm_before_residual=True
+    )
+    for layer in range(4):
+        for name in (f"blk.{layer}.attn_output.weight", f"blk.{layer}.ffn_down.weight"):
+            tensor = target.tensor(name)
+            tensor.data = bytes(len(tensor.data))
+    for name in ("fc.weight", "blk.0.attn_norm_2.weight", "blk.0.ffn_down.weight"):
+        head.tensor(name).data = bytes(len(head.tensor(name).data))
+    for name in ("token_embd.weight", "output.weight", "output_norm.weight"):
+        head.tensor(name).data = target.tensor(name).data
+    own, ones = np.eye(64, dtype="<f4"), np.ones(64, "<f4")
+    left = np.concatenate([own, 0 * own], axis=1)
+    head.tensor("blk.0.attn_norm.weight").data = ones.tobytes()
+    for name, scale in (("q", 4), ("k", 4), ("v", 1)):
+        head.tensor(f"blk.0.attn_{name}.weight").data = (scale * left).astype("<f4").tobytes()
+    head.tensor("blk.0.attn_output.weight").data = own.tobytes()
+    return target, head

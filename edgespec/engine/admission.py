@@ -13,6 +13,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
+from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import Keeps
 from edgespec.values import FinishReason
@@ -87,6 +88,11 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
                 f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
                 "drop single tokens: the target decodes alone, one token a pass"
             )
+    if isinstance(draft, ReadsFeatures) and not isinstance(target, GivesFeatures):
+        return (
+            f"the target {target.info.name} does not give its hidden states, from which the draft "
+            f"{draft.info.name} guesses: the target decodes alone, one token a pass"
+        )
     return None
 
 

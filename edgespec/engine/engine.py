@@ -29,6 +29,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.text import TextAtWork
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
 from edgespec.ports.texts import texts_of
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -63,6 +64,9 @@ class Engine(Closeable):
         """True if the acceptance rule needs all guesses verified that were drawn: no other text
         may take their rows."""
         self._passes = Passes(target, clock, trace)
+        if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
+            target.give_features(draft.feature_layers, draft.take_features)
+            self._passes.calls_back = True
         self._pairs = _pairs(self._passes, None if reason else draft, drafters, settings)
         self._rules = settings.rules_for(target.info)
         grower = self._pairs[0].grower

@@ -19,8 +19,8 @@ from edgespec.tracing.spans import Trace, Track
 SHORT_PASS_S = 0.01
 """A resident target's pass that is shorter, to go by those before, runs in the caller's thread: it
 keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond, and far
-longer on a busy machine. A paged one calls back, and an exception of a signal handler that breaks
-into a callback is lost there."""
+longer on a busy machine. An exception of a signal handler that breaks into a callback is lost, so
+that passes which call back never run there."""
 
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [nodes, n_vocab]."""
@@ -31,7 +31,8 @@ class Passes(Closeable):
 
     def __init__(self, target: LanguageModel, clock: Callable[[], float], trace: Trace) -> None:
         self.target = target
-        self.is_paged = target.paging().segments > 0
+        self.calls_back = target.paging().segments > 0
+        """True if a pass calls back while it computes, as paging does."""
         self.clock = clock
         self.trace = trace
         self.worker = Worker()
@@ -48,7 +49,7 @@ class Passes(Closeable):
         is_short = 0 < self._usual_pass_s < SHORT_PASS_S
         n_rows = sum(part.n_rows for part in parts)
         with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
-            if beside is None and is_short and not self.is_paged:
+            if beside is None and is_short and not self.calls_back:
                 logits = self._evaluate(parts)
             else:
                 evaluate = partial(self._evaluate, parts)

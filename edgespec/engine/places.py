@@ -44,6 +44,8 @@ def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | Non
     target.committed = source.committed[:n_tokens]
     target.n_tiled = min(source.n_tiled, n_tokens)
     target.n_drafted = min(source.n_drafted, n_tokens)
-    if target.grower is not None and isinstance(draft, HoldsTexts):
+    if not isinstance(draft, HoldsTexts) or draft.info.n_texts < model.info.n_texts:
+        target.n_drafted = 0
+    elif target.grower is not None:
         n_held = min(draft.committed_of(source.text), n_tokens)
         draft.share(source.text, target.text, n_held)

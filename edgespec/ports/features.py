@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from edgespec.ports.language_model import LanguageModel
+
 Take = Callable[[int, np.ndarray], None]
 """Receives features of tokens that follow each other: the position of the first one, and float32
 [tokens, layers, values]. The array is the giver's again when the call returns."""
@@ -54,11 +56,12 @@ class WantsFeatures(Protocol):
 
 
 @runtime_checkable
-class ReadsFeatures(Protocol):
+class ReadsFeatures(LanguageModel, Protocol):
     """Optional protocol of a draft model: a head, which guesses from a target's features.
 
-    A committed token can be read once those of the token before it are there; the first token of a
-    text is read without any, and nothing is guessed after it alone.
+    A token is read with those of the token before it: the target's where they are known, otherwise
+    what the head itself predicted when it evaluated that token. The first token of a text is read
+    by `prefill` alone, with none.
     """
 
     @property

@@ -19,7 +19,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.engine import noting
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, PairError, UsageError
+from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import bytes_needed
 from edgespec.memory import process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -27,6 +27,7 @@ from edgespec.memory.needs import TREE_SIZES, plan_models
 from edgespec.memory.parallel import AUTO_TEXTS, best_number
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
 from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
@@ -234,6 +235,19 @@ class _Opening(Closeable):
         )
         draft = self._adopt(draft_runtime.prepare(wanted))
         check_pair(target, draft)
+        if isinstance(draft, WantsFeatures):
+            if not isinstance(target, OffersFeatures):
+                raise ModelError(
+                    f"{target.info.name} does not give its hidden states, which the head "
+                    f"{draft.info.name} reads: name a GGUF target, or a whole model as the draft"
+                )
+            if target.info.n_texts > 1:  # a head follows one text
+                target.close()
+                target = runtime.prepare(replace(request, n_texts=1))
+                self._cleanup.callback(target.close)
+                self._prepared[0] = target
+            assert isinstance(target, OffersFeatures)
+            target.offer_features(draft.feature_layers, draft.feature_values)
 
     def _adopt(self, prepared: PreparedModel) -> PreparedModel:
         self._prepared.append(prepared)
@@ -298,11 +312,11 @@ class _Opening(Closeable):
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         wanted, n_parallel = self._settings.n_parallel, self._n_parallel
         if wanted != "auto" and wanted > n_parallel:
-            reason = (
-                f"the acceptance rule {self._engine_settings.acceptance}"
-                if self._engine_settings.draws_guesses
-                else self._prepared[0].info.name
-            )
+            reason = self._prepared[0].info.name
+            if self._engine_settings.draws_guesses:
+                reason = f"the acceptance rule {self._engine_settings.acceptance}"
+            elif isinstance(self._prepared[-1], WantsFeatures):
+                reason = f"the head {self._prepared[-1].info.name}"
             notes[f"{reason} serves one text at a time: --parallel {wanted} waits in line"] = None
         return tuple(notes)
 

@@ -236,6 +236,9 @@ class FakeModel:
             raise
         finally:
             self._is_running = False
+        for part, n_tokens in zip(parts, committed, strict=True):
+            if part.text == 0:
+                self._give(n_tokens)
         self.n_passes += 1
         self.evaluations.append(sum(len(part.nodes) for part in parts))
         self.prefilled += (len(part.reads) for part in parts if part.reads)

@@ -16,6 +16,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures
+from edgespec.ports.texts import HoldsTexts, PassPart
 from edgespec.tree import ROOT, TokenTree
 
 TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
@@ -106,6 +107,21 @@ class FeaturesContract:
         model.evaluate(tree, range(len(tree)))
         model.commit(tree, [ROOT, right, end])
         assert received.positions == list(range(8))
+        assert self.same(received.rows, expected)
+
+    def test_a_prompt_that_shares_a_pass_gives_its_rows(self, model: LanguageModel) -> None:
+        expected = self.one_by_one(model, TOKENS[:6])
+        received = Received()
+        assert isinstance(model, GivesFeatures)
+        model.give_features(self.layers, received)
+        if not isinstance(model, HoldsTexts):
+            pytest.skip("the model reads prompts in passes of their own")
+        model.prefill(TOKENS[:2])
+        tree = TokenTree(TOKENS[5])
+        model.evaluate_together([PassPart(0, tree, [ROOT], TOKENS[2:5])])
+        assert received.positions == [0, 1, 2, 3, 4]
+        model.commit(tree, [ROOT])
+        assert received.positions == [0, 1, 2, 3, 4, 5]
         assert self.same(received.rows, expected)
 
     def test_nothing_is_given_before_it_is_committed(

@@ -11,12 +11,14 @@ from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.head import HeadDrafter
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
+from edgespec.ports.features import ReadsFeatures
 
 
 def line_up(
@@ -42,8 +44,11 @@ def line_up(
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
     if draft is not None:
-        model = ModelDrafter(
-            draft, settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
+        terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
+        guessing.insert(
+            0,
+            HeadDrafter(draft, *terms)
+            if isinstance(draft, ReadsFeatures)
+            else ModelDrafter(draft, *terms),
         )
-        guessing.insert(0, model)
     return TreeGrower(guessing, trust) if guessing else None

@@ -20,10 +20,12 @@ from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf import baselines, batched, diagnosis, lending
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
+from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from edgespec_runtimes.gguf.prepared_head import PreparedHead
 
 
 class GgufRuntime:
@@ -54,8 +56,8 @@ class GgufRuntime:
             )
         began = time.perf_counter()
         header = read_header(request.path)
-        validate(header)
-        prepared = PreparedGguf(request, header)
+        validate(header, as_draft=request.owner == "draft")
+        prepared = (PreparedHead if is_head(header) else PreparedGguf)(request, header)
         done, phase = time.perf_counter(), "header and vocabulary"
         prepared.seconds[phase] = done - began
         request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)

@@ -60,10 +60,10 @@ class FeatureTap:
         """Call before every llama_decode."""
         self._n_filled = [0] * len(self.layers)
 
-    def hand_over(self, position: int, n_rows: int) -> None:
-        """Give the rows of the latest pass, which are committed tokens from `position` on."""
-        if self._take is not None and self._has(n_rows):
-            self._take(position, self._rows[:, :n_rows].transpose(1, 0, 2))
+    def hand_over(self, position: int, rows: range, n_rows: int) -> None:
+        """Give some rows of the latest pass, of `n_rows`: committed tokens from `position` on."""
+        if self._take is not None and rows and self._has(n_rows):
+            self._take(position, self._rows[:, rows.start : rows.stop].transpose(1, 0, 2))
 
     def keep(self, rows: dict[int, int], n_rows: int) -> None:
         """Keep rows of the latest pass, of `n_rows`, by the keys of their nodes."""

@@ -132,7 +132,7 @@ class GgufModel:
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
         """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
-        start = self.committed_of(text)
+        start = self._texts.all[text].n_committed
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
                 f"{start + len(tokens):,} tokens do not fit into the context of "
@@ -163,7 +163,7 @@ class GgufModel:
             self._decode(chunk, positions, homes, range(0), before, report)
             branches.extend(size)
             if self._tap is not None and text == 0:
-                self._tap.hand_over(positions.start, size)
+                self._tap.hand_over(positions.start, range(size), size)
             report(1.0)
             begin += size
 
@@ -185,14 +185,17 @@ class GgufModel:
         sequences: list[list[int]] = []
         rows: list[list[int]] = []
         row_of_key: dict[int, int] = {}
+        read_rows = range(0)
         with self._running(n_rows):
             layout = self._texts.layout
             layout.make_room(n_rows)
-            committed = {part.text: self.committed_of(part.text) for part in parts}
+            committed = {p.text: self._texts.all[p.text].n_committed for p in parts}
             self._kernels.prepare(n_rows, layout.top + n_rows, in_tiles=False)
             for text, _, nodes, reads in parts:  # before guesses, whose cells may soon be free
                 assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
                 branches = self._texts.all[text]
+                if text == 0:
+                    read_rows = range(len(tokens), len(tokens) + len(reads))
                 tokens += map(int, reads)
                 positions += range(committed[text], committed[text] + len(reads))
                 sequences += [[branches.home]] * len(reads)
@@ -209,12 +212,13 @@ class GgufModel:
                     positions += (begin + int(tree.depth[node]) for node in ordered)
                     sequences += branches.place(tree, ordered)
                     if text == 0:
-                        row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
+                        row_of_key = {int(tree.key[node]): n_read + n for node, n in row_of.items()}
             except UsageError:
                 self._texts.truncate(committed)
                 raise
             self._decode(tokens, positions, sequences, range(n_read, n_rows), committed)
             if self._tap is not None:
+                self._tap.hand_over(committed.get(0, 0), read_rows, n_rows)
                 self._tap.keep(row_of_key, n_rows)
             logits = self._logits(n_nodes)
             return [logits[mine] for mine in rows]
@@ -261,7 +265,7 @@ class GgufModel:
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
         """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
-        n_committed = self.committed_of(text)
+        n_committed = self._texts.all[text].n_committed
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         with self._users.use():
@@ -289,7 +293,9 @@ class GgufModel:
     def write_state(self, hand_over: Write) -> None:
         with self._users.use():
             self._texts.layout.put_in_order()
-            state.write(self._memory, self.n_committed, self.info.tree_capable, hand_over)
+            state.write(
+                self._memory, self._texts.all[0].n_committed, self.info.tree_capable, hand_over
+            )
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
@@ -335,19 +341,7 @@ class GgufModel:
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
         """One llama_decode. On failure each text's prefix goes back to its `committed` tokens."""
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        # each access to a field of the struct makes a new pointer
-        rows = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
-        row_token, row_position, row_n_ids, row_ids, row_logits = rows
-        for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
-            row_token[i] = token
-            row_position[i] = position
-            row_n_ids[i] = len(ids)
-            ids_of_row = row_ids[i]
-            for j, sequence in enumerate(ids):
-                ids_of_row[j] = sequence
-            row_logits[i] = i in with_logits
+        self._fill_batch(tokens, positions, sequences, with_logits)
         failure: BaseException | None = None
         code = 0
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
@@ -357,7 +351,7 @@ class GgufModel:
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
-                code = lib.llama_decode(self._context, batch)
+                code = self._compute_batch()
             self._n_passes += 1
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc
@@ -373,6 +367,30 @@ class GgufModel:
         if failure is not None:
             self._roll_back(committed)
             raise failure
+
+    def _fill_batch(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        with_logits: range,
+    ) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        # each access to a field of the struct makes a new pointer
+        rows = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+        row_token, row_position, row_n_ids, row_ids, row_logits = rows
+        for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            row_token[i] = token
+            row_position[i] = position
+            row_n_ids[i] = len(ids)
+            ids_of_row = row_ids[i]
+            for j, sequence in enumerate(ids):
+                ids_of_row[j] = sequence
+            row_logits[i] = i in with_logits
+
+    def _compute_batch(self) -> int:
+        return int(lib.llama_decode(self._context, self._batch))
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:

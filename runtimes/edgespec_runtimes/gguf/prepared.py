@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
@@ -32,6 +33,7 @@ from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
@@ -77,7 +79,7 @@ class PreparedGguf:
         sizes_only = loading.load_sizes_only(header.path)
         self._vocabulary_bytes = max(0, allocated_bytes() - before_bytes)
         try:
-            if not sizes_only.autoregressive:
+            if not sizes_only.autoregressive and not is_head(header):
                 raise unfit(header, WHOLE_TEXT)
             self.info = self._describe(sizes_only)
             self._contexts = self._measure_contexts(sizes_only)
@@ -112,6 +114,11 @@ class PreparedGguf:
         notes += self._offloading.notes
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
+            if self._header.integer(self._header.key("nextn_predict_layers"), 0):
+                notes.append(
+                    f"{self.info.name} has layers of its own for guessing (MTP), which edgespec "
+                    "does not use: name a draft or an EAGLE-3 head with -md"
+                )
         return notes
 
     def _is_packed(self, plan: MemoryPlan) -> bool:
@@ -487,7 +494,7 @@ class PreparedGguf:
                     n_threads=shape.n_threads,
                     latency_s=self._offloading.latency_s,
                 )
-                opened = GgufModel(
+                opened = self._new_model(
                     model,
                     shape,
                     info,
@@ -507,6 +514,9 @@ class PreparedGguf:
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
+
+    def _new_model(self, *parts: Any, **settings: Any) -> GgufModel:
+        return GgufModel(*parts, **settings)
 
     def _invariant_types(self, is_packed: bool) -> set[str]:
         """Types of the weights whose products are to be batch invariant; none of a draft, whose

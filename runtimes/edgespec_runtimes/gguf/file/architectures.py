@@ -43,7 +43,11 @@ VISION = _Purpose(
 )
 HEAD = _Purpose(
     "is a drafting head, which computes nothing without its target's inner states",
-    "name a whole model of the target's family as the draft",
+    "name the model that it was trained for with -m, and the head with -md",
+)
+OTHER_HEAD = _Purpose(
+    "is a drafting head of a kind that edgespec does not run",
+    "name an EAGLE-3 head or a whole model of the target's family as the draft",
 )
 BROKEN = _Purpose(
     "ends llama-cpp-python 0.3.36 when its graph is built",
@@ -65,7 +69,8 @@ PURPOSES: dict[str, _Purpose] = {
     **dict.fromkeys(("t5", "t5encoder"), ENCODER),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSION),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
-    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), HEAD),
+    "eagle3": HEAD,
+    **dict.fromkeys(("dflash", "gemma4-assistant"), OTHER_HEAD),
     "clip": VISION,
     "chameleon": MIXED,
     "plm": BROKEN,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.architectures import check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
+from edgespec_runtimes.gguf.file.heads import is_head
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
@@ -29,6 +30,7 @@ PLAIN_ARCHITECTURES = frozenset(
         *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
         *("gemma", "gemma2", "gemma3", "olmo", "olmo2", "olmoe", "smollm3", "granite"),
         *("granitemoe", "internlm2", "starcoder2", "minicpm", "exaone", "command-r", "deepseek"),
+        "eagle3",
     )
 )
 """Architectures whose graphs take it for granted that keys, values and rotation have one size, and
@@ -70,13 +72,15 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 """Spellings of the token for a byte, by tokenizer that needs a token for every byte."""
 
 
-def validate(header: GgufFile) -> None:
-    """Raise ModelError for a model that llama.cpp would not survive, saying why."""
+def validate(header: GgufFile, as_draft: bool = False) -> None:
+    """Raise ModelError for a model that llama.cpp would not survive, saying why. Only a draft may
+    be a head."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if not header.architecture:
         raise ModelError(f"{header.path}: general.architecture is empty")
-    check_purpose(header)
+    if not (as_draft and is_head(header)):
+        check_purpose(header)
     _check_depth(header)
     _check_experts(header)
     _check_attention(header)

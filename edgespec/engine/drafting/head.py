@@ -1,0 +1,71 @@
+"""A head as a drafter: a draft model that guesses from the target's hidden states.
+
+What it guesses below a guess stands on features that it predicts; accepted tokens are read again,
+from the target's own. It knows heads through the port, and no target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.ports.features import ReadsFeatures
+from edgespec.tree import ROOT, TokenTree
+
+
+class HeadDrafter(ModelDrafter):
+    """Implements `Drafter` with a head."""
+
+    def __init__(
+        self,
+        head: ReadsFeatures,
+        n_candidates: int,
+        temperature: float,
+        n_vocab: int,
+        eog_tokens: frozenset[int],
+    ) -> None:
+        super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
+        self._head = head
+
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        """The root and the children of evaluated nodes: below others it has no features yet, and
+        there are none before a text's second token."""
+        if not self._head.n_committed:
+            return []
+        return [node for node in super().open_nodes(tree) if self._has_features(tree, node)]
+
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
+        """Read `path` and `root` in one step, with the target's features, which are there now."""
+        self.rest()
+        n_read = self._head.n_committed
+        info, n_nodes = self._head.info, len(path) + 1
+        # A longer path is left to catch_up(), which reads it as committed tokens.
+        if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
+            self._read(tree.branch([*path, root]))
+
+    def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
+        """Features that nobody gave, and what keeps any draft model from guessing."""
+        reason = super().obstacle(committed, root_token)
+        if reason is None and self._head.lacks_features(len(committed)):
+            return "the target's hidden states of this text are not known"
+        return reason
+
+    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
+        """Opinions about tokens that follow those it has read; of others it has no features."""
+        n_read, info = self._head.n_committed, self._head.info
+        n_tokens = min(n_tokens, info.max_nodes, info.n_ctx - n_read)
+        if not n_read or n_read + n_tokens != len(committed):
+            return []
+        return super().rehearse(committed, n_tokens)
+
+    def rest(self) -> None:
+        if self._opinions:
+            super().rewind(self._head.n_committed)
+
+    def rewind(self, n_tokens: int) -> None:
+        super().rewind(n_tokens)
+        self._head.drop_features(n_tokens)
+
+    def _has_features(self, tree: TokenTree, node: int) -> bool:
+        return node == ROOT or int(tree.key[tree.parent[node]]) in self._opinions

@@ -1,0 +1,244 @@
+"""The port on an EAGLE-3 head, which llama.cpp computes from features of the target.
+
+Place i of its cache is a pair: token i + 1 of the text, and the feature of token i. It knows no
+target: whoever has features gives them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+from llama_cpp import llama_cpp_ext
+
+from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.ports import Progress
+from edgespec.ports.state import Read, Write
+from edgespec.tree import TokenTree
+from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
+from edgespec_runtimes.gguf.llama.sequences import likely_first
+from edgespec_runtimes.gguf.model import GgufModel
+
+_N_KNOWN = struct.Struct("<I")
+
+
+class GgufHead(GgufModel):
+    """Implements `edgespec.ports.features.ReadsFeatures`.
+
+    A feature is what the head fuses from the hidden states of one token, or what it predicts at a
+    node for the tokens below it.
+    """
+
+    def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
+        """Opens as `GgufModel` does."""
+        super().__init__(*parts, **settings)
+        self.feature_layers: Sequence[int] = head.layers
+        self._width = len(head.layers) * head.n_values
+        n_embd = self._model.n_embd
+        self._features = np.zeros((self.info.n_ctx, n_embd), np.float32)
+        """The target's, by position."""
+        self._known = range(0)
+        """Positions whose features are there."""
+        self._predicted: dict[int, np.ndarray] = {}
+        """Features that the head predicts below a node, by its key."""
+        self._inputs: np.ndarray = self._features[:0]
+        """Features of the rows of the next evaluation."""
+        self._has_first = False
+        """True once the text's first token was read, which takes no place."""
+        llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, True)
+        self._pairs = lib.llama_batch_ext_init(self._context)
+
+    def committed_of(self, text: int) -> int:
+        return super().committed_of(text) + self._has_first
+
+    def take_features(self, position: int, rows: np.ndarray) -> None:
+        known = self._known
+        begin = known.start if known.start <= position <= known.stop else position
+        rows = rows[: max(0, len(self._features) - position)]
+        end = position + len(rows)
+        step = self._shape.n_rows
+        with self._users.use():
+            for n in range(0, len(rows), step):
+                states = np.ascontiguousarray(rows[n : n + step], np.float32)
+                states = states.reshape(len(states), self._width)
+                self._fuse(states, self._features[position + n :][: len(states)])
+        self._known = range(begin, end)
+
+    def drop_features(self, n_tokens: int) -> None:
+        self._known = range(min(self._known.start, n_tokens), min(self._known.stop, n_tokens))
+
+    def lacks_features(self, n_tokens: int) -> bool:
+        begin = max(0, self.n_committed - 1)
+        return n_tokens > begin and not (
+            self._known.start <= begin and n_tokens <= self._known.stop
+        )
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
+        n_committed = self.n_committed
+        if self.lacks_features(n_committed + len(tokens) - 1):
+            raise UsageError("a head reads tokens whose features were given, and some were not")
+        rest = tokens if n_committed else tokens[1:]
+        if rest:
+            super().prefill(rest, progress, text)
+        self._has_first = self._has_first or len(tokens) > 0
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits after each of `nodes`; a node waits for its parent's prediction, which takes a
+        step for each depth that is not known to the target."""
+        if not self._has_first:
+            raise UsageError("a head guesses from a text's second token on")
+        ready = self._ready(tree, nodes)
+        logits = self._evaluate(tree, ready)
+        if len(ready) == len(nodes):
+            return logits
+        rows = dict(zip(ready, logits, strict=True))
+        while waiting := [node for node in nodes if node not in rows]:
+            ready = self._ready(tree, waiting)
+            rows |= dict(zip(ready, self._evaluate(tree, ready), strict=True))
+        return np.stack([rows[node] for node in nodes])
+
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None:
+        super().commit(tree, path, keep, text)
+        kept = {int(tree.key[node]) for node in keep}
+        self._predicted = {key: row for key, row in self._predicted.items() if key in kept}
+
+    def truncate(self, n_tokens: int, text: int = 0) -> None:
+        if n_tokens > self.n_committed:
+            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+        self._predicted.clear()
+        super().truncate(max(0, n_tokens - 1), text)
+        self._has_first = self._has_first and n_tokens > 0
+
+    def write_state(self, hand_over: Write) -> None:
+        """Hand over the features that are there, of tokens that are yet to be read, too, and then
+        the keys and values of the committed prefix."""
+        n_known = self._known.stop if not self._known.start else 0
+        hand_over(memoryview(_N_KNOWN.pack(n_known)))
+        for rows in self._pieces(n_known):
+            hand_over(rows.data.cast("B"))
+        if self.n_committed > 1:
+            super().write_state(hand_over)
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        self.truncate(0)
+        self._known = range(0)
+        head = bytearray(_N_KNOWN.size)
+        if read.size() != len(head):
+            raise StateError("the saved state of a head does not begin with its number of features")
+        read(memoryview(head))
+        (n_known,) = _N_KNOWN.unpack(head)
+        if not n_tokens - 1 <= n_known <= len(self._features):
+            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
+        for rows in self._pieces(n_known):
+            if read.size() != rows.nbytes:
+                raise StateError("the saved features of a head have another size")
+            read(rows.data.cast("B"))
+        if n_tokens > 1:
+            super().read_state(n_tokens - 1, read)
+        self._has_first, self._known = True, range(n_known)
+
+    def _release(self) -> None:
+        lib.llama_batch_ext_free(self._pairs)
+        super()._release()
+
+    def _pieces(self, n_tokens: int) -> list[np.ndarray]:
+        """The features of the first tokens, in pieces."""
+        step = max(1, PIECE_BYTES // self._features[:1].nbytes)
+        return [
+            self._features[begin : min(begin + step, n_tokens)]
+            for begin in range(0, n_tokens, step)
+        ]
+
+    def _ready(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        """Those of `nodes` whose features are there. Raises UsageError for none."""
+        ready = [node for node in nodes if self._input(tree, node) is not None]
+        if not ready:
+            raise UsageError("a node is evaluated whose features are not known")
+        return ready
+
+    def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits of nodes whose features are there; what it predicts below them is kept."""
+        ordered = likely_first(tree, nodes)
+        found = (self._input(tree, node) for node in ordered)
+        self._inputs = np.stack([row for row in found if row is not None])
+        logits = super().evaluate(tree, nodes)
+        predicted = self._outputs(len(ordered)).copy()
+        keys = (int(tree.key[node]) for node in ordered)
+        self._predicted |= dict(zip(keys, predicted, strict=True))
+        return logits
+
+    def _input(self, tree: TokenTree, node: int) -> np.ndarray | None:
+        """The feature that goes with a node: the target's if it is known, or its parent's
+        prediction; None if there is neither yet."""
+        place = self._texts.all[0].n_committed + int(tree.depth[node])
+        if place in self._known:
+            row: np.ndarray = self._features[place]
+            return row
+        parent = int(tree.parent[node])
+        return self._predicted.get(int(tree.key[parent])) if parent >= 0 else None
+
+    def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
+        """Fuse the hidden states of a few tokens, [tokens, values], into their features."""
+        lib.llama_batch_ext_clear(self._pairs)
+        # no place is taken, but llama.cpp wants places that would follow
+        last = lib.llama_memory_seq_pos_max(lib.llama_get_memory(self._context), 0)
+        for place, row in enumerate(states, last + 1):
+            index = lib.llama_batch_ext_add_embd(self._pairs, 0, _values(row))
+            self._place(index, place)
+        code = lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_ENCODE, self._pairs)
+        if code:
+            raise EdgespecError(f"llama.cpp failed to fuse features (code {code})")
+        into[:] = self._outputs(len(states))
+
+    def _fill_batch(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        with_logits: range,
+    ) -> None:
+        features = self._inputs if with_logits else self._features[list(positions)]
+        lib.llama_batch_ext_clear(self._pairs)
+        rows = zip(tokens, positions, sequences, features, strict=True)
+        for token, position, ids, feature in rows:
+            index = lib.llama_batch_ext_add_token(self._pairs, ids[0], token)
+            for sequence in ids[1:]:
+                lib.llama_batch_ext_add_seq(self._pairs, index, sequence)
+            self._place(index, position)
+            lib.llama_batch_ext_set_embd_token(self._pairs, index, _values(feature))
+            lib.llama_batch_ext_set_output_logits(self._pairs, index, bool(with_logits))
+
+    def _compute_batch(self) -> int:
+        return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._pairs))
+
+    def _place(self, index: int, place: int) -> None:
+        if index < 0:
+            raise EdgespecError(f"llama.cpp refuses a pair of a head (code {index})")
+        lib.llama_batch_ext_set_pos(self._pairs, index, ctypes.byref(ctypes.c_int32(place)))
+
+    def _outputs(self, n_rows: int) -> np.ndarray:
+        """The features that the latest computation left, valid until the next one."""
+        n_embd = self._model.n_embd
+        pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        content: Any = (ctypes.c_float * (n_rows * n_embd)).from_address(address or 0)
+        return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
+
+    def _roll_back(self, committed: Mapping[int, int]) -> None:
+        self._predicted.clear()
+        super()._roll_back(committed)
+
+
+def _values(row: np.ndarray) -> Any:
+    """A row of float32 for llama.cpp, which copies it."""
+    pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return lib.llama_embd(pointer, 1, row.size)

@@ -1,0 +1,207 @@
+"""Heads guess from the target's hidden states: the loop gives them the right ones, in time, and the
+text is the target's own whatever they guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.engine.drafting.head import HeadDrafter
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.features import ReadsFeatures
+from edgespec.testing.fake_model import FakeModel, blend, fake_features, random_language
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import GenerationResult
+
+N_VOCAB = 40
+TARGET = random_language(0, N_VOCAB, order=6)
+DRAFT = blend(TARGET, random_language(1, N_VOCAB), 0.2)
+PROMPT = [5, 9, 2, 30, 11, 7]
+
+
+class FakeHead(FakeModel):
+    """A draft that asserts that it knows the features it reads, and that they are its text's."""
+
+    feature_layers: Sequence[int] = (0, 0, 0)
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(DRAFT, N_VOCAB, **settings)  # type: ignore[arg-type]
+        self.known: dict[int, np.ndarray] = {}
+        """Features by position."""
+        self.n_predicted = 0
+        """Nodes that were evaluated with features of the head's own."""
+
+    def take_features(self, position: int, rows: np.ndarray) -> None:
+        assert rows.shape[1:] == (3, 2), "three layers of two values"
+        self.drop_features(position)
+        self.known |= {position + n: row[0].copy() for n, row in enumerate(rows)}
+
+    def drop_features(self, n_tokens: int) -> None:
+        self.known = {position: row for position, row in self.known.items() if position < n_tokens}
+
+    def lacks_features(self, n_tokens: int) -> bool:
+        return any(n not in self.known for n in range(max(0, self.n_committed - 1), n_tokens))
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
+        super().prefill(tokens, progress, text)
+        for n in range(self.n_committed - 1):
+            self._check(self.committed[: n + 1])
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        assert self.committed, "nothing follows the first token of a text alone"
+        logits = super().evaluate(tree, nodes)
+        for node in nodes:
+            before = [*self.committed, *tree.token[tree.path(node)].tolist()][:-1]
+            if len(before) - 1 in self.known:
+                self._check(before)
+            else:
+                assert node != ROOT, "the root's features are the target's"
+                self.n_predicted += 1
+        return logits
+
+    def _check(self, context: Sequence[int]) -> None:
+        known = self.known[len(context) - 1]
+        assert np.array_equal(known, fake_features(context)), "features of another text"
+
+
+def run(
+    draft: LanguageModel | None,
+    temperature: float = 0.0,
+    n_tokens: int = 60,
+    target: LanguageModel | None = None,
+    settings: EngineSettings | None = None,
+    prompts: Sequence[list[int]] = (PROMPT,),
+) -> list[GenerationResult]:
+    engine = Engine(target or FakeModel(TARGET, N_VOCAB), draft, settings or EngineSettings())
+    results = []
+    with engine:
+        for prompt in prompts:
+            generation = engine.generate(
+                prompt, SamplingParams(temperature=temperature, seed=4), n_tokens
+            )
+            while True:
+                try:
+                    next(generation)
+                except StopIteration as end:
+                    results.append(end.value)
+                    break
+    return results
+
+
+def test_a_fake_head_is_a_head() -> None:
+    assert isinstance(FakeHead(), ReadsFeatures)
+    assert not isinstance(FakeModel(DRAFT, N_VOCAB), ReadsFeatures)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("lookup", [False, True])
+def test_the_text_is_the_target_s_own(temperature: float, lookup: bool) -> None:
+    head = FakeHead()
+    settings = EngineSettings(lookup=lookup)
+    (with_head,) = run(head, temperature, settings=settings)
+    (alone,) = run(None, temperature)
+    assert with_head.tokens == alone.tokens
+    assert with_head.speculation.accepted > 20
+    assert head.n_predicted > 0
+
+
+def test_accepted_tokens_are_read_again_with_the_target_s_features() -> None:
+    """The committed tokens of the head were all evaluated or read when theirs were known."""
+    head, target = FakeHead(), FakeModel(TARGET, N_VOCAB)
+    run(head, target=target)
+    assert sorted(head.known) == list(range(len(target.committed)))
+    assert len(head.committed) > len(PROMPT)
+    assert head.committed == target.committed[: len(head.committed)]
+
+
+def test_turns_that_share_a_beginning_read_the_rest_alone() -> None:
+    prompts = [PROMPT, [*PROMPT[:4], 17, 3, 8, 12], [*PROMPT[:4], 17, 3, 1], [4], PROMPT[:2]]
+    results = run(FakeHead(), n_tokens=20, prompts=prompts)
+    alone = run(None, n_tokens=20, prompts=prompts)
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
+    assert all(result.speculation.accepted > 5 for result in results)
+
+
+def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head() -> None:
+    head, target = FakeHead(), FakeModel(TARGET, N_VOCAB)
+    with Engine(target, head, EngineSettings(lookup=False)) as engine:
+        target.give_features((0,), lambda position, rows: None)
+        target.prefill(PROMPT[:-1])
+        target.give_features(head.feature_layers, head.take_features)
+        engine.adopt(PROMPT[:-1])
+        tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]
+    assert tuple(tokens) == run(None, n_tokens=20)[0].tokens
+    assert not head.evaluations
+
+
+def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
+    class Silent(FakeModel):
+        give_features = None  # type: ignore[assignment]
+
+    (result,) = run(FakeHead(), target=Silent(TARGET, N_VOCAB))
+    assert result.tokens == run(None)[0].tokens
+    assert "does not give its hidden states" in result.notes[0]
+
+
+@pytest.fixture
+def drafter() -> tuple[FakeHead, HeadDrafter]:
+    head = FakeHead()
+    return head, HeadDrafter(head, 4, 0.6, N_VOCAB, frozenset())
+
+
+def feed(head: FakeHead, text: Sequence[int]) -> None:
+    """Give the head the features of a text."""
+    rows = np.stack([np.stack([fake_features(text[: n + 1])] * 3) for n in range(len(text))])
+    head.take_features(0, rows)
+
+
+def test_nothing_is_guessed_after_the_first_token_of_a_text(
+    drafter: tuple[FakeHead, HeadDrafter],
+) -> None:
+    _, guesses = drafter
+    assert guesses.obstacle([], 5) is None
+    assert guesses.open_nodes(TokenTree(5)) == []
+
+
+def test_only_children_of_evaluated_nodes_are_open(drafter: tuple[FakeHead, HeadDrafter]) -> None:
+    """A lookup hangs long lines, through which the head goes a step at a time."""
+    head, guesses = drafter
+    feed(head, PROMPT)
+    guesses.catch_up(PROMPT)
+    tree = TokenTree(3)
+    tree.add(tree.add(ROOT, 4, 0.9), 5, 0.9)
+    assert guesses.open_nodes(tree) == [0]
+    guesses.step(tree, [0])
+    assert guesses.open_nodes(tree) == [1]
+
+
+def test_features_after_a_rewind_are_forgotten(drafter: tuple[FakeHead, HeadDrafter]) -> None:
+    head, guesses = drafter
+    feed(head, PROMPT)
+    guesses.catch_up(PROMPT[:3])
+    guesses.rest()
+    assert len(head.known) == len(PROMPT)
+    guesses.rewind(4)
+    assert sorted(head.known) == [0, 1, 2, 3]
+    assert (
+        guesses.obstacle(PROMPT[:5], 1) == "the target's hidden states of this text are not known"
+    )
+
+
+def test_what_does_not_follow_what_was_read_is_not_rehearsed(
+    drafter: tuple[FakeHead, HeadDrafter],
+) -> None:
+    head, guesses = drafter
+    feed(head, PROMPT)
+    assert guesses.rehearse(PROMPT, 6) == []
+    guesses.catch_up(PROMPT[:2])
+    assert guesses.rehearse(PROMPT, 3) == []
+    assert len(guesses.rehearse(PROMPT, 4)) == 3
+    assert head.n_committed == len(PROMPT)

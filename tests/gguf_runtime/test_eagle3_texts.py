@@ -1,0 +1,190 @@
+"""Texts with an EAGLE-3 head are the target's own: greedy and sampled, resident and paged, turn
+after turn, several at once, and from a saved state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.cli.entry import main
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
+from edgespec.ports import LanguageModel
+from edgespec.ports.features import WantsFeatures
+from edgespec.runtimes import ModelRequest
+from edgespec.session.loading import open_models
+from edgespec.settings.config import LoadSettings
+from edgespec.testing.paging_contract import load_paged
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.options import GgufOptions
+from engine_cases import finish
+from gguf_files import predictable_pair, tiny_eagle3, tiny_llama
+from zoo_files import write_impostor
+
+PROMPT = (5, 9, 2, 130, 11, 7)
+N_TOKENS = 40
+ALONE = EngineSettings(lookup=False)
+"""The head guesses, and nothing else."""
+LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
+"""It guesses in every round, whatever the clock says."""
+
+
+@dataclass(frozen=True)
+class Files:
+    target: Path
+    head: Path
+
+    def settings(self, n_parallel: int = 1) -> LoadSettings:
+        return LoadSettings(
+            model=self.target,
+            draft=self.head,
+            memory_budget="4GiB",
+            n_parallel=n_parallel,
+            state_files=True,
+        )
+
+
+@pytest.fixture(scope="module", params=["knows the target", "knows nothing"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("eagle3")
+    target, head = predictable_pair("Q8_0")
+    if request.param == "knows nothing":
+        target, head = tiny_llama(layers=4, tied=False), tiny_eagle3()
+    else:
+        head.tensors = predictable_pair("F32")[1].tensors
+    return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A head that knows its target."""
+    folder = tmp_path_factory.mktemp("good")
+    target, head = predictable_pair()
+    return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
+
+
+def opened(files: Files, is_paged: bool) -> tuple[LanguageModel, LanguageModel]:
+    with ExitStack() as stack:
+        request = ModelRequest(
+            path=files.target,
+            owner="target",
+            ctx_size=128,
+            max_nodes=17,
+            max_branches=8,
+            n_threads=1,
+            options=GgufOptions(),
+            batch_size=16,
+        )
+        target = stack.enter_context(closing(runtime.prepare(request)))
+        wanted = ModelRequest(files.head, "draft", 128, 17, 8, 1)
+        head = stack.enter_context(closing(runtime.prepare(wanted)))
+        assert isinstance(head, WantsFeatures)
+        target.offer_features(head.feature_layers, head.feature_values)
+        return load_paged(target, 0.3) if is_paged else target.load(None), head.load(None)
+
+
+@pytest.fixture(params=[False, True], ids=["resident", "paged"])
+def pair(
+    request: pytest.FixtureRequest, files: Files
+) -> Iterator[tuple[LanguageModel, LanguageModel]]:
+    target, head = opened(files, request.param)
+    with closing(target), closing(head):
+        yield target, head
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_the_target_s_own(
+    pair: tuple[LanguageModel, LanguageModel], temperature: float
+) -> None:
+    target, head = pair
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    with Engine(target) as engine:
+        alone = finish(engine.generate(PROMPT, sampling, N_TOKENS))
+    target.truncate(0)
+    with Engine(target, head, ALONE) as engine:
+        text = finish(engine.generate(PROMPT, sampling, N_TOKENS))
+    assert text.tokens == alone.tokens
+    assert not text.notes
+
+
+def test_a_head_that_knows_its_target_saves_passes(good: Files) -> None:
+    with edgespec.load(good.settings(), LINE) as session:
+        result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
+    assert result.speculation.tokens_per_pass > 3
+    assert [source.source for source in result.speculation.sources] == ["draft"]
+
+
+def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
+    prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2, 3), (4,), PROMPT[:2]]
+    sampling = SamplingParams(temperature=0)
+    with edgespec.load(LoadSettings(model=good.target, memory_budget="4GiB")) as session:
+        alone = [session.generate(prompt, sampling, 12).tokens for prompt in prompts]
+    for n_parallel in (1, 2):
+        with edgespec.load(good.settings(n_parallel), LINE) as session:
+            assert session.n_parallel == 1
+            turns = [session.generate(prompt, sampling, 12) for prompt in prompts]
+            assert [turn.tokens for turn in turns] == alone
+            assert all(turn.speculation.accepted for turn in turns)
+            many = session.generate_many(prompts, sampling, 12)
+            assert [result.tokens for result in many] == alone
+
+
+def test_a_saved_state_brings_the_head_s_own(good: Files, tmp_path: Path) -> None:
+    sampling, kept = SamplingParams(temperature=0), tmp_path / "kept.state"
+    with edgespec.load(good.settings(), LINE) as session:
+        first = session.generate(PROMPT, sampling, N_TOKENS)
+        assert first.speculation.accepted
+        session.save_state(kept)
+        text = [*PROMPT, *first.tokens]
+        expected = session.generate(text, sampling, N_TOKENS)
+    with edgespec.load(good.settings(), LINE) as session:
+        session.load_state(kept)
+        result = session.generate(text, sampling, N_TOKENS)
+    assert result.tokens == expected.tokens
+    assert result.reused_tokens > 0
+    assert result.speculation.accepted > 0 and not result.notes
+
+
+def test_what_a_head_costs_is_in_the_plan(good: Files) -> None:
+    rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(good.settings()).rows}
+    assert rows["target", "features (3 layers)"] > 0
+    assert rows["draft", "features of the text"] >= 4 * 64 * 128
+    alone = edgespec.plan(LoadSettings(model=good.target, memory_budget="4GiB"))
+    assert not any("features" in row.what for row in alone.rows)
+
+
+def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> None:
+    with edgespec.load(good.settings(), ALONE) as session:
+        whole = session.generate(PROMPT, SamplingParams(temperature=0), 20).tokens
+        for n_taken in (0, 1, 4):
+            stream = session.stream(PROMPT, SamplingParams(temperature=0), 20)
+            for _, _ in zip(range(n_taken), stream, strict=False):
+                pass
+            session.cancel() if n_taken % 2 else stream.close()
+            stream.close()
+            assert session.generate(PROMPT, SamplingParams(temperature=0), 20).tokens == whole
+
+
+def test_a_target_of_another_runtime_is_refused_with_a_next_step(
+    good: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.session.loading.OffersFeatures", type("Nobody", (), {}))
+    with pytest.raises(ModelError, match="name a GGUF target"):
+        open_models(good.settings())
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "gemma4-assistant"])
+def test_other_kinds_of_heads_are_refused_by_name(
+    architecture: str, good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_impostor(tmp_path / "head.gguf", architecture)
+    assert main(["generate", "-m", str(good.target), "-md", str(path), "-p", "Hello"]) == 3
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert architecture in complaint and "name an EAGLE-3 head" in complaint
