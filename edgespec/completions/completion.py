@@ -1,18 +1,20 @@
 """One request in OpenAI's shape under way: its answer whole, or chunk by chunk.
 
-Generations write the texts, one after the other; this module gives them their shape. Nothing waits
-for a network.
+Generations write the texts, as many at once as the request may have; this module gives them their
+shape, one after the other. Nothing waits for a network.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from edgespec.completions import answers
+from edgespec.completions.ahead import Tokens, TokensAhead
 from edgespec.completions.answers import Answer, Envelope, Usage
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
@@ -22,17 +24,9 @@ from edgespec.values import GenerationResult, TokenEvent
 OnResult = Callable[[GenerationResult], None]
 
 
-class Tokens(Protocol):
-    """The part of a generation that a completion uses."""
-
-    @property
-    def result(self) -> GenerationResult: ...
-
-    def __iter__(self) -> Iterator[TokenEvent]: ...
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
+def one() -> int:
+    """Generations that a request may have at once where nobody says otherwise."""
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +56,24 @@ class Completion(Closeable):
         wants_usage: bool = False,
         on_result: OnResult | None = None,
         most_characters: int | None = None,
+        n_at_once: Callable[[], int] = one,
     ) -> None:
         """Starts the first generation, and raises what that raises.
 
         `on_result` hears of each generation that has begun and ended. Several choices that are kept
-        whole have at most `most_characters` together.
+        whole have at most `most_characters` together. `n_at_once` says, whenever a generation
+        begins, how many the request may have under way.
         """
-        self._sources = sources
         self._envelope = envelope
         self._piece_of = piece_of
         self._wants_usage = wants_usage
         self._on_result = on_result
         self._most_characters = most_characters
+        self._n_at_once = n_at_once
+        self._waiting = deque(sources[1:])
+        """Generations that have not begun."""
+        self._ahead: deque[tuple[ChoiceSource, TokensAhead]] = deque()
+        """Generations that write, and whose tokens nobody takes yet."""
         self._usage = Usage()
         self._marks: Answer = {}
         """Fields of an answer whose text is not the target's own, once it has ended."""
@@ -94,13 +94,22 @@ class Completion(Closeable):
         """End the text soon, and begin no other. Any thread may call it, at any moment."""
         self._is_ending = True
         self._tokens.cancel()
+        for _, tokens in list(self._ahead):
+            tokens.cancel()
 
     def close(self) -> None:
-        """End the generation where it is. Idempotent."""
+        """End the generations where they are. Idempotent."""
         self._is_ending = True
+        for _, tokens in self._ahead:
+            tokens.cancel()
         self._tokens.close()
         with suppress(Exception):  # a generation that failed has no result
             self._count()
+        while self._ahead:
+            _, tokens = self._ahead.popleft()
+            tokens.close()
+            with suppress(Exception):
+                self._hear(tokens.result)
 
     def __iter__(self) -> Self:
         return self
@@ -133,16 +142,28 @@ class Completion(Closeable):
                 yield self._envelope.usage_chunk(self._usage)
 
     def _generations(self) -> Iterator[ChoiceSource]:
-        """Generations one after the other, each started when the one before it has ended."""
+        """Generations in their order; those after it write beside it where they may."""
         yield self._source
-        for source in self._sources[1:]:
+        while self._waiting or self._ahead:
             if self._is_ending or self.is_cut:
                 self.is_cut = True
                 return
-            self._source, self._tokens = source, source.start()
-            if self._is_ending:  # cancelled meanwhile, which only the one before it has heard
+            if self._ahead:
+                self._source, self._tokens = self._ahead.popleft()
+            else:
+                self._source = self._waiting.popleft()
+                self._tokens = self._source.start()
+            if self._is_ending:  # cancelled meanwhile, which only the others have heard
                 self._tokens.cancel()
-            yield source
+            yield self._source
+
+    def _begin_ahead(self) -> None:
+        """Begin further generations, now that they find a prompt like theirs in the models."""
+        while self._waiting and len(self._ahead) + 1 < self._n_at_once() and not self._is_ending:
+            source = self._waiting.popleft()
+            self._ahead.append((source, TokensAhead(source.start())))
+            if self._is_ending:  # cancelled meanwhile, which only the others have heard
+                self.cancel()
 
     def _indexed(self, choice: Answer) -> list[Answer]:
         return [{"index": index} | deepcopy(choice) for index in self._source.indices]
@@ -158,7 +179,9 @@ class Completion(Closeable):
     def _events(self) -> Iterator[TokenEvent]:
         """The tokens of the generation that is under way, which is counted at its end."""
         self._has_begun = True
-        yield from self._tokens
+        for event in self._tokens:
+            self._begin_ahead()
+            yield event
         self._count()
 
     def _count(self) -> None:
@@ -172,6 +195,9 @@ class Completion(Closeable):
         self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
         self._marks = answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled"
+        self._hear(result)
+
+    def _hear(self, result: GenerationResult) -> None:
         if self._on_result is not None:
             self._on_result(result)
 
@@ -198,8 +224,11 @@ class ChatCompletion(Completion):
         wants_usage: bool = False,
         on_result: OnResult | None = None,
         most_characters: int | None = None,
+        n_at_once: Callable[[], int] = one,
     ) -> None:
-        super().__init__(sources, envelope, piece_of, wants_usage, on_result, most_characters)
+        super().__init__(
+            sources, envelope, piece_of, wants_usage, on_result, most_characters, n_at_once
+        )
         self._new_writer = new_writer
 
     def _choice(self) -> Answer:

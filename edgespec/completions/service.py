@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.ahead import Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
     ChatCompletion,
     ChoiceSource,
     OnResult,
     TextCompletion,
-    Tokens,
+    one,
 )
 from edgespec.completions.requests import (
     ChatRequest,
@@ -95,12 +96,14 @@ class Completions:
         most_logged_tokens: Callable[[int], int] | None = None,
         most_characters: int | None = None,
         on_result: OnResult | None = None,
+        n_at_once: Callable[[], int] = one,
     ) -> None:
         """`sampling` is what a request leaves open, by the names of `SamplingParams`.
 
         Answers that are kept whole have at most `most_logged_tokens(n)` tokens with `n` log
         probabilities beside each token's own, and several choices `most_characters` together;
-        without these there is no limit. `on_result` hears of each generation that ends.
+        without these there is no limit. `on_result` hears of each generation that ends. A request
+        has up to `n_at_once()` generations under way.
         """
         self._session = session
         self.model = model or session.target.name
@@ -110,6 +113,7 @@ class Completions:
         self._most_logged_tokens = most_logged_tokens
         self._most_characters = most_characters
         self._on_result = on_result
+        self._n_at_once = n_at_once
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -141,6 +145,7 @@ class Completions:
             request.wants_usage,
             self._on_result,
             self._most_characters,
+            self._n_at_once_for(request),
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
@@ -162,6 +167,7 @@ class Completions:
             request.wants_usage,
             self._on_result,
             self._most_characters,
+            self._n_at_once_for(request),
         )
 
     def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
@@ -222,6 +228,10 @@ class Completions:
                     )
                 )
         return sources
+
+    def _n_at_once_for(self, request: CommonRequest) -> Callable[[], int]:
+        """Texts at once: one where tokens that wait for their turn in a stream would be large."""
+        return one if request.stream and request.n_logprobs is not None else self._n_at_once
 
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._most_prompt_tokens

@@ -44,6 +44,11 @@ class Queue:
         """True if a turn has to be waited for."""
         return self.n_processing >= self.n_slots
 
+    def n_for_each(self) -> int:
+        """Texts that one request may write at once, its own slot and those that nobody uses. Any
+        thread may ask."""
+        return 1 + max(0, self.n_slots - max(1, self.n_in_progress))
+
     @contextmanager
     def place(self, client: str = "") -> Iterator[None]:
         """A place for one request. Raises Refusal when there is none."""

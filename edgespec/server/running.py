@@ -43,6 +43,7 @@ class Server:
         if sampling is None:
             sampling = session.chat_sampling
         figures = ServerFigures()
+        self._queue = Queue(most_waiting, session.n_parallel)
         completions = Completions(
             session,
             model,
@@ -51,6 +52,7 @@ class Server:
             most_logged_tokens=requests.most_answer_tokens,
             most_characters=requests.MOST_ANSWER_CHARACTERS,
             on_result=figures.count,
+            n_at_once=self._queue.n_for_each,
         )
         self.chat_refusal = completions.chat_refusal
         """Reason why only text is continued; None for a model that converses."""
@@ -58,7 +60,6 @@ class Server:
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)
         bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
-        self._queue = Queue(most_waiting, session.n_parallel)
         service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
             service.application(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.responses import JSONResponse
@@ -202,3 +203,47 @@ def test_as_many_characters_as_are_kept_fit_into_the_row():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.9 * requests.ANSWER_BYTES < peak <= requests.ANSWER_BYTES
+
+
+class SlowTokens(SeedTokens):
+    """A generation whose end waits for that of others to have begun."""
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        session = cast(SlowSession, self._session)
+        for n, event in enumerate(super().__iter__()):
+            if n:
+                session.have_begun.wait(10)
+            yield event
+            if session.n_begun >= session.n_awaited:
+                session.have_begun.set()
+
+
+class SlowSession(SeedSession):
+    def __init__(self, n_awaited: int) -> None:
+        super().__init__()
+        self.n_awaited = n_awaited
+        self.have_begun = threading.Event()
+
+    def submit(self, request: TextRequest) -> SeedTokens:
+        return SlowTokens(self, request.prompt_tokens, request.sampling.seed, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_are_written_together_where_the_request_may_have_several(stream: bool) -> None:
+    session = SlowSession(n_awaited=3)
+    limits = {"n_at_once": lambda: 3}
+    completion = text(session, limits, prompt=["b", "c"], n=2, stream=stream, **WARM)
+    said = streamed(completion) if stream else dict(enumerate(texts(completion.whole())))
+    assert said == {0: "1:40", 1: "1:41", 2: "2:40", 3: "2:41"}
+    assert session.have_begun.is_set()
+
+
+def test_closing_ends_the_choices_that_are_written_ahead() -> None:
+    session, heard = SlowSession(n_awaited=9), []
+    limits = {"n_at_once": lambda: 3, "on_result": heard.append}
+    completion = text(session, limits, prompt="b", n=4, stream=True, **WARM)
+    next(completion)
+    session.have_begun.set()
+    completion.close()
+    assert 2 <= len(heard) <= 3
+    assert {thread.name for thread in threading.enumerate()} & {"edgespec-choice"} == set()

@@ -138,3 +138,16 @@ def test_two_hundred_clients_that_vanish_leave_nothing(session: Session) -> None
         assert ask(address).status_code == 200
     assert session.n_waiting == 0
     assert not [t for t in threading.enumerate() if t.name == "edgespec-generation"]
+
+
+def test_prompts_of_one_request_share_passes_where_slots_are_free(
+    target: FakeModel, session: Session
+) -> None:
+    with serving(session) as address:
+        alone = [ask(address, first, 20).json()["choices"][0]["text"] for first in (1, 2, 3)]
+        n_one_by_one = target.n_passes
+        prompts = [[first, 2, 3] for first in (1, 2, 3)]
+        asked = {"prompt": prompts, "max_tokens": 20, "temperature": 0}
+        answer = CLIENT.post(f"{address}/v1/completions", json=asked).json()
+    assert [choice["text"] for choice in answer["choices"]] == alone
+    assert target.n_passes - n_one_by_one < 0.6 * n_one_by_one
