@@ -57,6 +57,11 @@ def check_drafters(
             f"{rule} compares probabilities, which guesses of other drafters than the draft model "
             "do not have: leave out the rule or the drafters"
         )
+    if isinstance(draft, ReadsFeatures):
+        raise UsageError(
+            f"{rule} draws guesses from a whole draft model, and {draft.info.name} is a head: "
+            "leave out the rule, or name another draft"
+        )
     if draft is None:
         raise UsageError(f"{rule} draws guesses from a draft model, and there is none: name one")
 

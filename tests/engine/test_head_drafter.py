@@ -12,6 +12,7 @@ from edgespec.engine.drafting.head import HeadDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import ReadsFeatures
 from edgespec.testing.fake_model import FakeModel, blend, fake_features, random_language
@@ -148,6 +149,11 @@ def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
     (result,) = run(FakeHead(), target=Silent(TARGET, N_VOCAB))
     assert result.tokens == run(None)[0].tokens
     assert "does not give its hidden states" in result.notes[0]
+
+
+def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
+    with pytest.raises(UsageError, match="fake is a head"):
+        run(FakeHead(), settings=EngineSettings(acceptance="rejection"))
 
 
 @pytest.fixture

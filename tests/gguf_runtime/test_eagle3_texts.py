@@ -15,8 +15,9 @@ from edgespec.cli.entry import main
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, UsageError
 from edgespec.ports import LanguageModel
+from edgespec.ports.baselines import BaselineRequest
 from edgespec.ports.features import WantsFeatures
 from edgespec.runtimes import ModelRequest
 from edgespec.session.loading import open_models
@@ -178,6 +179,12 @@ def test_a_target_of_another_runtime_is_refused_with_a_next_step(
     monkeypatch.setattr("edgespec.session.loading.OffersFeatures", type("Nobody", (), {}))
     with pytest.raises(ModelError, match="name a GGUF target"):
         open_models(good.settings())
+
+
+def test_llama_cpp_s_line_of_a_whole_draft_is_not_run_with_a_head(good: Files) -> None:
+    request = BaselineRequest(good.target, good.head, "Hello", 4, 64, 1, lambda: 0)
+    with pytest.raises(UsageError, match="is a head"):
+        runtime.run_baseline("llama-linear", request)
 
 
 @pytest.mark.parametrize("architecture", ["dflash", "gemma4-assistant"])

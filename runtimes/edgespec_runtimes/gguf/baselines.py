@@ -27,6 +27,8 @@ from edgespec.ports.baselines import (
     decode_plainly,
 )
 from edgespec.values import RoundCost
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
@@ -71,6 +73,11 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         if name in _RULES:
             if request.draft is None:
                 raise UsageError(f"{name} needs a draft: name one with -md")
+            if is_head(read_header(request.draft)):
+                raise UsageError(
+                    f"{name} drafts with a whole model, and {request.draft} is a head, which reads "
+                    "the target's hidden states: name another draft with -md"
+                )
             draft = owned.enter_context(_SingleSequence(request.draft, request, False))
         load_s = time.perf_counter() - began
         prompt = target.vocabulary.encode(request.prompt)
