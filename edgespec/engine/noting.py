@@ -1,4 +1,4 @@
-"""Notes what the target said where guesses were wrong, for a draft to learn from later.
+"""Notes what the target said where no guess was right, for a draft to learn from later.
 
 Implements `RoundObserver`. It only writes: no text and no guess depends on it.
 """
@@ -17,7 +17,7 @@ from edgespec.files.kept_texts import Correction, KeptText
 from edgespec.tree import TokenTree
 
 N_SAID = 8
-"""Tokens of the target's distribution that are kept where guesses were wrong."""
+"""Tokens of the target's distribution that are kept where no guess was right."""
 MOST_TOKENS = 4096
 """Tokens of a text that are kept, the last ones."""
 MOST_CORRECTIONS = 1024
@@ -48,10 +48,10 @@ class LearningNotes:
         logits: np.ndarray,
         accepted: Accepted,
     ) -> None:
-        """Note what the target said at the end of the accepted path, if guesses hung there."""
+        """Note what the target said at the end of the accepted path, unless a guess was right."""
         end, rows = accepted.path[-1], {node: row for row, node in enumerate(nodes)}
         guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
-        if not guesses or accepted.tokens[-1] in guesses:
+        if accepted.tokens[-1] in guesses:
             return
         corrections = self._corrections.setdefault(id(request), [])
         if len(corrections) < MOST_CORRECTIONS:

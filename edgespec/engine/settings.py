@@ -55,8 +55,8 @@ class EngineSettings:
     """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
     file in the cache folder. It decides how guesses are made, never the text."""
     learn: bool = False
-    """Keep texts in the cache folder, prompts included, with what the target said where guesses
-    were wrong: `edgespec models adapt` trains the draft on them. It changes no text."""
+    """Keep texts in the cache folder, prompts included, with what the target said where no
+    guess was right: `edgespec models adapt` trains the draft on them. It changes no text."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 

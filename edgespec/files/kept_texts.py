@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A place of a text where the guesses were wrong, and what the target said there."""
+    """A place of a text where no guess was right, and what the target said there."""
 
     place: int
     """Index of the target's token among the text's tokens."""
@@ -40,7 +40,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A prompt, the target's answer, and the places where guesses were wrong."""
+    """A prompt, the target's answer, and the places where no guess was right."""
 
     tokens: Sequence[int]
     """Prompt and answer."""

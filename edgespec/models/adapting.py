@@ -72,7 +72,7 @@ class Adapted:
     n_tokens: int
     """Tokens of the answers."""
     n_corrections: int
-    """Places where the target's distribution was kept, since guesses were wrong."""
+    """Places where the target's distribution was kept, since no guess was right."""
     loss: float
     """Mean of the last epoch, in nats per token."""
 

@@ -345,7 +345,7 @@ class GenerateSettings(Sampling):
     """Do not draft while the target verifies."""
     learn: bool = False
     """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
-    train the draft on what the target said where guesses were wrong: 64 MiB at most, readable by
+    train the draft on what the target said where no guess was right: 64 MiB at most, readable by
     you alone; `edgespec models forget` deletes them."""
 
     @property

@@ -47,8 +47,13 @@ def test_the_model_in_pytorch_is_the_one_in_the_file(tied: bool, tmp_path: Path)
     assert all(np.array_equal(back[name], read[name]) for name in read)
 
 
-def test_a_draft_learns_what_the_target_said(tmp_path: Path) -> None:
+def test_a_draft_learns_what_the_target_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec_runtimes.adapt import training
     from edgespec_runtimes.adapt.draft import adapt
+
+    monkeypatch.setattr(training, "BATCH_TOKENS", 64)  # many steps of few tokens
 
     source = tiny_llama().write(tmp_path / "m.gguf")
     said = [Correction(4, [41, 42], [0.7, 0.3])]

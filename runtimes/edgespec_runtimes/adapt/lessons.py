@@ -1,6 +1,6 @@
 """Lessons from kept texts: what the target said after which tokens.
 
-Where guesses were wrong it is the target's distribution, elsewhere in answers its token (online
+Where no guess was right it is the target's distribution, elsewhere in answers its token (online
 speculative decoding, Liu et al., arXiv 2310.07177). Prompts are read and not learnt.
 """
 
