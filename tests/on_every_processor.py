@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--level", action="append", help="only this one; may be repeated")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/processors")
-    parser.add_argument("pytest", nargs="*", help="arguments instead of the tests, after --")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files, instead of all")
     options = parser.parse_args()
     failed = 0
     print("| level | extensions | tests | seconds |\n| --- | --- | --- | --- |", flush=True)
@@ -46,7 +46,7 @@ def main() -> int:
             continue
         begin, log = time.monotonic(), options.folder / f"{level}.log"
         with log.open("w", encoding="utf-8") as file:
-            command = [sys.executable, "-m", "pytest", "-q", *(options.pytest or TESTS)]
+            command = [sys.executable, "-m", "pytest", "-q", *options.tests]
             done = subprocess.run(command, cwd=ROOT, env=environ, check=False, stdout=file)
         failed += done.returncode != 0
         counts = re.sub(" in .*", "", log.read_text(encoding="utf-8").splitlines()[-1])

@@ -108,12 +108,20 @@ def library_file(stem: str) -> Path:
 @functools.cache
 def _folder() -> Path:
     """The folder of llama.cpp's libraries. Backends that are libraries of their own are loaded from
-    there: llama.cpp looks for them beside the interpreter and in the current folder."""
+    there: llama.cpp looks for them beside the interpreter and in the current folder. Raises
+    EdgespecError if none is for this processor."""
     folder = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
     n_backends = getattr(lib._lib, "ggml_backend_reg_count", None)
-    if n_backends is not None and not n_backends():
+    if n_backends is None:  # Windows tells of a library's own functions only
+        return folder
+    if not n_backends():
         with log.captured():
             lib._lib.ggml_backend_load_all_from_path(str(folder).encode())
+    if not _called("ggml_backend_reg_by_name", b"CPU"):
+        raise EdgespecError(
+            f"llama.cpp has no library for this processor ({platform.machine()}) in {folder}: "
+            "install a llama-cpp-python that was built for it"
+        )
     return folder
 
 
@@ -132,13 +140,8 @@ def _cpu_library(folder: Path) -> Path:
     """The library of the level of instructions that llama.cpp chose for this processor, in builds
     with one for each. Raises EdgespecError."""
     registry = _called("ggml_backend_reg_by_name", b"CPU")
-    if not registry:
-        raise EdgespecError(
-            f"llama.cpp found no library for this processor ({platform.machine()}) in {folder}: "
-            "install a llama-cpp-python that was built for it"
-        )
     function = _called("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_set_n_threads")
-    found, dladdr = _DlInfo(), getattr(ctypes.CDLL(None), "dladdr", None)
+    found, dladdr = _DlInfo(), None if os.name == "nt" else ctypes.CDLL(None).dladdr
     if dladdr is None or not dladdr(ctypes.c_void_p(function), ctypes.byref(found)):
         raise EdgespecError(
             f"{folder} has several libraries for CPUs: which one is used is unknown"
