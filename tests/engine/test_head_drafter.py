@@ -18,6 +18,7 @@ from edgespec.ports.features import ReadsFeatures
 from edgespec.testing.fake_model import FakeModel, blend, fake_features, random_language
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
+from engine_cases import assert_nothing_provisional, waits_for_steps_of
 
 N_VOCAB = 40
 TARGET = random_language(0, N_VOCAB, order=6)
@@ -111,6 +112,46 @@ def test_the_text_is_the_target_s_own(temperature: float, lookup: bool) -> None:
     assert with_head.tokens == alone.tokens
     assert with_head.speculation.accepted > 20
     assert head.n_predicted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("draft_limits", [(1, 1), (3, 2), (64, 32)])
+@pytest.mark.parametrize("n_ctx", [1, 7, 20])
+def test_no_limit_of_the_head_changes_a_token(
+    temperature: float, draft_limits: tuple[int, int], n_ctx: int
+) -> None:
+    max_nodes, max_branches = draft_limits
+    head = FakeHead(n_ctx=n_ctx, max_nodes=max_nodes, max_branches=max_branches)
+    target = FakeModel(TARGET, N_VOCAB, n_ctx=50, stall_share=0.9)
+    (with_head,) = run(head, temperature, 25, target)
+    (alone,) = run(None, temperature, 25)
+    assert with_head.tokens == alone.tokens
+    assert_nothing_provisional(target, head)
+
+
+def test_a_head_grows_the_tree_beside_the_pass() -> None:
+    head = FakeHead()
+    target = FakeModel(TARGET, N_VOCAB, stall_share=0.9, hook=waits_for_steps_of(head, 3))
+    (with_head,) = run(head, target=target)
+    assert with_head.tokens == run(None)[0].tokens
+    assert with_head.speculation.provisional_drafted > 0
+    assert_nothing_provisional(target, head)
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 5, 9])
+def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
+    def fail(model: FakeModel) -> None:
+        if len(model.evaluations) == n_steps:
+            raise RuntimeError("the head broke")
+
+    head, target = FakeHead(hook=fail), FakeModel(TARGET, N_VOCAB)
+    with Engine(target, head, EngineSettings(lookup=False)) as engine:
+        with pytest.raises(RuntimeError, match="the head broke"):
+            list(engine.generate(PROMPT, SamplingParams(), 60))
+        assert_nothing_provisional(target, head)
+        head.hook = None
+        tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 60)]
+    assert tuple(tokens) == run(None)[0].tokens
 
 
 def test_accepted_tokens_are_read_again_with_the_target_s_features() -> None:
