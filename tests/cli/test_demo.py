@@ -10,10 +10,11 @@ import pytest
 
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
+from edgespec.cli.fetching import NamedPair
 from edgespec.errors import EdgespecError
-from edgespec.models.embedded import EmbeddedPair, embedded_pair
+from edgespec.models.embedded import embedded_pair
 
-PAIR = EmbeddedPair(Path("t.gguf"), Path("d.gguf"), "0123456789abcdef")
+PAIR = NamedPair("embedded", Path("t.gguf"), Path("d.gguf"), "0123456789abcdef")
 
 
 @pytest.fixture

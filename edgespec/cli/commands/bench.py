@@ -21,6 +21,7 @@ from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile
 from edgespec.bench.running import Bench, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
+from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags.parser import installed_version
@@ -31,7 +32,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
-from edgespec.models.embedded import embedded_pair, shipped_prompts
+from edgespec.models.embedded import shipped_prompts
 from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import DecodesTogether, OffersBaselines
 from edgespec.runtimes import Runtime
@@ -106,7 +107,7 @@ def report_on(request: BenchRequest, console: Console) -> None:
 def measure(request: BenchRequest, console: Console) -> BenchReport:
     """The whole bench."""
     settings = request.settings
-    pair = embedded_pair()
+    pair = fetching.pair_named(settings.pair, console)
     runtime = runtimes.find(settings.model or pair.target)
     is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()

@@ -13,13 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
 from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.endings import died
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
-from edgespec.models.embedded import EmbeddedPair, embedded_pair
 from edgespec.models.enlarging import enlarge
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_size, parse_size
@@ -42,16 +42,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         {"max_tokens": getattr(args, "max_tokens", parser.DEMO_TOKENS)}
     )
     size = getattr(args, "size", parser.DEMO_SIZE)
-    demonstrate(parse_size(size, named=f"--size {size}"), settings.max_tokens, Console())
+    console = Console()
+    pair = fetching.pair_named(getattr(args, "pair", fetching.EMBEDDED), console)
+    demonstrate(pair, parse_size(size, named=f"--size {size}"), settings.max_tokens, console)
     return 0
 
 
-def demonstrate(size_bytes: int, max_tokens: int, console: Console) -> None:
+def demonstrate(
+    pair: fetching.NamedPair, size_bytes: int, max_tokens: int, console: Console
+) -> None:
     """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
-    pair = embedded_pair()
     target = enlarged(pair, size_bytes, console)
     target_bytes = target.stat().st_size
-    models = ("-m", target, "-md", pair.draft, "-c", CTX_SIZE, "--no-tuned")
+    guesses = ("-md", pair.draft) if pair.draft else ("--lookup",)
+    models = ("-m", target, *guesses, "-c", CTX_SIZE, "--no-tuned")
     plan = json.loads(command("plan", *models, "--json", stdout=subprocess.PIPE))
     budget_bytes = plan["smallest_bytes"] + int(WEIGHTS_SHARE * target_bytes)
     console.write(
@@ -63,16 +67,17 @@ def demonstrate(size_bytes: int, max_tokens: int, console: Console) -> None:
     shared = (*limits, "-p", PROMPT, "-n", max_tokens)
     console.write("\n--- the target alone\n" + PROMPT.rstrip("\n"))
     alone = _generated("-m", target, "-c", CTX_SIZE, "--no-tuned", "--no-draft", *shared)
-    console.write("\n--- with the draft\n" + PROMPT.rstrip("\n"))
-    console.write(comparison(alone, _generated(*models, *shared)))
+    source = "the draft" if pair.draft else "guesses from the text itself"
+    console.write(f"\n--- with {source}\n" + PROMPT.rstrip("\n"))
+    console.write(comparison(alone, _generated(*models, *shared), source))
 
 
-def enlarged(pair: EmbeddedPair, size_bytes: int, console: Console) -> Path:
+def enlarged(pair: fetching.NamedPair, size_bytes: int, console: Console) -> Path:
     """The enlarged target in the cache folder, made when it is first asked for."""
-    out = cache_folder.enlarged_target(pair.target_sha256, size_bytes)
+    out = cache_folder.enlarged_target(pair.target_sha256, size_bytes, pair.name)
     cache_folder.make_folder()
     if not out.exists():
-        console.note(f"enlarging the embedded target to {format_size(size_bytes)}, once: {out}")
+        console.note(f"enlarging the {pair.name} target to {format_size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)
         console.end_of_progress()
     return out
@@ -107,8 +112,8 @@ def _generated(*words: object) -> dict[str, Any]:
         return report
 
 
-def comparison(alone: dict[str, Any], drafted: dict[str, Any]) -> str:
-    """One line about two reports of `generate`."""
+def comparison(alone: dict[str, Any], drafted: dict[str, Any], source: str = "the draft") -> str:
+    """One line about two reports of `generate`; `source` guessed in the second."""
     slow, fast = (report["timings"]["tokens_per_s"] for report in (alone, drafted))
     same = alone["tokens"] == drafted["tokens"]
     verdict = (
@@ -117,6 +122,6 @@ def comparison(alone: dict[str, Any], drafted: dict[str, Any]) -> str:
         else "the texts differ where two tokens were almost equally probable"
     )
     return (
-        f"\n{slow:.1f} tokens/s alone, {fast:.1f} with the draft: {fast / slow:.1f} times as fast; "
+        f"\n{slow:.1f} tokens/s alone, {fast:.1f} with {source}: {fast / slow:.1f} times as fast; "
         f"{verdict}"
     )

@@ -33,6 +33,8 @@ examples:
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
       an ONNX pair
+  sudo edgespec bench --pair smollm2 --prompts models/smollm2/conversation.jsonl
+      a real model, enlarged, on conversations (prompts of edgespec's repository)
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
       what guesses bring over mmap, and the free ones over the draft alone
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto --parallel 1,2,4,8 -n 32
@@ -50,6 +52,7 @@ def add_to(parser: ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     usual = {"size": "1GiB"}
     groups.add(models, BenchSettings, usual, model="-m FILE", draft="-md FILE", size="SIZE")
+    groups.add(models, BenchSettings, pair="NAME")
     limits = parser.add_argument_group("limits of each run's process")
     groups.add(limits, BenchSettings, memory="SIZE", disk_bandwidth="RATE")
     runs = parser.add_argument_group("runs")

@@ -293,6 +293,11 @@ def _demo(parser: _Parser) -> None:
         "file in the cache folder: it writes the same text, at the cost of its new size."
     )
     parser.add_argument(
+        "--pair",
+        metavar="NAME",
+        help="embedded, or smollm2: a real model that is downloaded once (default: embedded)",
+    )
+    parser.add_argument(
         "--size", metavar="SIZE", help=f"size of the enlarged model (default: {DEMO_SIZE})"
     )
     parser.add_argument(

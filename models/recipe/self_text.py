@@ -1,0 +1,135 @@
+"""Texts that an instruct model writes itself, with what it thought of every next token.
+Rows advance together, prompts token by token, so that no padding is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gguf_llama import Llama, read
+
+ROWS, LENGTH = 48, 320
+KEPT = 32
+"""Candidates of a next token whose probabilities are kept."""
+TEMPERATURES = (0.0, 0.7)
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """The byte-level BPE of a GGUF file whose digits stand alone (`smollm`)."""
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
+    types = fields["tokenizer.ggml.token_type"].contents()
+    made = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    control = (t for t, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.CONTROL)
+    made.add_special_tokens([AddedToken(token, special=True) for token in control])
+    return made
+
+
+class Speaker:
+    """One row: what it is told, and when it says something of its own."""
+
+    def __init__(self, dialogues: Iterator[list[list[int]]], end: int, line_end: int) -> None:
+        self._dialogues = dialogues
+        self._end, self._line_end = end, line_end
+        self._due: list[list[int]] = []
+        self._told: list[int] = []
+
+    def start(self) -> None:
+        self._due = list(next(self._dialogues))
+        self._told = list(self._due.pop(0))
+
+    def take(self, own: int, last: int) -> int:
+        """The next token, given the model's choice and the token before."""
+        if self._told:
+            return self._told.pop(0)
+        if last == self._end:  # its answer is over: the next message, or another dialogue
+            if self._due:
+                self._told = [self._line_end, *self._due.pop(0)]
+            else:
+                self.start()
+            return self._told.pop(0)
+        return own
+
+
+@torch.inference_mode()
+def write_rows(
+    target: Llama, speakers: list[Speaker], temperatures: torch.Tensor, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens uint16 [rows, length] of one row a speaker, and the KEPT likeliest next tokens after
+    each with their log-probabilities: uint16 and float16 [rows, length, KEPT]."""
+    shape, n = target.shape, len(speakers)
+    groups = shape.n_heads // shape.n_kv_heads
+    sizes = (2, n, shape.n_kv_heads, length, shape.head)
+    kv = [torch.zeros(sizes, dtype=torch.bfloat16) for _ in target.blk]
+    tokens = np.zeros((n, length), np.uint16)
+    ids = np.zeros((n, length, KEPT), np.uint16)
+    chances = np.zeros((n, length, KEPT), np.float16)
+    for speaker in speakers:
+        speaker.start()
+    now = torch.tensor([speaker.take(0, -1) for speaker in speakers])
+    for place in range(length):
+        tokens[:, place] = now.numpy()
+        x, turns = target.token_embd[now[:, None]], target.turns(place, place + 1)
+        for layer, cache in zip(target.blk, kv, strict=True):
+            q, k, v = layer.qkv(x, turns)
+            cache[0][:, :, place], cache[1][:, :, place] = k[:, :, 0], v[:, :, 0]
+            keys, values = cache[:, :, :, : place + 1]
+            q = q.reshape(n * shape.n_kv_heads, groups, shape.head)
+            scores = q @ keys.flatten(0, 1).mT * shape.head**-0.5
+            found = scores.float().softmax(-1).to(q.dtype) @ values.flatten(0, 1)
+            x = layer.rest(x, found.reshape(n, shape.n_heads, 1, shape.head))
+        logits = target.logits(target.normed(x)[:, 0]).float()
+        best = logits.topk(KEPT)
+        ids[:, place] = best.indices.numpy()
+        chances[:, place] = (best.values - logits.logsumexp(-1, keepdim=True)).numpy()
+        warm = best.values / temperatures.clamp(min=1e-3)[:, None]
+        own = best.indices.gather(1, warm.softmax(-1).multinomial(1))[:, 0].tolist()
+        pairs = zip(speakers, own, now.tolist(), strict=True)
+        now = torch.tensor([speaker.take(mine, last) for speaker, mine, last in pairs])
+    return tokens, ids, chances
+
+
+def write_texts(path: Path, dialogues: Iterator[list[str]], folder: Path, budget_s: float) -> None:
+    """Files of rows in `folder` until they took `budget_s` seconds together; those of an earlier
+    run count, and about the dialogues that they used up are passed over."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spent_s = sum(float(np.load(file)["spent_s"]) for file in text_files(folder))
+    if spent_s >= budget_s:
+        return
+    codec = tokenizer_of(path)
+    encoded = ([codec.encode(text).ids for text in dialogue] for dialogue in dialogues)
+    end = gguf.GGUFReader(path).fields["tokenizer.ggml.eos_token_id"].contents()
+    (line_end,) = codec.encode("\n").ids
+    hot = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(ROWS)])
+    target = read(path).bfloat16()
+    number = len(text_files(folder))
+    for _ in range(3 * ROWS * number):
+        next(dialogues)
+    while spent_s < budget_s:
+        started = time.monotonic()
+        torch.manual_seed(number)
+        speakers = [Speaker(encoded, end, line_end) for _ in range(ROWS)]
+        tokens, ids, chances = write_rows(target, speakers, hot, LENGTH)
+        took = time.monotonic() - started
+        file = folder / f"{number:03}.npz"
+        unfinished = file.with_suffix(".part.npz")
+        np.savez(unfinished, tokens=tokens, ids=ids, chances=chances, spent_s=took)
+        unfinished.replace(file)
+        print(f"{file.name}: {tokens.size:,} tokens in {took:.0f} s", flush=True)
+        spent_s, number = spent_s + took, number + 1
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The finished files of rows, in order."""
+    return sorted(folder.glob("[0-9][0-9][0-9].npz"))

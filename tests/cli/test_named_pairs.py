@@ -1,0 +1,78 @@
+"""`--pair`: the embedded pair, or a fetched model with the draft that its recipe left."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from edgespec.bench.settings import BenchSettings
+from edgespec.cli import fetching
+from edgespec.cli.console import Console
+from edgespec.cli.invocation import settings_from
+from edgespec.errors import UsageError
+from edgespec.files import cache_folder
+from edgespec.models import packaged
+from edgespec.models.embedded import embedded_pair
+
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real model, as if it had been fetched."""
+    cache_folder.make_folder()
+    place = packaged.place_of("smollm2")
+    place.write_bytes(b"GGUF")
+    monkeypatch.setattr(packaged, "fetch", lambda name, progress=None: packaged.place_of(name))
+    return place
+
+
+def left_draft() -> Path:
+    place = packaged.place_of("smollm2-draft")
+    place.write_bytes(b"GGUF")
+    return place
+
+
+def test_the_embedded_pair_has_a_name() -> None:
+    pair = fetching.pair_named("embedded", Console())
+    assert (pair.target, pair.draft) == (embedded_pair().target, embedded_pair().draft)
+
+
+def test_a_fetched_model_has_no_draft_before_its_recipe_ran(target: Path) -> None:
+    pair = fetching.pair_named("smollm2", Console())
+    assert (pair.target, pair.draft) == (target, None)
+
+
+def test_the_draft_that_the_recipe_left_is_found(target: Path) -> None:
+    draft = left_draft()
+    assert fetching.pair_named("smollm2", Console()).draft == draft
+
+
+def test_another_name_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match="--pair smol: there are embedded, smollm2"):
+        fetching.pair_named("smol", Console())
+
+
+def test_enlarged_targets_of_two_pairs_have_two_files() -> None:
+    files = {cache_folder.enlarged_target("0" * 64, 1 << 30, name) for name in ("a", "b")}
+    assert len(files) == 2
+
+
+def test_a_pair_and_a_model_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="--pair is of the enlarged target"):
+        BenchSettings.model_validate({"model": Path("a.gguf"), "pair": "smollm2"})
+
+
+def test_the_draft_that_the_recipe_left_guesses_without_a_flag(target: Path) -> None:
+    draft = left_draft()
+    command = settings_from(argparse.Namespace(model="smollm2", no_tuned=True))
+    assert command.load.draft == draft
+    assert any("--no-draft does without" in note for note in command.notes)
+
+
+def test_it_does_not_guess_where_no_draft_is_asked_for(target: Path) -> None:
+    left_draft()
+    command = settings_from(argparse.Namespace(model="smollm2", no_tuned=True, no_draft=True))
+    assert command.load.draft is None
