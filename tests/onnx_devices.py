@@ -1,7 +1,7 @@
 """A device with memory of its own for machines that have none, and models that it computes.
 
-The CPU provider computes; what is "on the device" are OrtValues of their own. Everything but names
-is what happens on a GPU.
+The CPU computes, through OpenVINO where onnxruntime was built with it; what is "on the device" are
+OrtValues of their own. Everything but names is what happens on a GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import pytest
 from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.onnx import prepared, runtime
 from edgespec_runtimes.onnx.model import OnnxModel
-from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
+from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device, is_listed
 from edgespec_runtimes.onnx.prepare.providers import ChosenDevice
 from onnx_models import request
 
 GIB = 1 << 30
-STAND_IN = Device(CPU_PROVIDER, "a stand-in", "cpu", total_bytes=GIB, free_bytes=GIB)
+OPENVINO = "OpenVINOExecutionProvider"
+PROVIDER = OPENVINO if is_listed(OPENVINO) else CPU_PROVIDER
+STAND_IN = Device(PROVIDER, "a stand-in", "cpu", total_bytes=GIB, free_bytes=GIB)
 
 
 def use(device: Device, patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 
 import numpy as np
 import pytest
@@ -278,6 +278,24 @@ def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_dra
             assert text
             with pytest.raises(EdgespecError, match="was lost"):
                 loaded.generate("once more", max_tokens=4)
+
+
+@pytest.mark.slow
+@needs_rpc
+@pytest.mark.parametrize("moment", range(50))
+def test_a_server_may_be_killed_at_any_moment(moment: int):
+    """In the prompt, in a pass, between passes: one error each time, and the process goes on."""
+    draft = PAIR.draft if moment % 2 else None
+    with running() as (address, process):
+        load = LoadSettings.model_validate(
+            {"model": PAIR.target, "draft": draft, "memory_budget": "1GiB", "rpc": address}
+        )
+        with session.load(load) as loaded:
+            killing = Timer(0.005 * moment, process.kill)
+            killing.start()
+            with pytest.raises(EdgespecError, match=f"the RPC server {address} was lost"):
+                list(loaded.generate_many(["def gcd(a, b):"] * 9, max_tokens=200))
+            killing.join()
 
 
 @needs_rpc

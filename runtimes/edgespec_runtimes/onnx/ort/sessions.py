@@ -216,9 +216,9 @@ def _by_provider(session: Any) -> dict[str, Counter[str]]:
 
 def room_on(device: Device, kind: int, shape: Sequence[int]) -> Any:
     """An OrtValue in a device's memory; `kind` is of TensorProto. What it holds is undefined."""
-    if strategies := getattr(state, "ArenaExtendStrategy", None):
+    if set_strategy := getattr(state, "set_arena_extend_strategy", None):
         # of values made here; a session's own arena has an option for it
-        state.set_arena_extend_strategy(strategies.kSameAsRequested)
+        set_strategy(state.ArenaExtendStrategy.kSameAsRequested)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(kind), device.memory, 0)
 
 
