@@ -34,7 +34,7 @@ elif not llama_cpp.llama_supports_rpc():
 endef
 export WRONG_BUILD
 
-.PHONY: demo test check docs test-processors wheels release clean
+.PHONY: demo test test-vulkan cuda vulkan check docs test-processors wheels release clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -43,6 +43,15 @@ demo: $(READY)
 # otherwise wait for ever for the files that it had done (pytest-xdist 3.8, issue 1378).
 test: $(TESTABLE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow"
+
+# The GGUF tests on a Vulkan device: without a GPU on Mesa's lavapipe, a driver that computes on the CPU.
+# ggml takes such a device only where it is asked for by number; fused kernels over two rows end Mesa 22.3.
+test-vulkan: vulkan $(TESTABLE)
+	LLAMA_CPP_LIB_PATH=$(CURDIR)/build/vulkan/bin GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES-0} \
+		GGML_VK_DISABLE_FUSION=1 $(BIN)/python -m pytest $(addprefix tests/gguf_runtime/test_gguf_,gpu.py model.py offloading.py on_gpu.py)
+
+# llama.cpp for a GPU, in a folder that LLAMA_CPP_LIB_PATH names; with a CUDA device tests/on_cuda.sh does the rest.
+cuda vulkan: %: build/%/bin/libllama.so
 
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
@@ -77,6 +86,34 @@ release: wheels
 	cp LICENSE Containerfile packaging/edgespec.service $(WHEELS)
 	cd $(WHEELS) && sha256sum -- *.whl CHANGES.md Containerfile LICENSE edgespec.service > SHA256SUMS
 
+# Only ggml is built for a GPU; the rest of llama.cpp is the one of .venv.
+CUDA_ARCHITECTURES ?= 87-real;90-real
+build/vulkan/bin/libllama.so: GPU_FLAGS = -DGGML_VULKAN=ON
+build/vulkan/bin/libllama.so: NEEDED = glslc --version && test -e /usr/include/vulkan/vulkan.hpp && test -d /usr/include/spirv
+build/vulkan/bin/libllama.so: MISSING = apt install cmake glslc libvulkan-dev mesa-vulkan-drivers spirv-headers
+build/cuda/bin/libllama.so: GPU_FLAGS = -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
+build/cuda/bin/libllama.so: NEEDED = nvcc --version
+build/cuda/bin/libllama.so: MISSING = apt install cmake, and CUDA 12 or later with cuBLAS, nvcc in the PATH
+
+build/%/bin/libllama.so: build/llama-cpp-python
+	@{ cmake --version && $(NEEDED); } >/dev/null 2>&1 || { echo "tools are missing: $(MISSING)" >&2; exit 1; }
+	CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
+		cmake -S $</vendor/llama.cpp -B build/$* -DCMAKE_BUILD_TYPE=Release -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
+		$(foreach part,COMMON EXAMPLES SERVER TESTS TOOLS,-DLLAMA_BUILD_$(part)=OFF) \
+		-DGGML_RPC=ON $(GPU_FLAGS) $$CMAKE_ARGS
+	cmake --build build/$* --target ggml --parallel $(WORKERS)
+	cd "$$($(BIN)/python -c 'import pathlib, llama_cpp; print(pathlib.Path(llama_cpp.__file__).parent)')/lib" \
+		&& cp libllama.so* libmtmd.so* $(CURDIR)/build/$*/bin
+
+# Its sources, made to compile with the Vulkan headers of Debian 12, too.
+build/llama-cpp-python: $(READY) tests/vulkan_headers.patch
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip download --no-deps --no-binary llama-cpp-python -d $@.part llama-cpp-python==$(LLAMA_CPP_VERSION)
+	tar xzf $@.part/*.tar.gz -C $@.part --strip-components=1
+	patch -d $@.part -p1 <tests/vulkan_headers.patch
+	mv $@.part $@
+	touch $@
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -94,7 +131,7 @@ $(READY): pyproject.toml | $(CREATED)
 	@wrong="$$($(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \
 		echo "this llama.cpp was built $$wrong: building it again"; \
 		$(BIN)/python -m pip cache remove llama_cpp_python; \
-		$(PIP_INSTALL) --force-reinstall --no-deps "$$($(BIN)/python -m pip freeze | grep -i '^llama.cpp.python')"; \
+		$(PIP_INSTALL) --force-reinstall --no-deps llama-cpp-python==$(LLAMA_CPP_VERSION); \
 	fi
 	@touch $@
 

@@ -64,3 +64,12 @@ def rpc_server() -> Iterator[str]:
         pytest.skip(f"no device to test with: {rpc.MISSING}")
     with running() as (address, _):
         yield address
+
+
+@pytest.fixture
+def gpu_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The address of the GPU that llama.cpp finds, else of an RPC server's device in its place."""
+    from edgespec_runtimes.gguf.llama import gpu
+    from rpc_servers import use_as_gpu
+
+    return gpu.find() or use_as_gpu(monkeypatch, request.getfixturevalue("rpc_server"))

@@ -1,4 +1,4 @@
-"""Layers on a GPU, planned before any is there. An RPC server's device is in the GPU's place."""
+"""Layers on a GPU, planned before any is there; else an RPC server's device is in its place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from rpc_servers import use_as_gpu
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)
@@ -38,8 +37,7 @@ ROW = "GPU library"
 
 
 @pytest.fixture(autouse=True)
-def device(rpc_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_as_gpu(monkeypatch, rpc_server)
+def device(gpu_device: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "library_memory", lambda: LIBRARY)
 
 
@@ -190,7 +188,9 @@ def test_models_without_layers_there_start_no_gpus_library():
 
 
 @pytest.mark.parametrize("n_gpu_layers", [1, 3, 6])
-def test_what_stays_is_paged_and_computes_the_same(n_gpu_layers: int):
+def test_what_stays_is_paged_and_computes_the_same(gpu_device: int, n_gpu_layers: int):
+    """To the last bit where the same kernels do, as a server's."""
+    is_gpu = gpu_device in ggml.devices_of(ggml.kind_of(gpu_device))
     logits, segments = [], []
     for n in (0, n_gpu_layers):
         model = load_paged(prepared(n))
@@ -198,7 +198,7 @@ def test_what_stays_is_paged_and_computes_the_same(n_gpu_layers: int):
         logits.append(one_by_one(model, tokens))
         segments.append(model.paging().bytes_read)
         model.close()
-    assert np.array_equal(*logits)
+    assert np.allclose(*logits, rtol=0.0, atol=0.3 if is_gpu else 0.0)
     assert 0 < segments[1] < segments[0]
 
 

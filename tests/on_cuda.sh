@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# On a machine with a CUDA device: builds llama.cpp for it, runs the tests that need it, and measures, in
+# one call of about ten minutes. A step that fails is in the report, and the next one follows.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+report=build/cuda-report.txt
+big=build/big.gguf
+export LLAMA_CPP_LIB_PATH=$PWD/build/cuda/bin
+
+step() { # TITLE SECONDS COMMAND...
+	local title=$1 limit_s=$2
+	shift 2
+	printf '\n== %s: %s\n' "$title" "$*"
+	SECONDS=0
+	timeout --kill-after=10 "$limit_s" "$@" 2>&1 | tail -n 40
+	printf -- '-- exit code %s after %s s\n' "${PIPESTATUS[0]}" "$SECONDS"
+}
+
+on_gpu() { # LAYERS LAYERS-OF-THE-DRAFT
+	step "1 GiB, -ngl $1 -ngld $2" 60 .venv/bin/edgespec generate -m $big -md models/edgespec-draft-q8_0.gguf \
+		--memory-budget 1500MiB -ngl "$1" -ngld "$2" -c 1024 -n 96 -p 'def gcd(a, b):'
+}
+
+mkdir -p build
+{
+	step "machine" 20 nvidia-smi
+	step "build" 300 make cuda .venv/testable CUDA_ARCHITECTURES=native WORKERS="$(nproc)"
+	step "CUDA for ONNX" 120 .venv/bin/python -m pip install -q 'onnxruntime-gpu[cuda,cudnn]'
+	step "what is found" 60 .venv/bin/edgespec doctor
+	step "GGUF: contracts, texts, budgets" 240 .venv/bin/python -m pytest -q \
+		tests/gguf_runtime/test_{gguf_on_gpu,gguf_gpu,gguf_offloading,gpu_trial}.py
+	step "ONNX: what is skipped elsewhere" 120 .venv/bin/python -m pytest -q \
+		tests/onnx_runtime/test_onnx_{offloading,providers}.py
+	test -e $big || step "a large target" 60 .venv/bin/edgespec models enlarge embedded $big --size 1GiB
+	on_gpu 0 0
+	on_gpu 0 99
+	on_gpu 12 99
+	on_gpu 99 0
+	on_gpu 99 99
+} | tee "$report"
