@@ -1,7 +1,7 @@
-"""A pair of models on a virtual clock: passes and draft steps of given costs, one engine, no noise.
+"""A pair of models on a virtual clock: passes and draft steps of given costs.
 
 The real engine runs on fake models. Only calls of models take time, by formula; drafting beside a
-pass shares the cores with it.
+pass shares the cores with it. A machine may be noisy, and texts may begin with what others taught.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
@@ -48,6 +49,12 @@ class Machine:
     """The draft's size, as a share of the target's."""
     burst: float = 1.0
     """Times as long as passes and draft steps take in four rounds of twelve: other work."""
+    noise: float = 0.0
+    """Share of passes that take 1.5 to 3 times as long, and draft steps before them."""
+    slow_start: float = 1.0
+    """Times as long as the first pass after that over the prompt takes."""
+    seed: int = 0
+    """Of the noise."""
     used_share: float = 1.0
     all_experts_s: float = 0.0
     """Of a mixture: what a token uses, and reading all experts."""
@@ -118,7 +125,11 @@ class Clock:
     @property
     def slowness(self) -> float:
         """Times as long as everything takes now."""
-        return self.machine.burst if self.n_passes % 12 in (4, 5, 6, 7) else 1.0
+        machine, n = self.machine, self.n_passes
+        times = machine.burst if n % 12 in (4, 5, 6, 7) else 1.0
+        if chance(machine.seed, "noise", n) < machine.noise:
+            times *= 1.5 + 1.5 * chance(machine.seed, "times", n)
+        return times * (machine.slow_start if n == 1 else 1.0)
 
     def begin_pass(self, n_rows: int) -> None:
         slow, self.n_passes = self.slowness, self.n_passes + 1
@@ -309,6 +320,7 @@ def run(
     drafts: bool = True,
     temperature: float = 0.0,
     n_texts: int = 1,
+    memory: Memory | None = None,
     **rules: Any,
 ) -> list[Measured]:
     """Some texts, one after the other, by one engine."""
@@ -317,7 +329,7 @@ def run(
     draft = VirtualDraft(text.draft, clock) if drafts else None
     settings = EngineSettings(**{"lookup": False, **rules})
     measured = []
-    with Engine(target, draft, settings, clock) as engine:
+    with Engine(target, draft, settings, clock, memory=memory) as engine:
         cast(Any, engine)._passes.worker = VirtualWorker(clock)
         for n in range(n_texts):
             engine.forget()
@@ -332,6 +344,42 @@ def run(
             except StopIteration as end:
                 measured.append(Measured(clock.now - begun - prompt_s, end.value))
     return measured
+
+
+@dataclass
+class Kept:
+    """Implements `Memory`: what engines taught, until the next one recalls it."""
+
+    learnt: Learnt = field(default_factory=dict)
+
+    def recall(self) -> Learnt:
+        return self.learnt
+
+    def keep(self, learnt: Learnt) -> None:
+        self.learnt = renewed(self.learnt, learnt)
+
+
+def warm(
+    machine: Machine,
+    text: Text,
+    n_tokens: int,
+    *,
+    slower: float = 1.0,
+    before: Text | None = None,
+    **rules: Any,
+) -> Measured:
+    """A text after two others, each by an engine of its own: those were of the kind `before`, on a
+    machine so many times slower."""
+    memory, earlier = Kept(), slowed(machine, slower)
+    for n in (1, 2):
+        other = replace(before or text, seed=text.seed + n)
+        run(replace(earlier, seed=machine.seed + n), other, n_tokens, memory=memory, **rules)
+    return run(machine, text, n_tokens, memory=memory, **rules)[0]
+
+
+def slowed(machine: Machine, times: float) -> Machine:
+    """The machine with slower cores; its storage is what it was."""
+    return replace(machine, compute=scaled(machine.compute, times), step_s=times * machine.step_s)
 
 
 def together(
@@ -409,11 +457,13 @@ def scaled(points: Points, factor: float) -> Points:
 
 
 AMD: Points = ((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233), (96, 1.45))
+REPACKED: Points = ((1, 0.012), (2, 0.024), (5, 0.030), (8, 0.036), (12, 0.049), (32, 0.13))
 GGUF: Points = ((1, 0.06), (2, 0.10), (8, 0.25), (32, 0.70), (96, 2.0))
 TINY: Points = ((1, 0.004), (2, 0.0055), (8, 0.012), (32, 0.035), (96, 0.1))
 
 MACHINES: dict[str, Machine] = {
     "resident": Machine(AMD, 0.002),
+    "resident, repacked": Machine(REPACKED, 0.001, draft_share=0.01),
     "resident, large draft": Machine(TINY, 0.002, draft_share=0.5),
     "resident, tiny": Machine(TINY, 0.0004, draft_share=0.1),
     "30 %, 300 MB/s": Machine(GGUF, 0.005, 2.33),

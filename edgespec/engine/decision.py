@@ -121,7 +121,7 @@ class RoundPlanner:
         if not self.may_step_aside:
             return free
         guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
-        if not known.curve.is_known or guessing_rate * plain_s <= 1:
+        if not known.curve.is_sure or guessing_rate * plain_s <= 1:
             return none
         read_s = known.reading_s(text.unread)
         margin = 1.0 if self.credit_s > 0 else SAFE_MARGIN
@@ -179,9 +179,8 @@ class RoundPlanner:
             return not self.stop_rule.fires(so_far)
         if not self.experience.curve.is_known:
             return so_far.draft_steps < 1
-        if math.isfinite(plan.credit_s) and so_far.draft_s + self.experience.step_s > plan.credit_s:
-            return so_far.draft_steps < 1
-        return self.imagined(plan, so_far).n_steps > 0
+        is_first = so_far.draft_steps < 1 and math.isfinite(plan.credit_s)
+        return is_first or self._best(plan, so_far, self.horizons).n_steps > 0
 
     def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
         """The best number of the tree's nodes to verify, the most probable first."""

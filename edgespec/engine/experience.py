@@ -106,19 +106,21 @@ class Experience:
     """Seconds of a pass of the target spent on the way to other machines, as no draft step is."""
 
     seen_step_s: float = 0.0
-    """Seconds of a draft step; 0 before one was seen."""
+    """Seconds of a draft step where the curve's slowness is 1, as of all that was seen; 0 before
+    one was seen."""
     seen_token_read_s: float = 0.0
     """Seconds in which the draft reads a token of the text; 0 before it did."""
     prompt_token_s: float = 0.0
     """Seconds in which the target read a token of the prompt."""
     seen_overhead_s: float = 0.0
     """Seconds of a round with guesses besides steps and pass."""
-    plain_overhead_s: float = 0.0
+    seen_plain_overhead_s: float = 0.0
     """Seconds of a round without guesses besides its pass."""
     rounds: float = 0.0
     claimed: float = 0.0
-    seconds: float = 0.0
-    """Fading sums over the best points of rounds that drafted."""
+    plain_tokens: float = 0.0
+    """Fading sums over the best points of rounds that drafted: their number, guesses claimed, and
+    tokens that there would have been without guesses in the same time."""
     kept_s: float = 0.0
     """Seconds of drafting that growth beside a pass saves the next round."""
 
@@ -135,7 +137,8 @@ class Experience:
     def step_s(self) -> float:
         """Seconds of a draft step."""
         pass_s = float(self.curve.compute_s(np.ones(1))[0])
-        return self.seen_step_s or self.draft_share * self._without_latency(pass_s)
+        unseen_s = self.draft_share * self._without_latency(pass_s)
+        return self.curve.times * self.seen_step_s or unseen_s
 
     def _without_latency(self, pass_s: float) -> float:
         """Seconds of a pass here, at least a tenth of it: latency varies."""
@@ -144,11 +147,22 @@ class Experience:
     @property
     def overhead_s(self) -> float:
         """Seconds of a round with guesses besides steps and pass."""
-        return self.seen_overhead_s or self.step_s
+        return self.curve.times * self.seen_overhead_s or self.step_s
+
+    @property
+    def plain_overhead_s(self) -> float:
+        """Seconds of a round without guesses besides its pass."""
+        return self.curve.times * self.seen_plain_overhead_s
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the best rounds of late, as fast as the machine is now."""
+        return self.plain_tokens * self.plain_s
 
     def reading_s(self, n_tokens: int) -> float:
         """Seconds in which the draft would read so many tokens."""
-        token_s = self.seen_token_read_s or self.draft_share * self.prompt_token_s
+        token_s = self.curve.times * self.seen_token_read_s
+        token_s = token_s or self.draft_share * self.prompt_token_s
         return max(n_tokens * token_s, self.step_s) if n_tokens else 0.0
 
     @property
@@ -193,7 +207,7 @@ class Experience:
             self,
             rounds=share * self.rounds,
             claimed=share * self.claimed,
-            seconds=share_s * self.seconds,
+            plain_tokens=share_s * self.plain_tokens,
         )
 
     def observe_prompt(self, report: PassReport) -> Experience:
@@ -207,7 +221,8 @@ class Experience:
         """The value after the draft read so many tokens."""
         if n_tokens < PassCurve.shortest_prompt or not seconds:
             return self
-        return replace(self, seen_token_read_s=_mean(self.seen_token_read_s, seconds / n_tokens))
+        token_s = self._mean(self.seen_token_read_s, seconds / n_tokens)
+        return replace(self, seen_token_read_s=token_s)
 
     def observe_foreign(self, tried: Sequence[Rehearsed]) -> Experience:
         """The value after the draft was tried on a text that the target has not written: it says
@@ -241,7 +256,7 @@ class Experience:
             chances=chances,
             rounds=self.rounds + rounds,
             claimed=self.claimed + claimed,
-            seconds=self.seconds + spent_s,
+            plain_tokens=self.plain_tokens + spent_s / self.plain_s,
         )
 
     def observe(self, outcome: RoundOutcome) -> Experience:
@@ -257,7 +272,7 @@ class Experience:
             curve=self.curve.with_pass(outcome.n_rows, report, outcome.steps_beside > 0),
             rounds=FADE * self.rounds,
             claimed=FADE * self.claimed,
-            seconds=FADE * self.seconds,
+            plain_tokens=FADE * self.plain_tokens,
         )
         return after._after_guesses(outcome) if outcome.guessed else after._after_none(outcome)
 
@@ -265,7 +280,7 @@ class Experience:
         rest_s = max(0.0, outcome.wall_s - outcome.pass_s - outcome.draft_s)
         after = replace(
             self,
-            plain_overhead_s=_mean(self.plain_overhead_s, rest_s),
+            seen_plain_overhead_s=self._mean(self.seen_plain_overhead_s, rest_s),
             chances=self.chances.faded(FADE),
         )
         return after.observe_rehearsal(outcome.rehearsed) if outcome.rehearsed else after
@@ -275,24 +290,34 @@ class Experience:
         for reached in outcome.reached:
             chances = chances.with_reached(reached)
         steps, beside = outcome.draft_steps, outcome.steps_beside
-        step_s = self.seen_step_s
-        if steps:
-            step_s = _mean(step_s, outcome.growing_s / steps)
+        step_s, overhead_s = self.seen_step_s, self.seen_overhead_s
+        if outcome.reading_s <= max(outcome.growing_s, self.step_s):  # its caches are warm
+            rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
+            overhead_s = self._mean(overhead_s, max(0.0, rest_s))
+            step_s = self._mean(step_s, outcome.growing_s / steps) if steps else step_s
         saved_steps = 0.2 * steps
         if beside:
             kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
             saved_steps = beside * kept
-        spent_s = outcome.growing_s + outcome.reading_s + outcome.pass_s
         return replace(
             self,
             chances=chances,
             seen_step_s=step_s,
-            seen_overhead_s=_mean(self.seen_overhead_s, max(0.0, outcome.wall_s - spent_s)),
-            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * step_s,
+            seen_overhead_s=overhead_s,
+            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * self.curve.times * step_s,
             rounds=self.rounds + outcome.n_texts,
             claimed=self.claimed + outcome.expected / self.chances.honesty,
-            seconds=self.seconds + outcome.expected_s,
+            plain_tokens=self.plain_tokens + outcome.expected_s / self.plain_s,
         )
+
+    def _mean(self, before: float, now_s: float) -> float:
+        """A fading mean that begins with the first value, where the slowness is 1. Other work makes
+        things take longer, nothing makes them faster: what took longer moves it little."""
+        now = now_s / self.curve.times
+        if not before:
+            return now
+        share = 0.1 if now > before else 0.4
+        return before + share * (min(now, PassCurve.largest_rise * before) - before)
 
     # What is remembered
 
@@ -303,11 +328,11 @@ class Experience:
             **self.curve.state_dict(),
             "step_s": self.seen_step_s,
             "overhead_s": self.seen_overhead_s,
-            "plain_overhead_s": self.plain_overhead_s,
+            "plain_overhead_s": self.seen_plain_overhead_s,
             "token_read_s": self.seen_token_read_s,
             "rounds": self.rounds,
             "claimed": self.claimed,
-            "seconds": self.seconds,
+            "plain tokens": self.plain_tokens,
             "hits": h0,
             "sure hits": h1,
             "tries": t0,
@@ -327,7 +352,7 @@ class Experience:
             curve=self.curve.load_state_dict(numbers),
             seen_step_s=self.seen_step_s or seconds("step_s"),
             seen_overhead_s=self.seen_overhead_s or seconds("overhead_s"),
-            plain_overhead_s=self.plain_overhead_s or seconds("plain_overhead_s"),
+            seen_plain_overhead_s=self.seen_plain_overhead_s or seconds("plain_overhead_s"),
             seen_token_read_s=self.seen_token_read_s or seconds("token_read_s"),
         )
         if self.rounds or self.chances.claimed:
@@ -343,10 +368,5 @@ class Experience:
             chances=Chances(hits, tries, claimed).faded(kept),
             rounds=kept_rounds * rounds,
             claimed=kept_rounds * within(numbers, "claimed", 1e3 * max(rounds, 1e-9)),
-            seconds=kept_rounds * seconds("seconds"),
+            plain_tokens=kept_rounds * within(numbers, "plain tokens", 1e4),
         )
-
-
-def _mean(before: float, now: float) -> float:
-    """A fading mean that begins with the first value; a burst of other work moves it little."""
-    return 0.8 * before + 0.2 * min(now, PassCurve.largest_rise * before) if before else now

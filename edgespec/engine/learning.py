@@ -21,6 +21,9 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
 from edgespec.values import PassReport
 
+LEAST_DRAFT_SHARE = 0.05
+"""Least share of a pass that a draft step is expected to take: small drafts have overheads too."""
+
 
 class Learning:
     """The round planner as it learns. Without a grower there is nothing to learn, without a memory
@@ -42,6 +45,7 @@ class Learning:
         self._key = CostKey.of(target.paging(), threads, settings.unusual)
         self._key = replace(self._key, latency_s=target.info.latency_s)
         self._recalled: Learnt = {}
+        self._recalled_name = ""
         self._has_seen_rounds = False
         if memory is not None and grower is not None:
             self._recalled = memory.recall()
@@ -109,9 +113,10 @@ class Learning:
 
     def _recall_costs(self) -> None:
         """Take over what an earlier run learnt under this key."""
-        if self._key.is_known and not self._has_seen_rounds:
-            costs = self._recalled.get(self._name_of_costs, {})
-            self.planner = self.planner.load_state_dict(costs)
+        name = self._name_of_costs
+        if self._key.is_known and not self._has_seen_rounds and name != self._recalled_name:
+            self._recalled_name = name
+            self.planner = self.planner.load_state_dict(self._recalled.get(name, {}))
 
     @property
     def _name_of_costs(self) -> str:
@@ -122,7 +127,9 @@ def _new_planner(
     target: LanguageModel, draft: LanguageModel | None, settings: EngineSettings
 ) -> RoundPlanner:
     info = target.info
-    share = draft.info.size_bytes / info.size_bytes if draft and info.size_bytes else 0.0
+    share = 0.0
+    if draft is not None and info.size_bytes:
+        share = max(LEAST_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
     return RoundPlanner(
         experience=Experience(
             PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s

@@ -18,15 +18,18 @@ from edgespec.values import PassReport
 
 LONGEST_S, MOST_ROWS = 1e4, 1e4
 """Remembered values above these are ignored."""
+SHORTEST_S = 1e-7
+"""Computing that takes less counts as this."""
 
 
 class Knot(NamedTuple):
-    """Passes of about one number of rows: fading means."""
+    """Passes of about one number of rows."""
 
     rows: float
     seconds: float
-    """Computing alone: neither waiting for reads nor experts."""
-    weight: float
+    """Computing alone, neither waiting for reads nor experts, where the slowness is 1."""
+    variance: float
+    """Variance of the logarithm of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,30 @@ class PassCurve:
     knots and never falling, so that one row, several rows and a tile may cost what they like. The
     pass that read the prompt is the first knot: 35 rows at once tell what a row costs.
 
+    Knots keep their ratios where the machine becomes slower or faster: a pass that takes longer or
+    shorter than expected tells partly of its number of rows, partly of the machine, each as much as
+    it was uncertain (a Kalman filter's gain). The first pass rescales what another run learnt.
+
     Of a mixture, rows choose experts that have to be read for them, which nothing hides. Rows
     choose alike: that time follows the share of all experts that so many rows choose.
     """
 
-    fade: ClassVar[float] = 0.95
-    """Kept of a knot's weight when a pass of another size is seen."""
+    one_pass: ClassVar[float] = 0.04
+    """Variance of a knot after one pass."""
+    slow_pass: ClassVar[float] = 0.1
+    fast_pass: ClassVar[float] = 0.01
+    """Variances of passes slower and faster than expected: other work makes a pass longer, nothing
+    makes it shorter."""
+    least: ClassVar[float] = 0.003
+    """A knot's variance after many passes: the machine is not the same all the time."""
+    sure: ClassVar[float] = 0.0066
+    """Variance after three passes that were not slower than expected."""
+    ageing: ClassVar[float] = 0.002
+    """Growth of a knot's variance with a pass of another size."""
+    drift: ClassVar[float] = 0.004
+    """Growth of the slowness's variance with a pass."""
     forgotten: ClassVar[float] = 0.1
-    """A knot of less weight is dropped, so that its size may be tried again; outer ones stay."""
-    longest_mean: ClassVar[float] = 6.0
-    """Passes that a knot's means reach back."""
+    """A knot of more variance is dropped, so that its size may be tried again; outer ones stay."""
     guessed_slope: ClassVar[float] = 0.1
     """A further row's share of a pass over one, while one row is all that was seen."""
     usual_growth: ClassVar[float] = 0.75
@@ -69,6 +86,25 @@ class PassCurve:
     of the same cores."""
     knots: tuple[Knot, ...] = ()
     """Ascending by rows."""
+    slowness: float = 0.0
+    """Times as long as the knots say that computing takes now; 0 before this run's first pass."""
+    doubt: float = 0.0
+    """Variance of the logarithm of `slowness`."""
+
+    @property
+    def times(self) -> float:
+        """Times as long as what was learnt says that computing takes now."""
+        return self.slowness or 1.0
+
+    @property
+    def is_sure(self) -> bool:
+        """True if what a pass over one row takes rests on more than the first passes of a run,
+        which may be slow: on three, or on two that rescaled what another run learnt."""
+        if self.read_s > self._compute_one_s(1):
+            return True
+        return (
+            bool(self.knots) and self.knots[0].variance < self.sure and self.doubt < self.one_pass
+        )
 
     @property
     def is_known(self) -> bool:
@@ -83,7 +119,7 @@ class PassCurve:
         after = replace(self, read_s=read_s)
         if rows < self.shortest_prompt:
             return after
-        return after._with_experts(rows, choice_s)._with_knot(rows, wall_s - stall_s, 0.5)
+        return after._with_experts(rows, choice_s)._with_knot(rows, wall_s - stall_s)
 
     def with_pass(self, n_rows: int, report: PassReport, drafted_beside: bool) -> PassCurve:
         """The curve after a pass over so many rows. One beside which a draft worked shows what that
@@ -107,7 +143,10 @@ class PassCurve:
             else self.guessed_slope * seconds[-1]
         )
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
-        return np.asarray(np.interp(n_rows, rows, seconds) + beyond, np.float64)
+        return self.times * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
+
+    def _compute_one_s(self, n_rows: float) -> float:
+        return float(self.compute_s(np.array([n_rows]))[0])
 
     def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> NDArray[np.float64]:
         """Seconds of passes over these numbers of rows; `beside`, while a draft works."""
@@ -126,21 +165,27 @@ class PassCurve:
         for knot in self.knots:
             numbers[f"rows {_octave(knot.rows)}"] = knot.rows
             numbers[f"seconds {_octave(knot.rows)}"] = knot.seconds
+            numbers[f"variance {_octave(knot.rows)}"] = knot.variance
         return numbers
 
     def load_state_dict(self, numbers: Numbers) -> PassCurve:
-        """The curve of another run, each knot to count as one pass. Nonsense is ignored."""
+        """The curve of another run, rescaled by the passes of this one. Nonsense is ignored."""
+        knots = []
+        for octave in range(_octave(MOST_ROWS) + 1):
+            rows = within(numbers, f"rows {octave}", MOST_ROWS)
+            seconds = within(numbers, f"seconds {octave}", LONGEST_S)
+            variance = within(numbers, f"variance {octave}", 1.0, self.one_pass)
+            if rows >= 1 and seconds > SHORTEST_S and _octave(rows) == octave:
+                knots.append(Knot(rows, seconds, max(variance, self.least)))
         after = replace(
             self,
             all_experts_s=self.all_experts_s or within(numbers, "all_experts_s", LONGEST_S),
             contention=within(numbers, "contention", 4.0, self.contention),
+            knots=tuple(knots),
+            slowness=0.0,
         )
-        known = {_octave(knot.rows) for knot in self.knots}
-        for octave in range(_octave(MOST_ROWS) + 1):
-            rows = within(numbers, f"rows {octave}", MOST_ROWS)
-            seconds = within(numbers, f"seconds {octave}", LONGEST_S)
-            if rows >= 1 and seconds > 0 and _octave(rows) == octave and octave not in known:
-                after = after._with_knot(rows, seconds)
+        for knot in self.knots:
+            after = after._with_knot(knot.rows, self.times * knot.seconds)
         return after
 
     @property
@@ -148,7 +193,7 @@ class PassCurve:
         """Rows and seconds of a curve that never falls: pools knots that contradict each other."""
         pooled: list[list[float]] = []  # seconds, weight, how many knots
         for knot in self.knots:
-            pooled.append([knot.seconds, knot.weight, 1])
+            pooled.append([knot.seconds, 1 / knot.variance, 1])
             while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
                 seconds, weight, n = pooled.pop()
                 below = pooled[-1]
@@ -163,24 +208,39 @@ class PassCurve:
             return [*fewer, *rows], [*below, *heights]
         return rows, heights
 
-    def _with_knot(self, rows: float, seconds: float, weight: float = 1.0) -> PassCurve:
-        octave = _octave(rows)
-        kept, mine = [], Knot(rows, seconds, 0.0)
+    def _with_knot(self, rows: float, seconds: float) -> PassCurve:
+        seconds = max(seconds, SHORTEST_S)
+        expected_s = self._compute_one_s(rows) or seconds
+        if not self.slowness and self.knots:
+            return replace(self, slowness=seconds / expected_s, doubt=self.one_pass)
+        if not self.slowness:
+            return replace(self, slowness=1.0)._with_knot(rows, seconds)
+        kept, mine = [], None
         for knot in self.knots:
-            if _octave(knot.rows) == octave:
+            if _octave(knot.rows) == _octave(rows):
                 mine = knot
-            elif knot.weight >= self.forgotten or knot in (self.knots[0], self.knots[-1]):
-                kept.append(knot._replace(weight=self.fade * knot.weight))
-        if mine.weight:  # other work makes a pass longer, nothing makes it shorter
-            seconds = min(seconds, self.largest_rise * mine.seconds)
-        total = min(mine.weight + weight, self.longest_mean)
-        share = weight / total
-        mean = Knot(
-            mine.rows + share * (rows - mine.rows),
-            mine.seconds + share * (seconds - mine.seconds),
-            total,
+            elif knot in (self.knots[0], self.knots[-1]):
+                kept.append(knot)
+            elif knot.variance <= self.forgotten:
+                kept.append(knot._replace(variance=knot.variance + self.ageing))
+        if mine is None:
+            if self.knots and self.knots[0].rows < rows < self.knots[-1].rows:
+                seconds = min(seconds, math.sqrt(seconds * expected_s))
+            mine = Knot(rows, seconds / self.slowness, self.one_pass)
+            return replace(self, knots=tuple(sorted([*kept, mine])))
+        surprise = min(math.log(seconds / expected_s), math.log(self.largest_rise))
+        doubt = self.doubt + self.drift
+        total = doubt + mine.variance + (self.slow_pass if surprise > 0 else self.fast_pass)
+        own, common = mine.variance / total, doubt / total
+        at = mine.rows + own * (rows - mine.rows)
+        height = self._compute_one_s(at) / self.slowness * math.exp(own * surprise)
+        mine = Knot(at, height, max(self.least, mine.variance * (1 - own)))
+        return replace(
+            self,
+            knots=tuple(sorted([*kept, mine])),
+            slowness=self.slowness * math.exp(common * surprise),
+            doubt=doubt * (1 - common),
         )
-        return replace(self, knots=tuple(sorted([*kept, mean])))
 
     def _with_experts(self, rows: float, choice_s: float) -> PassCurve:
         if self.used_share == 1:
@@ -190,7 +250,7 @@ class PassCurve:
         return replace(self, all_experts_s=kept * self.all_experts_s + (1 - kept) * found_s)
 
     def _with_contention(self, n_rows: int, wall_s: float) -> PassCurve:
-        compute_s = float(self.compute_s(np.array([n_rows]))[0])
+        compute_s = self._compute_one_s(n_rows)
         if compute_s <= 0:
             return self
         found = max(0.0, wall_s / compute_s - 1)

@@ -30,7 +30,7 @@ def planner_of(
     experience = Experience(
         PassCurve(used_share, all_experts_s, read_s, knots=knots),
         seen_overhead_s=rest_s,
-        plain_overhead_s=rest_s,
+        seen_plain_overhead_s=rest_s,
     )
     return RoundPlanner(experience, max_rows=plan.max_nodes)
 

@@ -18,7 +18,7 @@ from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 
-RESIDENT = ((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233))
+RESIDENT = (*[(1, 0.040)] * 3, (2, 0.074), (8, 0.160), (13, 0.233))
 """A pair of issue 21: one row costs 40 ms, a second one 34 more, eight together 160."""
 STEP_S = 0.002
 
@@ -135,7 +135,7 @@ def test_untried_guesses_are_verified_as_far_as_the_credit_covers_them() -> None
 
 def test_a_draft_reads_a_long_text_only_where_that_pays() -> None:
     proven = with_experience(
-        planner(0.97), rounds=9.0, claimed=40.0, seconds=1.5, seen_token_read_s=0.001
+        planner(0.97), rounds=9.0, claimed=40.0, plain_tokens=37.5, seen_token_read_s=0.001
     )
     assert proven.plan().guesses
     assert not with_account(proven, unread=5000).plan().guesses
@@ -184,6 +184,13 @@ def test_a_round_teaches_costs_and_chances() -> None:
     assert known.chances.hits == pytest.approx((0.9025, 0.95))
     assert known.chances.tries == pytest.approx((0.9025, 1.95))
     assert value.account.saved_s == pytest.approx(3 * 0.040 - 0.175)
+
+
+def test_a_round_in_which_the_draft_read_the_text_teaches_nothing_of_later_ones() -> None:
+    known = (
+        begun(draft_share=0.05).observe(replace(OUTCOME, reading_s=0.05, wall_s=0.25)).experience
+    )
+    assert known.step_s == known.overhead_s == pytest.approx(0.05 * 0.040)
 
 
 def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
@@ -260,6 +267,8 @@ def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
 
 def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
     few = planner()
-    few = replace(few, experience=replace(few.experience, rounds=4.0, claimed=9.0, seconds=0.5))
+    few = replace(
+        few, experience=replace(few.experience, rounds=4.0, claimed=9.0, plain_tokens=9.0)
+    )
     assert few.sharing(2, n_prompt_rows=0).experience.proven == 0
     assert few.sharing(1, n_prompt_rows=5).experience.proven > 0

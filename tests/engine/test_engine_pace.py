@@ -105,7 +105,7 @@ def test_a_draft_that_helps_goes_on() -> None:
 def test_stepping_aside_and_back_changes_no_token() -> None:
     language = random_language(5, N_VOCAB)
     half_right = blend(language, random_language(6, N_VOCAB), 0.5)
-    _, result = timed(300, 0.3, language, half_right)
+    _, result = timed(300, 0.15, language, half_right)
     assert 0 < result.speculation.accepted_lengths.count(0) < result.speculation.rounds
     assert {cost.verified > 0 for cost in result.speculation.round_costs} == {True, False}
     alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=300)

@@ -111,6 +111,39 @@ def test_another_run_knows_the_curve() -> None:
     assert begun.seconds(rows) == pytest.approx(taught.seconds(rows))
 
 
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_what_another_run_learnt_is_rescaled_by_the_first_pass(times: float) -> None:
+    taught = passes(*[(1, 0.04), (8, 0.16), (32, 0.5)] * 3)
+    begun = PassCurve().load_state_dict(taught.state_dict())
+    begun = passes((1, times * 0.04), curve=begun)
+    assert begun.second(8) == pytest.approx(times * 0.16, rel=0.02)
+
+
+def test_passes_of_one_row_tell_that_the_machine_is_faster_now() -> None:
+    curve = passes(*[(1, 0.08), (8, 0.32), (32, 1.0)] * 3, *[(1, 0.04)] * 15)
+    assert curve.second(1) == pytest.approx(0.04, rel=0.1)
+    assert curve.second(8) < 0.26
+
+
+def test_a_slow_first_pass_between_known_sizes_counts_half() -> None:
+    known = passes((1, 0.04), (32, 0.5))
+    expected_s = known.second(8)
+    assert passes((8, 4 * expected_s), curve=known).second(8) == pytest.approx(2 * expected_s)
+    assert passes((8, 0.06), curve=known).second(8) == pytest.approx(0.06)
+
+
+def test_a_slow_pass_moves_a_price_less_than_a_fast_one() -> None:
+    known = passes(*[(1, 0.04)] * 3)
+    assert passes((1, 0.12), curve=known).second(1) < 0.045
+    assert passes((1, 0.02), curve=known).second(1) < 0.032
+
+
+def test_the_price_of_one_row_is_sure_after_three_passes_or_where_reads_decide() -> None:
+    assert not passes((1, 0.12), (1, 0.04)).is_sure
+    assert passes((1, 0.04), (1, 0.04), (1, 0.04)).is_sure
+    assert PassCurve().with_prompt(PassReport(2.0, 1.9, read_s=2.0, n_tokens=35)).is_sure
+
+
 NAMES = (*passes((1, 0.04), (8, 0.16)).state_dict(), "rows 5", "seconds 5")
 
 
