@@ -34,7 +34,7 @@ elif not llama_cpp.llama_supports_rpc():
 endef
 export WRONG_BUILD
 
-.PHONY: demo test test-vulkan cuda vulkan check docs test-processors wheels release clean
+.PHONY: demo test test-vulkan cuda vulkan check docs test-processors test-aarch64 wheels release clean
 
 demo: $(READY)
 	$(BIN)/edgespec demo
@@ -70,6 +70,12 @@ docs: $(DOCUMENTABLE)
 test-processors: $(TESTABLE)
 	test -n "$(LLAMA_CPP_WHEEL)" || $(MAKE) wheels
 	$(BIN)/python tests/on_every_processor.py $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_$$(uname -m).whl
+
+# The demo and tests on aarch64 under qemu-user, some ten times slower than here. As root.
+test-aarch64: | $(CREATED)
+	@command -v aarch64-linux-gnu-g++ >/dev/null || { echo "apt install g++-aarch64-linux-gnu qemu-user-static debootstrap" >&2; exit 1; }
+	test -n "$(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_aarch64.whl)" || $(MAKE) wheels TOOLCHAIN=packaging/aarch64.cmake
+	tests/on_aarch64.sh $(WHEELS)
 
 # Wheels for machines without a compiler: llama-cpp-python for all processors of an architecture, this
 # one's or that of a CMake toolchain file (TOOLCHAIN=...), and edgespec. Takes ten minutes of two cores.

@@ -22,9 +22,13 @@ import sys
 import tarfile
 from pathlib import Path
 
-LEFT_OUT = ("ivybridge", "piledriver", "cannonlake", "icelake", "cooperlake", "sapphirerapids")
-"""Levels of x86-64 whose processors take the next lower one: they differ little, and with AMX, the
-last one, GCC drops the stores of llama.cpp's tile configuration, which ends the process."""
+LEFT_OUT = (
+    *("ivybridge", "piledriver", "cannonlake", "icelake", "cooperlake", "sapphirerapids"),
+    *("armv8.2_1", "armv8.2_3", "armv9.2_1", "armv9.2_2"),
+)
+"""Levels whose processors take the next lower one: they differ little; with AMX, the last one of
+x86-64, GCC drops the stores of llama.cpp's tile configuration, which ends the process; SME, of the
+last two of ARM, is new in GCC 14."""
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "ON",
