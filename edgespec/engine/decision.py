@@ -121,7 +121,7 @@ class RoundPlanner:
         if not self.may_step_aside:
             return free
         guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
-        if not known.curve.is_sure or guessing_rate * plain_s <= 1:
+        if not known.is_sure or guessing_rate * plain_s <= 1:
             return none
         read_s = known.reading_s(text.unread)
         margin = 1.0 if self.credit_s > 0 else SAFE_MARGIN

@@ -134,6 +134,13 @@ class Experience:
         return max(1e-9, (self.curve.second(n_texts) + self.plain_overhead_s) / n_texts)
 
     @property
+    def is_sure(self) -> bool:
+        """True if what a pass over one row takes is known well enough to compare guesses with it,
+        as it is where most of it is the way to another machine."""
+        is_remote = self.curve.is_known and 2 * self.latency_s > self.curve.second(1)
+        return is_remote or self.curve.is_sure
+
+    @property
     def step_s(self) -> float:
         """Seconds of a draft step."""
         pass_s = float(self.curve.compute_s(np.ones(1))[0])
