@@ -21,7 +21,7 @@ BUILD_FLAGS = $(shell uname -m | grep -qE '^(x86_64|amd64)$$' \
 # Other machines lend their memory through RPC; CMAKE_ARGS of the environment may add to it.
 PIP_INSTALL = CMAKE_ARGS="-DGGML_RPC=ON $$CMAKE_ARGS" CFLAGS="$$CFLAGS $(BUILD_FLAGS)" CXXFLAGS="$$CXXFLAGS $(BUILD_FLAGS)" \
 	$(BIN)/python -m pip install$(if $(LLAMA_CPP_WHEEL), --find-links $(WHEELS))
-LLAMA_CPP_VERSION = $(shell sed -n 's/.*"llama-cpp-python==\(.*\)".*/\1/p' pyproject.toml)
+LLAMA_CPP_VERSION = $(shell sed -n 's/^gguf = .*"llama-cpp-python==\([^"]*\)".*/\1/p' pyproject.toml)
 LLAMA_CPP_WHEEL = $(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_$(shell uname -m).whl)
 
 # Why this build of llama.cpp is not the one that is wanted; nothing if it is.
