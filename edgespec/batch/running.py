@@ -27,7 +27,7 @@ from edgespec.completions.requests import ChatRequest
 from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import POLL_S
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
-from edgespec.memory import process
+from edgespec.memory import heap
 
 MOST_REQUESTS = 250_000
 """Lines of one file: what is kept of each fits into the plan's headroom."""
@@ -209,7 +209,7 @@ class BatchRun:
             refusal = refusal_of(error)
             return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
         finally:
-            process.return_free_memory()
+            heap.return_free_memory()
 
     def _start(self, request: BatchRequest) -> Completion:
         parsed = request.parse()

@@ -5,7 +5,6 @@ It measures and knows nothing of models or plans. All files are read below `root
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -31,10 +30,6 @@ MiB from run to run, and would be planned otherwise each time."""
 UNLIKE_BYTES = 4 * MIB
 """Bytes that a command may take more before loading than the one that reported its smallest budget.
 """
-_HEAP_BYTES = 64 * MIB
-"""The most bytes that a heap of a thread has in glibc."""
-_BLOCK_BYTES = 96 * 1024
-"""Below the 128 KiB from which on glibc may give a block a mapping of its own."""
 LIBRARY_SHARE = 0.5
 """Share of the mapped bytes of libraries that is resident at the end of a run: 0.43 with llama.cpp,
 0.51 with onnxruntime. The share before loading varies with the page cache."""
@@ -186,50 +181,6 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
             f"{total / MIB:,.0f}: ask for less, or leave it out"
         )
     return budget
-
-
-class _Mallinfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc 2.33 and later."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
-            *("uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def allocated_bytes() -> int:
-    """Bytes that malloc has given out and not got back, in all threads; what is resident where
-    glibc does not tell."""
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
-    if mallinfo is None:
-        return process_rss_bytes()
-    mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
-
-
-def return_free_memory() -> None:
-    """Hand freed memory back to the system: glibc keeps a good deal of it otherwise.
-
-    malloc_trim leaves the free end of a thread's heap as it is. Blocks are laid over it and freed
-    below one that stays, which makes it free memory like any other.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "malloc_trim"):
-        return
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    blocks = [libc.malloc(_BLOCK_BYTES) for _ in range(_HEAP_BYTES // _BLOCK_BYTES)]
-    last = libc.malloc(_BLOCK_BYTES)
-    for block in blocks:
-        libc.free(block)
-    libc.malloc_trim(ctypes.c_size_t(0))
-    libc.free(last)
 
 
 def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:

@@ -29,7 +29,7 @@ from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
-from edgespec.memory import process
+from edgespec.memory import heap, process
 from edgespec.server.bodies import Bodies
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
@@ -200,7 +200,7 @@ class Service:
 
         def prepare_and_tidy() -> tuple[R, Completion] | Refusal:
             prepared = prepare()
-            process.return_free_memory()
+            heap.return_free_memory()
             return prepared
 
         async with self._queue.preparing:
@@ -236,7 +236,7 @@ class Service:
 
 def _close(completion: Completion) -> None:
     completion.close()
-    process.return_free_memory()  # a grammar may have taken megabytes
+    heap.return_free_memory()  # a grammar may have taken megabytes
 
 
 @asynccontextmanager

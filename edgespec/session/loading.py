@@ -21,7 +21,7 @@ from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import bytes_needed
-from edgespec.memory import process, requests
+from edgespec.memory import heap, process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import TREE_SIZES, plan_models
 from edgespec.memory.parallel import AUTO_TEXTS, best_number
@@ -147,7 +147,7 @@ class _Opening(Closeable):
             if planned.n_parallel < n_texts or planned.smallest_bytes > self._budget_bytes:
                 break
             plans.append(planned)
-        process.return_free_memory()
+        heap.return_free_memory()
         return best_number(plans) if plans else 1
 
     def load(self) -> LoadedModels:
@@ -158,7 +158,7 @@ class _Opening(Closeable):
                 prepared = self._prepared[1]
                 draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
-                process.return_free_memory()  # what loading took, before the target takes its own
+                heap.return_free_memory()  # what loading took, before the target takes its own
             target = self._run(
                 "target",
                 lambda: self._prepared[0].load(memory_plan, self._progress),

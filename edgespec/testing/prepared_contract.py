@@ -17,8 +17,9 @@ import pytest
 
 from edgespec.memory import cgroups
 from edgespec.memory.budget import LOADING, MemoryPlan, plan_memory
+from edgespec.memory.heap import return_free_memory
 from edgespec.memory.needs import HEADROOM_BYTES
-from edgespec.memory.process import process_rss_bytes, return_free_memory
+from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
 from edgespec.testing.port_contract import TEXT

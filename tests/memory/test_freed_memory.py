@@ -9,7 +9,7 @@ import pytest
 
 USED_IN_A_THREAD = """
 import ctypes, threading
-from edgespec.memory import process
+from edgespec.memory import heap, process
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -25,7 +25,7 @@ def use():
     for block in blocks:
         libc.free(block)
     taken.append(process.process_rss_bytes() - before)
-    process.return_free_memory()
+    heap.return_free_memory()
     taken.append(process.process_rss_bytes() - before)
 
 thread = threading.Thread(target=use)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.memory.process import return_free_memory
+from edgespec.memory.heap import return_free_memory
 from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec_runtimes.onnx import baselines, runtime
 from edgespec_runtimes.onnx.files.source import read_source

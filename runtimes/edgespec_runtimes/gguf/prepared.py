@@ -19,8 +19,8 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.memory.process import allocated_bytes
 from edgespec.paging.mirror import find_mirror, open_reader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin

@@ -18,7 +18,7 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.memory.process import return_free_memory
+from edgespec.memory.heap import return_free_memory
 from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.memory.process import return_free_memory
+from edgespec.memory.heap import return_free_memory
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles

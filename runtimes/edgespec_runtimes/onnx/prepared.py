@@ -19,8 +19,8 @@ import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.heap import return_free_memory
 from edgespec.memory.needs import ModelNeeds
-from edgespec.memory.process import return_free_memory
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
