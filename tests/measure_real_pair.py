@@ -1,6 +1,6 @@
 """Tokens per pass of a real model by kind of prompt, with and without lookups: counts, no seconds.
 
-    python tests/measure_real_pair.py [DRAFT] [--target NAME] [-n TOKENS]
+    python tests/measure_real_pair.py [DRAFT] [-n TOKENS] [--kinds code prose]
 
 The target writes each text once, greedily; every row then replays the same texts. An enlarged
 target writes what its source writes, so the small one is measured.
@@ -52,14 +52,17 @@ def main() -> None:
     parser.add_argument("draft", nargs="?", type=Path)
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("-n", type=int, default=48)
+    parser.add_argument("--n-prompts", type=int, default=6, help="prompts of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     settings = LoadSettings(model=catalogue.find(options.target), draft=options.draft, ctx_size=512)
     rows = ["draft", "both"] if options.draft else []
     loaded_for = replace(pair_fit.LOADED_FOR, lookup=True)
     with session.open_models(settings, loaded_for) as models:
-        for kind in KINDS:
+        for kind in options.kinds:
             prompts = read_prompts(models_folder() / "smollm2" / f"{kind}.jsonl")
-            encoded = [models.target.vocabulary.encode(prompt) for prompt in prompts]
+            chosen = prompts[: options.n_prompts]
+            encoded = [models.target.vocabulary.encode(prompt) for prompt in chosen]
             texts = pair_fit.greedy_texts(
                 models.target, None, encoded, options.n, lambda *told: None, loaded_for
             )
