@@ -74,7 +74,7 @@ test-processors: $(TESTABLE)
 # The demo and tests on aarch64 under qemu-user, some ten times slower than here. As root.
 test-aarch64: | $(CREATED)
 	@command -v aarch64-linux-gnu-g++ >/dev/null || { echo "apt install g++-aarch64-linux-gnu qemu-user-static debootstrap" >&2; exit 1; }
-	test -n "$(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_aarch64.whl)" || $(MAKE) wheels TOOLCHAIN=packaging/aarch64.cmake
+	test -n "$(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_aarch64.whl)" || $(MAKE) wheels TOOLCHAIN=runtimes/aarch64.cmake
 	tests/on_aarch64.sh $(WHEELS)
 
 # Wheels for machines without a compiler: llama-cpp-python for all processors of an architecture, this
@@ -89,8 +89,8 @@ wheels: | $(CREATED)
 release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 release: wheels
 	awk '/^## /{n++} n == 1' CHANGELOG.md > $(WHEELS)/CHANGES.md
-	cp LICENSE Containerfile packaging/edgespec.service $(WHEELS)
-	cd $(WHEELS) && sha256sum -- *.whl CHANGES.md Containerfile LICENSE edgespec.service > SHA256SUMS
+	cp LICENSE Containerfile examples/edgespec-server.service $(WHEELS)
+	cd $(WHEELS) && sha256sum -- *.whl CHANGES.md Containerfile LICENSE edgespec-server.service > SHA256SUMS
 
 # Only ggml is built for a GPU; the rest of llama.cpp is the one of .venv.
 CUDA_ARCHITECTURES ?= 87-real;90-real
