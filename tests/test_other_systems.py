@@ -36,8 +36,13 @@ for module, left_out in names:
         vars(importlib.import_module(module)).pop(name, None)
 for package in map(importlib.import_module, ("edgespec", "edgespec_runtimes")):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith("__main__"):
+        if found.name.endswith("__main__"):
+            continue
+        try:
             importlib.import_module(found.name)
+        except ModuleNotFoundError as error:  # of the extra `adapt`
+            if error.name not in ("torch", "transformers"):
+                raise
 """
 OTHERS = (
     *("asyncio", "concurrent.futures", "ctypes.util", "http.server", "multiprocessing", "numpy"),

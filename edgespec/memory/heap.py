@@ -50,8 +50,8 @@ def return_free_memory() -> None:
         if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
             trim(ctypes.c_size_t(0))
         return
-    blocks: list[int] = []
     before_bytes = libc.mallinfo2().arena
+    blocks = [libc.malloc(_BLOCK_BYTES)]
     while len(blocks) < _MOST_BLOCKS and libc.mallinfo2().arena <= before_bytes:
         blocks.append(libc.malloc(_BLOCK_BYTES))
     for block in blocks[:-1]:

@@ -86,7 +86,7 @@ def test_slow_modes_get_no_more_tokens_than_the_others():
         ({"memory": "half"}, "'half' is not a size"),
         ({"disk_bandwidth": "fast"}, "--disk-bandwidth fast"),
         ({"draft": Path("d.gguf")}, "--model-draft needs the model"),
-        ({"model": Path("m.gguf"), "size": "1GiB"}, "--size is of the embedded target"),
+        ({"model": Path("m.gguf"), "size": "1GiB"}, "--size is of the enlarged target"),
         ({"repetitions": 0}, "--repetitions 0"),
         ({"max_tokens": "many"}, "--n-predict many"),
     ],

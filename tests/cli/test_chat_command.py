@@ -78,7 +78,7 @@ def test_a_line_that_is_no_text_ends_a_pipe_and_is_said():
 
 def test_a_model_without_a_template_is_refused_before_anything_is_asked():
     done = subprocess.run(
-        [sys.executable, "-m", "edgespec", "chat", "-m", "embedded"],
+        [sys.executable, "-m", "edgespec", "chat", "-m", "embedded", "--quiet"],
         input="Hello\n",
         capture_output=True,
         text=True,

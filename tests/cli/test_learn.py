@@ -77,7 +77,7 @@ def test_lookups_do_not_learn(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_plan_has_a_row_for_it():
-    load = LoadSettings(model=PAIR.target, draft=PAIR.draft, memory_budget="256MiB")
+    load = LoadSettings(model=PAIR.target, draft=PAIR.draft, memory_budget="8GiB")
     for learn in (False, True):
         plan = session.plan(load, EngineSettings(learn=learn))
         assert learn == any(row.what == TEXTS_TO_LEARN for row in plan.rows)

@@ -57,7 +57,7 @@ class TestFakeModelGivesFeatures(FeaturesContract):
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64, n_texts=2)
 
 
 class TestFakeModelKeepsItsState(StateContract):

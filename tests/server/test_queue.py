@@ -208,6 +208,6 @@ def test_a_client_that_has_just_gone_is_no_place_to_refuse() -> None:
         await asked.ask("b1")
         assert asked.refused == []
         await asked.end_all()
-        assert asked.begun == ["a1", "b1", "a2", "a3"]
+        assert asked.begun == ["a1", "a2", "b1", "a3"]
 
     run(trial())
