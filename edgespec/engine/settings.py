@@ -154,7 +154,7 @@ class RoundRules:
         longer, since the texts that wait for their prompts would pay for them."""
         n_nodes = self.max_nodes - sum(len(part.nodes) for part in prompts)
         n_prompt_rows = sum(part.n_rows for part in prompts)
-        cheap = max(4 * n_trees, n_hidden - n_prompt_rows)
+        cheap = max(2 * n_trees, n_hidden - n_prompt_rows)
         return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
     def limits(
