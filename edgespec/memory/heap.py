@@ -40,15 +40,21 @@ def allocated_bytes() -> int:
 
 
 def return_free_memory() -> None:
-    """Hand freed memory back to the system, also of this thread's own heap.
+    """Hand freed memory back to the system: glibc keeps a good deal of it otherwise."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(ctypes.c_size_t(0))
 
-    malloc_trim leaves the free end of a thread's heap as it is. Blocks are laid over it, until one
-    makes the heap grow; freed below that one, they are free memory like any other.
+
+def return_heaps_end() -> None:
+    """Hand freed memory back, also the free end of this thread's own heap; for once in a while,
+    after loading: the heap's addresses grow by a block.
+
+    malloc_trim leaves that end as it is. Blocks are laid over it, until one makes the heap grow;
+    freed below that one, they are free memory like any other.
     """
     libc = _glibc()
     if libc is None:
-        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-            trim(ctypes.c_size_t(0))
+        return_free_memory()
         return
     before_bytes = libc.mallinfo2().arena
     blocks = [libc.malloc(_BLOCK_BYTES)]

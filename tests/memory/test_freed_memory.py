@@ -25,7 +25,7 @@ def use():
     for block in blocks:
         libc.free(block)
     taken.append(process.process_rss_bytes() - before)
-    heap.return_free_memory()
+    heap.return_heaps_end()
     taken.append(process.process_rss_bytes() - before)
 
 thread = threading.Thread(target=use)
