@@ -57,6 +57,9 @@ BATCH_SIZES = (512, LEAST_TILED_BATCH)
 INTRODUCTION_S = 5.0
 """Most seconds of loading in which RPC servers get to know the sizes of passes: a fifth of a second
 where a round trip takes one millisecond."""
+VOCABULARY_STEP_BYTES = 256 << 10
+"""What malloc hands out for the same vocabulary differs by a few KiB from one process to the next;
+in these steps every process names the same smallest budget."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
@@ -77,7 +80,8 @@ class PreparedGguf:
         self._feature_layers: Sequence[int] = ()
         before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path)
-        self._vocabulary_bytes = max(0, allocated_bytes() - before_bytes)
+        taken_bytes = max(0, allocated_bytes() - before_bytes)
+        self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
         try:
             if not sizes_only.autoregressive and not is_head(header):
                 raise unfit(header, WHOLE_TEXT)
