@@ -220,7 +220,7 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
         lambda tensor: b"ffn_up" not in abi.name_of(tensor),
     )
     with pytest.raises(ModelError, match="otherwise than planned"):
-        target._mapped.place(target._offloading.placement)
+        target._measured.mapped.place(target._measured.offloading.placement)
     target.close()
 
 

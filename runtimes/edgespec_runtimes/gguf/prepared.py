@@ -1,8 +1,4 @@
-"""Opens GGUF models: validates the file, asks llama.cpp what it needs, loads as the plan says.
-
-Nothing is read that is not kept: sizes come from a model without weights, the order of weights from
-a mapping that is not filled.
-"""
+"""Opens GGUF models: measures what they need, loads as the plan says, reads nothing else."""
 
 from __future__ import annotations
 
@@ -16,52 +12,33 @@ from functools import cached_property, partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
-from edgespec.memory import process
-from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
-from edgespec.memory.heap import allocated_bytes
-from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.errors import Cancelled, ModelError
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.mirror import find_mirror, open_reader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF, Track
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import row_tables, segments, weights
-from edgespec_runtimes.gguf.experts import expert_sizes
-from edgespec_runtimes.gguf.features import feature_bytes
-from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
+from edgespec_runtimes.gguf import weights
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
-from edgespec_runtimes.gguf.llama import contexts, devices, loading
+from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
-from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
-from edgespec_runtimes.gguf.mapped_weights import MappedWeights
+from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
+from edgespec_runtimes.gguf.offloading import Offloading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import (
-    packing_is_invariant,
-    packs_when_paged,
-    resident_weights,
-)
+from edgespec_runtimes.gguf.packing import packing_is_invariant, packs_when_paged
 from edgespec_runtimes.gguf.rounding import invariant_types, rounding_notes, turn_notes
 
-BATCH_SIZES = (512, LEAST_TILED_BATCH)
-"""Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
 INTRODUCTION_S = 5.0
 """Most seconds of loading in which RPC servers get to know the sizes of passes: a fifth of a second
 where a round trip takes one millisecond."""
-VOCABULARY_STEP_BYTES = 256 << 10
-"""What malloc hands out for the same vocabulary differs by a few KiB from one process to the next;
-in these steps every process names the same smallest budget."""
-MAX_LINE = 8
-"""Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
 
 class PreparedGguf:
@@ -77,31 +54,34 @@ class PreparedGguf:
         mirror = self._options.mirror_of(request.owner)
         self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
-        self._feature_layers: Sequence[int] = ()
-        before_bytes = allocated_bytes()
-        sizes_only = loading.load_sizes_only(header.path)
-        taken_bytes = max(0, allocated_bytes() - before_bytes)
-        self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
-        try:
-            if not sizes_only.autoregressive and not is_head(header):
-                raise unfit(header, WHOLE_TEXT)
-            self.info = self._describe(sizes_only)
-            self._contexts = self._measure_contexts(sizes_only)
-        finally:
-            sizes_only.close()
-        self._mapped = MappedWeights(
-            header, lambda: self._offloading, self._stop, lambda: self._phase("mapping")
-        )
+        self._measured = MeasuredGguf(request, header, self._stop, lambda: self._phase("mapping"))
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._measured.info
+
+    @property
+    def gpu_memory(self) -> GpuMemory | None:
+        return self._measured.gpu_memory
+
+    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
+        return self._measured.place(gpu_bytes)
+
+    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
+        self._measured.offer_features(layers, n_values)
+
+    def needs(self) -> ModelNeeds:
+        return self._measured.needs
 
     @property
     def enforced(self) -> bool:
-        return self._mapped.is_lazy and sys.platform != "win32"
+        return self._measured.mapped.is_lazy and sys.platform != "win32"
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, if weights may stay in memory, and about rounding, if the model is a
         target with a draft."""
         request, note = self._request, loading.packing().note
-        library = self._offloading.library
+        library = self._measured.offloading.library
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         notes += [library.note] if library and library.note else []
@@ -110,12 +90,13 @@ class PreparedGguf:
                 self._header,
                 self.info.name,
                 self._options.flash_attn,
-                products_are_invariant=not self._offloading.names and can_replace_products(),
+                products_are_invariant=not self._measured.offloading.names
+                and can_replace_products(),
                 is_packed=self._is_packed(plan),
                 tiles_are_avoidable=sys.platform == "linux",
-                on_device=self._offloading.where,
+                on_device=self._measured.offloading.where,
             )
-        notes += self._offloading.notes
+        notes += self._measured.offloading.notes
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
             if self._header.integer(self._header.key("nextn_predict_layers"), 0):
@@ -133,250 +114,32 @@ class PreparedGguf:
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
 
-    @cached_property
-    def gpu_memory(self) -> GpuMemory | None:
-        """The memory of the GPUs that share layers, all together. What RPC servers have is not in
-        it, nor what a GPU shares with the process."""
-        on_gpu = self._offloading
-        if not on_gpu.names or on_gpu.placement.servers or not on_gpu.has_own_memory:
-            return None
-        found = devices.of_gpus()
-        return GpuMemory(
-            name=", ".join(gpu.name for gpu in found),
-            total_bytes=sum(gpu.total_bytes for gpu in found),
-            free_bytes=sum(gpu.free_bytes for gpu in found),
-            reserved_bytes=0,
-        )
-
-    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        """The rows of the layers that were asked for. Raises BudgetError if they do not fit."""
-        owner = self._request.owner
-        sizes = max((sizes for _, sizes in self._contexts), key=lambda sizes: sizes.total)
-
-        def rows(n_layers: int) -> list[MemoryRow]:
-            there = offloading(self._header, n_layers)
-            kv_share = min(1.0, max(0, n_layers - 1) / self.info.n_layers)
-            return [
-                MemoryRow(owner, "weights of layers", there.nbytes),
-                MemoryRow(owner, "KV cache of layers", int(kv_share * sizes.kv_bytes)),
-                MemoryRow(owner, "compute buffers", sizes.compute_bytes),
-            ]
-
-        def takes(n_layers: int) -> int:
-            return sum(row.nbytes for row in rows(n_layers))
-
-        if takes(self._n_gpu_layers) > gpu_bytes:
-            flag = "-ngld" if owner == "draft" else "-ngl"
-            most = min(self._n_gpu_layers, self.info.n_layers + 1)
-            fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
-            raise BudgetError(
-                f"{flag} {self._n_gpu_layers} puts {takes(self._n_gpu_layers) / MIB:.0f} MiB on "
-                f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
-                + (f"{flag} {fitting} fits" if fitting else f"leave {flag} out")
-            )
-        return rows(self._n_gpu_layers)
-
-    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        name, n_layers = self.info.name, self.info.n_layers
-        width = self._header.integer(self._header.key("embedding_length"), 0)
-        reason = ""
-        if self._is_remote:
-            reason = "it is computed in a process of its own, which does not hand them out"
-        elif n_values != width:
-            reason = f"they have {width} values and the head reads {n_values}"
-        elif not all(0 < layer < n_layers for layer in layers):
-            reason = f"the head reads layers {', '.join(map(str, layers))} of 1 to {n_layers - 1}"
-        if reason:
-            raise ModelError(
-                f"{name} cannot give the inputs of its layers to this head ({reason}): name a head "
-                "that was trained for this model, or another draft"
-            )
-        self._feature_layers = tuple(layers)
-
-    def needs(self) -> ModelNeeds:
-        return self._needs
-
-    @cached_property
-    def _needs(self) -> ModelNeeds:
-        owner, on_gpu = self._request.owner, self._offloading
-        resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
-        kv_bytes = max(sizes.kv_bytes for _, sizes in self._contexts)
-        tokens = f"{self.info.n_ctx} tokens"
-        if self.info.n_texts > 1:
-            tokens = f"{self.info.n_texts} texts of {tokens}"
-        fixed = [MemoryRow(owner, f"KV cache ({tokens})", kv_bytes)]
-        if on_gpu.has_own_memory:
-            fixed = [] if on_gpu.has_cache else fixed
-        else:
-            fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
-        if owner == "draft":  # the target's is open while it is planned, and counts as the process
-            fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
-        needs = ModelNeeds(
-            fixed=tuple(fixed),
-            batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self._contexts),
-            resident=(
-                MemoryRow(owner, "weights", resident.weights),
-                MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
-            ),
-            shared=(*on_gpu.rows, *self._isolation_rows),
-        )
-        if not self.info.tree_capable:
-            needs = replace(needs, state_bytes=kv_bytes)
-        if owner == "draft":
-            return needs
-        return replace(
-            needs,
-            paged=(
-                MemoryRow(owner, "norms and other small tensors", self._mapped.unpaged_bytes),
-                *self._packing_rows,
-            ),
-            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self._mapped.cuts),
-            experts=expert_sizes(self._mapped.mixtures),
-        )
-
-    def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
-        segment = group.segment
-        slice_of = group.weights[0].entry.name if group.rows else ""
-        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, slice_of)
-
-    def _batch_needs(
-        self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
-    ) -> BatchNeeds:
-        owner = self._request.owner
-        rows = (
-            MemoryRow(owner, "compute buffers", sizes.compute_bytes),
-            MemoryRow(owner, "compute graphs", sizes.graph_bytes),
-            # llama.cpp's output buffer, and the copy that the engine works on
-            MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
-            *self._feature_rows(shape),
-        )
-        if owner == "draft":
-            return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
-        paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
-
-    def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
-        if not self._feature_layers:
-            return ()
-        width = self._header.integer(self._header.key("embedding_length"), 0)
-        n_layers = len(self._feature_layers)
-        nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
-        return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
-
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        if self._offloading.placement.servers and not self.is_isolated and os.name == "posix":
+        if (
+            self._measured.offloading.placement.servers
+            and not self.is_isolated
+            and os.name == "posix"
+        ):
             return self._load_isolated(plan, progress)
         owner = self._request.owner
-        shape, _ = self._contexts[plan.batches.get(owner, 0) if plan else 0]
+        shape, _ = self._measured.contexts[plan.batches.get(owner, 0) if plan else 0]
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
-        if self._offloading.names:
-            self._mapped.place(self._offloading.placement, is_paged=self.enforced)
+        if self._measured.offloading.names:
+            self._measured.mapped.place(self._measured.offloading.placement, is_paged=self.enforced)
         if not self.enforced:
             return self._load_mapped(shape)
         return self._load_paged(shape, plan, progress)
 
     def adopt(self, offloading: Offloading) -> None:
         """Place layers as another process planned it, instead of asking the devices."""
-        self.__dict__["_offloading"] = offloading
+        self._measured.offloading = offloading
 
     def cancel(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
-        self._mapped.close()
-
-    def _describe(self, model: loading.Model) -> ModelInfo:
-        request = self._request
-        n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
-        if n_ctx > model.n_ctx_train:
-            raise UsageError(
-                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
-                f"{request.path.name} was trained on"
-            )
-        tree_capable = model.tree_capable
-        n_rollback = 0 if tree_capable else self._choose_rollback(model)
-        return ModelInfo(
-            name=self._header.name or request.path.stem,
-            architecture=self._header.architecture,
-            n_vocab=model.n_vocab,
-            n_ctx=n_ctx,
-            n_layers=model.n_layers,
-            size_bytes=self._header.weight_bytes,
-            tree_capable=tree_capable,
-            max_rollback=n_rollback,
-            max_nodes=request.max_nodes if tree_capable else 1 + n_rollback,
-            max_branches=request.max_branches if tree_capable else 1,
-            n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
-        )
-
-    def _may_hold_texts(self, tree_capable: bool) -> bool:
-        """True unless the number of cells would change what the model computes, or it has none, or
-        it is in a process of its own."""
-        names = self._header.tensors_by_name
-        return (
-            tree_capable
-            and not self._is_remote
-            and not any("rope_factors_long" in name for name in names)
-        )
-
-    def _choose_rollback(self, model: loading.Model) -> int:
-        """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
-        token, and only what was evaluated together can be dropped again."""
-        if self._request.owner != "target" or self._request.max_nodes == 1:
-            return 0
-        return contexts.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
-
-    def _measure_contexts(
-        self, model: loading.Model
-    ) -> list[tuple[contexts.ContextShape, contexts.ContextSizes]]:
-        """The contexts to choose from, the larger first; they differ in the nodes of a pass, and in
-        the prompt's batch.
-
-        All have the cells that were asked for and no more: of some models the number of cells
-        decides about the text, and no tree grows past the context.
-        """
-        request, info = self._request, self.info
-        batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
-        shapes = [
-            contexts.ContextShape(
-                n_ctx=info.n_ctx,
-                n_batch=n_batch,
-                n_outputs=max_nodes,
-                n_branches=min(info.max_branches, max_nodes),
-                n_threads=self._n_threads(),
-                cache_type_k=self._options.cache_type_k,
-                cache_type_v=self._options.cache_type_v,
-                flash_attn=self._options.flash_attn,
-                n_rollback=info.max_rollback,
-                has_spare=info.tree_capable,
-                n_texts=info.n_texts,
-            )
-            for max_nodes in self._numbers_of_nodes
-            for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
-        ]
-        return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
-
-    @property
-    def _numbers_of_nodes(self) -> Sequence[int]:
-        """Most nodes of a pass, to choose from, larger first. If tiles, which round otherwise,
-        cannot be avoided, the plan has no choice that would change the text."""
-        if not self.info.tree_capable or not self._request.fewer_nodes:
-            return [self.info.max_nodes]
-        numbers = (self.info.max_nodes, *self._request.fewer_nodes)
-        tiles_are_avoidable = sys.platform == "linux" and not self._is_remote
-        return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
-
-    @property
-    def _is_remote(self) -> bool:
-        return bool(self._options.servers_of(self._request.owner))
-
-    @property
-    def _n_gpu_layers(self) -> int:
-        return self._options.gpu_layers_of(self._request.owner)
-
-    def _n_threads(self) -> int:
-        return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
+        self._measured.mapped.close()
 
     @cached_property
     def _token_table(self) -> list[bytes]:
@@ -385,50 +148,19 @@ class PreparedGguf:
             raise ModelError(f"{self._request.path} has no vocabulary: it is not a language model")
         return list(array.strings())
 
-    @cached_property
-    def _offloading(self) -> Offloading:
-        servers = self._options.servers_of(self._request.owner)
-        if not servers:
-            return offloading(self._header, self._n_gpu_layers)
-        return to_servers(
-            self._header,
-            devices.of_servers(servers),
-            self._n_gpu_layers or None,
-            max(sizes.kv_bytes for _, sizes in self._contexts),
-            max(sizes.compute_bytes for _, sizes in self._contexts),
-        )
-
-    @property
-    def _isolation_rows(self) -> tuple[MemoryRow, ...]:
-        """The process that holds the target if servers do, and the logits that it sends."""
-        if not self._is_remote:
-            return ()
-        logits_bytes = max(sizes.output_bytes for _, sizes in self._contexts)
-        nbytes = process.in_steps(self._offloading.process_bytes + logits_bytes)
-        return (MemoryRow("process", "process of the target", nbytes),)
-
-    @property
-    def _packing_rows(self) -> tuple[MemoryRow, ...]:
-        if not packs_when_paged(self._header):
-            return ()
-        return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
-
-    def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
-        tables = [weight for weight in self._mapped.traced if weight.looked_up]
-        n_batch = shape.largest_batch
-        return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
-
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """The model in a process of its own; the vocabulary is here, too."""
-        self._mapped.close()
+        self._measured.mapped.close()
         with self._phase("process of its own"):
             model = loading.load_sizes_only(self._header.path)
             chat = chat_format(self._header, self._token_table)
             return IsolatedModel(
-                IsolatedSettings(replace(self._request, trace=OFF), self._offloading, plan),
+                IsolatedSettings(
+                    replace(self._request, trace=OFF), self._measured.offloading, plan
+                ),
                 GgufVocabulary(model, self._token_table, chat),
                 model.close,
-                f"the RPC server {self._offloading.where}",
+                f"the RPC server {self._measured.offloading.where}",
                 self._stop.is_set,
                 progress,
             )
@@ -439,20 +171,20 @@ class PreparedGguf:
         self.close()
         with self._phase("weights"):
             model = loading.load_resident(
-                self._header.path, self._offloading.placement, self._stop, progress
+                self._header.path, self._measured.offloading.placement, self._stop, progress
             )
         return self._open(model, shape, None, loading.packing().allowed)
 
     def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
         """Load with llama.cpp's own mapping, for platforms where the budget cannot be held."""
-        return self._open(self._mapped.take_model(), shape, None)
+        return self._open(self._measured.mapped.take_model(), shape, None)
 
     def _load_paged(
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
     ) -> LanguageModel:
-        traced, mixtures = self._mapped.traced, self._mapped.mixtures
-        groups = self._mapped.cuts[plan.cut]
-        model = self._mapped.take_model()
+        traced, mixtures = self._measured.mapped.traced, self._measured.mapped.mixtures
+        groups = self._measured.mapped.cuts[plan.cut]
+        model = self._measured.mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
             partial(open_reader, self._header.paths, self._mirror),
@@ -496,7 +228,7 @@ class PreparedGguf:
                     max_nodes=shape.n_outputs,
                     max_branches=shape.n_branches,
                     n_threads=shape.n_threads,
-                    latency_s=self._offloading.latency_s,
+                    latency_s=self._measured.offloading.latency_s,
                 )
                 opened = self._new_model(
                     model,
@@ -509,9 +241,9 @@ class PreparedGguf:
                     origin=self._state_origin(shape),
                     weight_types=self._invariant_types(is_packed),
                     prompts_are_invariant=self._prompts_are_invariant(is_packed),
-                    feature_layers=self._feature_layers,
+                    feature_layers=self._measured.feature_layers,
                 )
-            if self._is_remote:
+            if self._measured.is_remote:
                 with self._phase("sizes of passes"):
                     opened.introduce_sizes(INTRODUCTION_S)
             return opened
@@ -527,13 +259,13 @@ class PreparedGguf:
         guesses may round otherwise."""
         if self._request.owner == "draft":
             return set()
-        return invariant_types(self._header, is_packed, bool(self._offloading.names))
+        return invariant_types(self._header, is_packed, bool(self._measured.offloading.names))
 
     def _prompts_are_invariant(self, is_packed: bool) -> bool:
         """True if a prompt rounds alike whatever part of it was read before. A recurrent state that
         went on from tiles would have to be computed again with every turn."""
         is_invariant = not is_packed or packing_is_invariant(self._header)
-        is_invariant &= self._options.flash_attn != "off" and not self._offloading.names
+        is_invariant &= self._options.flash_attn != "off" and not self._measured.offloading.names
         is_target = self._request.owner == "target"
         return is_target and is_invariant and not turn_notes(self._header, self.info)
 
@@ -545,8 +277,8 @@ class PreparedGguf:
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
-            "--n-gpu-layers": str(self._offloading.placement.n_layers),
-            "--rpc": ",".join(self._offloading.placement.servers),
+            "--n-gpu-layers": str(self._measured.offloading.placement.n_layers),
+            "--rpc": ",".join(self._measured.offloading.placement.servers),
             "kernels for prompts": "those of single rows, but for tiles",
         }
         return StateOrigin(self._header.paths, settings)

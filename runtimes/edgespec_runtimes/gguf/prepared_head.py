@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from edgespec.errors import ModelError
@@ -38,11 +37,10 @@ class PreparedHead(PreparedGguf):
     def feature_values(self) -> int:
         return self._head.n_values
 
-    @cached_property
-    def _needs(self) -> ModelNeeds:
-        needs = super()._needs
+    def needs(self) -> ModelNeeds:
+        needs = super().needs()
         n_values = self._header.embedding_length
-        shape, _ = self._contexts[0]
+        shape, _ = self._measured.contexts[0]
         n_fused = self._head.n_values * len(self._head.layers)
         # those of the text, those of nodes and llama.cpp's own, and what is being fused
         n_rows = self.info.n_ctx + 3 * shape.n_rows

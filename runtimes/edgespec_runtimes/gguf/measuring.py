@@ -1,0 +1,324 @@
+"""What a GGUF model needs: its contexts, the rows of its memory, and what goes to devices.
+
+Sizes come from a model without weights, the order of weights from a mapping that is not filled.
+Loads nothing that is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+
+from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.memory import process
+from edgespec.memory.budget import LOADING, MIB, MemoryRow, SegmentSize
+from edgespec.memory.heap import allocated_bytes
+from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.runtimes import GpuMemory, ModelRequest
+from edgespec.values import ModelInfo
+from edgespec_runtimes.gguf import row_tables, segments
+from edgespec_runtimes.gguf.experts import expert_sizes
+from edgespec_runtimes.gguf.features import feature_bytes
+from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
+from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.llama import contexts, devices, loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
+from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.mapped_weights import MappedWeights
+from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
+
+BATCH_SIZES = (512, LEAST_TILED_BATCH)
+"""Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
+VOCABULARY_STEP_BYTES = 256 << 10
+"""What malloc hands out for the same vocabulary differs by a few KiB from one process to the next;
+in these steps every process names the same smallest budget."""
+MAX_LINE = 8
+"""Guesses that a recurrent target verifies in a line; its state is kept once for each."""
+
+
+class MeasuredGguf:
+    """A model's memory, measured when it is made; what needs a mapping is measured when asked."""
+
+    def __init__(
+        self,
+        request: ModelRequest,
+        header: GgufFile,
+        stop: AbortFlag,
+        mapping: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`mapping` makes a context around each mapping, to measure its time."""
+        self.feature_layers: Sequence[int] = ()
+        self._request = request
+        self._options = GgufOptions.of(request.options)
+        self._header = header
+        before_bytes = allocated_bytes()
+        sizes_only = loading.load_sizes_only(header.path)
+        taken_bytes = max(0, allocated_bytes() - before_bytes)
+        self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
+        try:
+            if not sizes_only.autoregressive and not is_head(header):
+                raise unfit(header, WHOLE_TEXT)
+            self.info = self._describe(sizes_only)
+            self.contexts = self._measure_contexts(sizes_only)
+        finally:
+            sizes_only.close()
+        self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
+
+    @cached_property
+    def needs(self) -> ModelNeeds:
+        owner, on_gpu = self._request.owner, self.offloading
+        resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
+        kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
+        tokens = f"{self.info.n_ctx} tokens"
+        if self.info.n_texts > 1:
+            tokens = f"{self.info.n_texts} texts of {tokens}"
+        fixed = [MemoryRow(owner, f"KV cache ({tokens})", kv_bytes)]
+        if on_gpu.has_own_memory:
+            fixed = [] if on_gpu.has_cache else fixed
+        else:
+            fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
+        if owner == "draft":  # the target's is open while it is planned, and counts as the process
+            fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
+        needs = ModelNeeds(
+            fixed=tuple(fixed),
+            batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
+            resident=(
+                MemoryRow(owner, "weights", resident.weights),
+                MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
+            ),
+            shared=(*on_gpu.rows, *self._isolation_rows),
+        )
+        if not self.info.tree_capable:
+            needs = replace(needs, state_bytes=kv_bytes)
+        if owner == "draft":
+            return needs
+        return replace(
+            needs,
+            paged=(
+                MemoryRow(owner, "norms and other small tensors", self.mapped.unpaged_bytes),
+                *self._packing_rows,
+            ),
+            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self.mapped.cuts),
+            experts=expert_sizes(self.mapped.mixtures),
+        )
+
+    @cached_property
+    def gpu_memory(self) -> GpuMemory | None:
+        """The memory of the GPUs that share layers, all together. What RPC servers have is not in
+        it, nor what a GPU shares with the process."""
+        on_gpu = self.offloading
+        if not on_gpu.names or on_gpu.placement.servers or not on_gpu.has_own_memory:
+            return None
+        found = devices.of_gpus()
+        return GpuMemory(
+            name=", ".join(gpu.name for gpu in found),
+            total_bytes=sum(gpu.total_bytes for gpu in found),
+            free_bytes=sum(gpu.free_bytes for gpu in found),
+            reserved_bytes=0,
+        )
+
+    def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
+        """The rows of the layers that were asked for. Raises BudgetError if they do not fit."""
+        owner = self._request.owner
+        sizes = max((sizes for _, sizes in self.contexts), key=lambda sizes: sizes.total)
+
+        def rows(n_layers: int) -> list[MemoryRow]:
+            there = offloading(self._header, n_layers)
+            kv_share = min(1.0, max(0, n_layers - 1) / self.info.n_layers)
+            return [
+                MemoryRow(owner, "weights of layers", there.nbytes),
+                MemoryRow(owner, "KV cache of layers", int(kv_share * sizes.kv_bytes)),
+                MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            ]
+
+        def takes(n_layers: int) -> int:
+            return sum(row.nbytes for row in rows(n_layers))
+
+        if takes(self._n_gpu_layers) > gpu_bytes:
+            flag = "-ngld" if owner == "draft" else "-ngl"
+            most = min(self._n_gpu_layers, self.info.n_layers + 1)
+            fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
+            raise BudgetError(
+                f"{flag} {self._n_gpu_layers} puts {takes(self._n_gpu_layers) / MIB:.0f} MiB on "
+                f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
+                + (f"{flag} {fitting} fits" if fitting else f"leave {flag} out")
+            )
+        return rows(self._n_gpu_layers)
+
+    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
+        name, n_layers = self.info.name, self.info.n_layers
+        width = self._header.integer(self._header.key("embedding_length"), 0)
+        reason = ""
+        if self.is_remote:
+            reason = "it is computed in a process of its own, which does not hand them out"
+        elif n_values != width:
+            reason = f"they have {width} values and the head reads {n_values}"
+        elif not all(0 < layer < n_layers for layer in layers):
+            reason = f"the head reads layers {', '.join(map(str, layers))} of 1 to {n_layers - 1}"
+        if reason:
+            raise ModelError(
+                f"{name} cannot give the inputs of its layers to this head ({reason}): name a head "
+                "that was trained for this model, or another draft"
+            )
+        self.feature_layers = tuple(layers)
+
+    @cached_property
+    def offloading(self) -> Offloading:
+        servers = self._options.servers_of(self._request.owner)
+        if not servers:
+            return offloading(self._header, self._n_gpu_layers)
+        return to_servers(
+            self._header,
+            devices.of_servers(servers),
+            self._n_gpu_layers or None,
+            max(sizes.kv_bytes for _, sizes in self.contexts),
+            max(sizes.compute_bytes for _, sizes in self.contexts),
+        )
+
+    @property
+    def is_remote(self) -> bool:
+        return bool(self._options.servers_of(self._request.owner))
+
+    def _describe(self, model: loading.Model) -> ModelInfo:
+        request = self._request
+        n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
+        if n_ctx > model.n_ctx_train:
+            raise UsageError(
+                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
+                f"{request.path.name} was trained on"
+            )
+        tree_capable = model.tree_capable
+        n_rollback = 0 if tree_capable else self._choose_rollback(model)
+        return ModelInfo(
+            name=self._header.name or request.path.stem,
+            architecture=self._header.architecture,
+            n_vocab=model.n_vocab,
+            n_ctx=n_ctx,
+            n_layers=model.n_layers,
+            size_bytes=self._header.weight_bytes,
+            tree_capable=tree_capable,
+            max_rollback=n_rollback,
+            max_nodes=request.max_nodes if tree_capable else 1 + n_rollback,
+            max_branches=request.max_branches if tree_capable else 1,
+            n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
+        )
+
+    def _may_hold_texts(self, tree_capable: bool) -> bool:
+        """True unless the number of cells would change what the model computes, or it has none, or
+        it is in a process of its own."""
+        names = self._header.tensors_by_name
+        return (
+            tree_capable
+            and not self.is_remote
+            and not any("rope_factors_long" in name for name in names)
+        )
+
+    def _choose_rollback(self, model: loading.Model) -> int:
+        """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
+        token, and only what was evaluated together can be dropped again."""
+        if self._request.owner != "target" or self._request.max_nodes == 1:
+            return 0
+        return contexts.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
+
+    def _measure_contexts(
+        self, model: loading.Model
+    ) -> list[tuple[contexts.ContextShape, contexts.ContextSizes]]:
+        """The contexts to choose from, the larger first; they differ in the nodes of a pass, and in
+        the prompt's batch.
+
+        All have the cells that were asked for and no more: of some models the number of cells
+        decides about the text, and no tree grows past the context.
+        """
+        request, info = self._request, self.info
+        batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
+        shapes = [
+            contexts.ContextShape(
+                n_ctx=info.n_ctx,
+                n_batch=n_batch,
+                n_outputs=max_nodes,
+                n_branches=min(info.max_branches, max_nodes),
+                n_threads=self._n_threads(),
+                cache_type_k=self._options.cache_type_k,
+                cache_type_v=self._options.cache_type_v,
+                flash_attn=self._options.flash_attn,
+                n_rollback=info.max_rollback,
+                has_spare=info.tree_capable,
+                n_texts=info.n_texts,
+            )
+            for max_nodes in self._numbers_of_nodes
+            for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
+        ]
+        return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
+
+    @property
+    def _numbers_of_nodes(self) -> Sequence[int]:
+        """Most nodes of a pass, to choose from, larger first. If tiles, which round otherwise,
+        cannot be avoided, the plan has no choice that would change the text."""
+        if not self.info.tree_capable or not self._request.fewer_nodes:
+            return [self.info.max_nodes]
+        numbers = (self.info.max_nodes, *self._request.fewer_nodes)
+        tiles_are_avoidable = sys.platform == "linux" and not self.is_remote
+        return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
+
+    def _n_threads(self) -> int:
+        return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
+
+    @property
+    def _n_gpu_layers(self) -> int:
+        return self._options.gpu_layers_of(self._request.owner)
+
+    def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
+        segment = group.segment
+        slice_of = group.weights[0].entry.name if group.rows else ""
+        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, slice_of)
+
+    def _batch_needs(
+        self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
+    ) -> BatchNeeds:
+        owner = self._request.owner
+        rows = (
+            MemoryRow(owner, "compute buffers", sizes.compute_bytes),
+            MemoryRow(owner, "compute graphs", sizes.graph_bytes),
+            # llama.cpp's output buffer, and the copy that the engine works on
+            MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
+            *self._feature_rows(shape),
+        )
+        if owner == "draft":
+            return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
+        paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
+        return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
+
+    def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
+        if not self.feature_layers:
+            return ()
+        width = self._header.integer(self._header.key("embedding_length"), 0)
+        n_layers = len(self.feature_layers)
+        nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
+        return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
+
+    @property
+    def _isolation_rows(self) -> tuple[MemoryRow, ...]:
+        """The process that holds the target if servers do, and the logits that it sends."""
+        if not self.is_remote:
+            return ()
+        logits_bytes = max(sizes.output_bytes for _, sizes in self.contexts)
+        nbytes = process.in_steps(self.offloading.process_bytes + logits_bytes)
+        return (MemoryRow("process", "process of the target", nbytes),)
+
+    @property
+    def _packing_rows(self) -> tuple[MemoryRow, ...]:
+        if not packs_when_paged(self._header):
+            return ()
+        return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
+
+    def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
+        tables = [weight for weight in self.mapped.traced if weight.looked_up]
+        n_batch = shape.largest_batch
+        return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
