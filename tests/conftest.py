@@ -18,6 +18,8 @@ pytest.register_assert_rewrite(
     "edgespec.testing.paging_contract",
     "edgespec.testing.port_contract",
     "edgespec.testing.prepared_contract",
+    "features_contract",
+    "texts_contract",
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")

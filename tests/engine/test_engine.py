@@ -19,10 +19,8 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
 from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
-from edgespec.testing.features_contract import FeaturesContract
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
-from edgespec.testing.texts_contract import TextsContract
 from edgespec.tree import TokenTree
 from engine_cases import (
     COUNTING,
@@ -36,6 +34,8 @@ from engine_cases import (
     generate,
     waits_for_steps_of,
 )
+from features_contract import FeaturesContract
+from texts_contract import TextsContract
 
 # The fakes keep the contract that the runtimes keep
 
