@@ -1,4 +1,4 @@
-"""What a GGUF model needs: its contexts, the rows of its memory, and what goes to devices.
+"""Measures the needs of a GGUF model: its contexts, rows of memory, and what goes to devices.
 
 Sizes come from a model without weights, the order of weights from a mapping that is not filled.
 Loads nothing that is kept.
