@@ -37,8 +37,8 @@ from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
 BATCH_SIZES = (512, LEAST_TILED_BATCH)
 """Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
 VOCABULARY_STEP_BYTES = 256 << 10
-"""Step in which a vocabulary is counted: malloc's count of the same one differs by a few KiB from one
-process to the next, and every process is to name the same smallest budget."""
+"""Step in which a vocabulary is counted: malloc's count of it differs by a few KiB from one process
+to the next, and every process is to name the same smallest budget."""
 MAX_LINE = 8
 """Guesses that a recurrent target verifies in a line; its state is kept once for each."""
 
