@@ -14,7 +14,7 @@ from edgespec.cli.entry import share_cores
 pytest.register_assert_rewrite(
     "engine_cases",
     "reference",
-    "edgespec.testing.fake_model",
+    "fake_model",
     "edgespec.testing.paging_contract",
     "edgespec.testing.port_contract",
     "edgespec.testing.prepared_contract",

@@ -10,8 +10,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
-from edgespec.testing.fake_model import FakeModel, fixed_text
 from edgespec.values import GenerationResult, TokenEvent
+from fake_model import FakeModel, fixed_text
 
 N_VOCAB = 12
 PROMPT = [1, 2, 3, 4]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
 from edgespec.session.session import LoadedModels, Session
-from edgespec.testing.fake_model import FakeModel
+from fake_model import FakeModel
 
 LOAD_S = 0.75
 PLAN = MemoryPlan(

@@ -21,9 +21,9 @@ from edgespec.runtimes import ModelRequest
 from edgespec.settings import options
 from edgespec.settings.config import read_config
 from edgespec.settings.options import Flag, RuntimeOptions
-from edgespec.testing.fake_model import FakeModel, FakeVocabulary, fixed_text
 from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails
+from fake_model import FakeModel, FakeVocabulary, fixed_text
 
 TEXT = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 N_VOCAB = 12

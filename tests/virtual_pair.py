@@ -21,8 +21,8 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports.text_request import TextRequest
-from edgespec.testing.fake_model import FakeModel, Language
 from edgespec.values import GenerationResult, PagingStats, PassReport
+from fake_model import FakeModel, Language
 
 T = TypeVar("T")
 Points = tuple[tuple[float, float], ...]

@@ -16,8 +16,8 @@ from edgespec.batch.seen import Past
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import counting
+from fake_model import FakeModel
 from session_cases import holds_passes, open_session, until
 
 Write = Callable[[bytes], None]

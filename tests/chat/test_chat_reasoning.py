@@ -10,7 +10,7 @@ from edgespec.chat.prompts import ChatPrompts
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.engine.transcript import Transcript
 from edgespec.ports.chat_format import ChatFormat
-from edgespec.testing.fake_model import FakeVocabulary
+from fake_model import FakeVocabulary
 
 MARKS = Marks("<think>", "</think>")
 

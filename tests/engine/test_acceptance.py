@@ -11,8 +11,8 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
-from edgespec.testing.fake_model import FakeVocabulary
 from edgespec.tree import ROOT, TokenTree
+from fake_model import FakeVocabulary
 
 N_VOCAB = 8
 

@@ -21,9 +21,9 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import KEPT_BY, AcceptanceName, Keeps
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import N_VOCAB, PROMPT, counting, generate
+from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(3, N_VOCAB)
 OTHER = blend(LANGUAGE, random_language(4, N_VOCAB), 0.4)

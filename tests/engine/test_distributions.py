@@ -20,9 +20,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.settings.config import KEPT_BY, Keeps
-from edgespec.testing.fake_model import FakeModel, Language, blend, random_language
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import finish
+from fake_model import FakeModel, Language, blend, random_language
 
 N_TEXTS = 10_000
 N_VOCAB = 6

@@ -13,9 +13,9 @@ from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.pacer import BestFirstPacer, Limits
 from edgespec.engine.settings import EngineSettings
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
+from fake_model import FakeModel, blend, random_language
 
 WIDE = Limits(max_nodes=16, max_branches=8, max_depth=8)
 

@@ -18,7 +18,6 @@ from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
-from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.testing.port_contract import PortContract
 from edgespec.testing.state_contract import StateContract
 from edgespec.tree import TokenTree
@@ -34,6 +33,7 @@ from engine_cases import (
     generate,
     waits_for_steps_of,
 )
+from fake_model import FakeModel, blend, fixed_text, random_language
 from features_contract import FeaturesContract
 from texts_contract import TextsContract
 

@@ -12,7 +12,6 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
 from edgespec.tree import TokenTree
 from edgespec.values import PagingStats, PassReport
 from engine_cases import (
@@ -27,6 +26,7 @@ from engine_cases import (
     follow,
     generate,
 )
+from fake_model import FakeModel, fixed_text, random_language
 
 # Provisional KV is a transaction
 

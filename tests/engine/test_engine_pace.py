@@ -10,7 +10,6 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
-from edgespec.testing.fake_model import FakeModel, Language, blend, fixed_text, random_language
 from edgespec.values import GenerationResult
 from engine_cases import (
     COUNTING,
@@ -25,6 +24,7 @@ from engine_cases import (
     generate,
     waits_for_steps_of,
 )
+from fake_model import FakeModel, Language, blend, fixed_text, random_language
 
 # Drafting beside a pass
 

@@ -15,10 +15,10 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import ReadsFeatures
-from edgespec.testing.fake_model import FakeModel, blend, fake_features, random_language
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, waits_for_steps_of
+from fake_model import FakeModel, blend, fake_features, random_language
 
 N_VOCAB = 40
 TARGET = random_language(0, N_VOCAB, order=6)

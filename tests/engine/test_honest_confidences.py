@@ -13,8 +13,8 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.testing.fake_model import FakeModel, Language
 from engine_cases import GREEDY, finish
+from fake_model import FakeModel, Language
 
 N_VOCAB = 40
 N_TEXTS = 5

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.testing.fake_model import FakeModel
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, N_VOCAB, counting, generate
+from fake_model import FakeModel
 
 
 class Watching(FakeModel):

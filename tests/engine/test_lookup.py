@@ -15,9 +15,9 @@ from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.testing.fake_model import FakeModel, fixed_text, random_language
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
+from fake_model import FakeModel, fixed_text, random_language
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 

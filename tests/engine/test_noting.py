@@ -15,8 +15,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.files.kept_texts import Correction, KeptText, KeptTexts, digest
 from edgespec.session.session import LoadedModels, Session
-from edgespec.testing.fake_model import FakeModel, random_language
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish
+from fake_model import FakeModel, random_language
 from session_cases import PLAN
 
 RULES = EngineSettings(step_aside=False, remember=False, lookup=False)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from edgespec.engine.engine import Engine
 from edgespec.engine.learning import Learning
 from edgespec.ports import Progress
-from edgespec.testing.fake_model import FakeModel
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
+from fake_model import FakeModel
 
 TILE = 8
 

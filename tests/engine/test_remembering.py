@@ -22,9 +22,9 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish
+from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(5, N_VOCAB)
 

@@ -22,7 +22,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
-from edgespec.testing.fake_model import FakeModel, Language, blend, random_language
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (
     GREEDY,
@@ -32,6 +31,7 @@ from engine_cases import (
     assert_nothing_provisional,
     counting,
 )
+from fake_model import FakeModel, Language, blend, random_language
 
 EOG = N_VOCAB - 1
 

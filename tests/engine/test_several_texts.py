@@ -16,8 +16,8 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.text_request import TextRequest
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from engine_cases import assert_nothing_provisional
+from fake_model import FakeModel, blend, random_language
 
 N_VOCAB = 24
 LANGUAGE = random_language(1, N_VOCAB)

@@ -17,11 +17,11 @@ from edgespec.engine.passes import Passes
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports.text_request import TextRequest
-from edgespec.testing.fake_model import FakeModel, fixed_text
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, RoundCost, TokenEvent
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish
+from fake_model import FakeModel, fixed_text
 
 
 def outcome(accepted: int) -> RoundOutcome:

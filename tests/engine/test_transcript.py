@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from edgespec.engine.transcript import Transcript
-from edgespec.testing.fake_model import FakeVocabulary
+from fake_model import FakeVocabulary
 
 
 def transcript(*eog: int, stop: Sequence[str] = (), limit: int = 9) -> Transcript:

@@ -15,8 +15,8 @@ from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.drafting.trust import Mixer, Trust, Weight
 from edgespec.errors import ModelError
-from edgespec.testing.fake_model import FakeModel
 from edgespec.tree import ROOT, TokenTree
+from fake_model import FakeModel
 
 WIDE_VOCAB = 50
 

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import PagingStats, PassReport
 from engine_cases import N_VOCAB, PROMPT, WARM, finish, generate
+from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(5, N_VOCAB, sharpness=2.0)
 DRAFT = blend(LANGUAGE, random_language(6, N_VOCAB), 0.35)

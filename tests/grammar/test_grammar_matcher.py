@@ -8,7 +8,7 @@ pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import GrammarCompiler
-from edgespec.testing.fake_model import FakeVocabulary
+from fake_model import FakeVocabulary
 
 
 def test_a_vocabulary_without_an_end_of_generation_has_no_grammars() -> None:

@@ -16,7 +16,7 @@ from edgespec.cli import entry
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
 from edgespec.session import session
-from edgespec.testing.fake_model import FakeModel, random_language
+from fake_model import FakeModel, random_language
 from gguf_files import tiny_llama
 
 pytest.importorskip("llama_cpp")

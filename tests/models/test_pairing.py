@@ -13,9 +13,9 @@ from edgespec.cli.commands.model_report import check_report, check_table
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure
-from edgespec.testing.fake_model import FakeModel, blend, random_language
 from edgespec.values import SourceStats
 from engine_cases import COUNTING, N_VOCAB, PROMPT, assert_nothing_provisional, generate
+from fake_model import FakeModel, blend, random_language
 
 PROMPTS = (PROMPT, [5, 6], [0])
 OURS, OTHER = random_language(1, N_VOCAB), random_language(2, N_VOCAB)

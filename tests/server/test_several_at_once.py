@@ -16,8 +16,8 @@ import pytest
 from test_server_clients import raw, until_idle
 
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import COUNTING, N_VOCAB
+from fake_model import FakeModel
 from server_running import running, serving
 from session_cases import holds_passes, open_session
 

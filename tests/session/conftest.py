@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import counting
+from fake_model import FakeModel
 from session_cases import open_session
 
 

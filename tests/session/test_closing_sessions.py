@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import PROMPT, counting
+from fake_model import FakeModel
 from session_cases import PLAN, holds_passes, open_session, until
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from edgespec.values import PagingStats
 from engine_cases import PROMPT, Failing, assert_nothing_provisional, counting
+from fake_model import FakeModel
 from session_cases import LOAD_S, holds_passes, open_session
 
 

@@ -14,8 +14,8 @@ from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.asynchronous import AsyncSession
 from edgespec.session.many import AHEAD
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import PROMPT, counting
+from fake_model import FakeModel
 from session_cases import holds_passes, open_session, until
 
 PROMPTS = [[1, 2, 3, i] for i in range(10)]

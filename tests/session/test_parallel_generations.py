@@ -12,7 +12,7 @@ import pytest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import ModelError, SessionClosed, UsageError
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel, blend, random_language
+from fake_model import FakeModel, blend, random_language
 from session_cases import open_session, until
 
 N_VOCAB = 24

@@ -10,8 +10,8 @@ import pytest
 from edgespec.engine.sharing import Turn
 from edgespec.errors import UsageError
 from edgespec.session.session import Session
-from edgespec.testing.fake_model import FakeModel
 from engine_cases import PROMPT
+from fake_model import FakeModel
 from session_cases import holds_passes, open_session, until
 
 

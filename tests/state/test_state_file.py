@@ -24,8 +24,8 @@ from edgespec.state.file import MAGIC, check_place
 from edgespec.state.identity import fingerprint, instruction_sets
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
-from edgespec.testing.fake_model import FakeModel, random_language
 from engine_cases import GREEDY
+from fake_model import FakeModel, random_language
 
 N_VOCAB = 40
 TEXT = list(range(30))

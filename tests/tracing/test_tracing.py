@@ -24,12 +24,12 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Segment
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.fake_model import FakeModel, blend, fixed_text, random_language
 from edgespec.tracing.spans import Track
 from edgespec.tracing.trace_file import TraceFile
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
+from fake_model import FakeModel, blend, fixed_text, random_language
 from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
