@@ -1,4 +1,4 @@
-"""Errors for features whose optional packages are not installed.
+"""The installed version, and errors for features whose optional packages are not.
 
 Knows names of packages and extras, not their uses.
 """
@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +20,14 @@ from edgespec.errors import UsageError
 def install_command(extra: str) -> str:
     """A command line that installs an extra beside this edgespec, from where it came."""
     return shlex.join([_shortest(Path(sys.executable)), "-m", "pip", "install", *_source(extra)])
+
+
+def installed_version() -> str:
+    """edgespec's own version."""
+    try:
+        return version("edgespec")
+    except PackageNotFoundError:  # a checkout on the path, never installed
+        return "unknown"
 
 
 @contextmanager

@@ -30,6 +30,21 @@ def one() -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivery:
+    """Form of an answer, and its limits."""
+
+    envelope: Envelope
+    piece_of: answers.PieceOf
+    wants_usage: bool = False
+    on_result: OnResult | None = None
+    """Hears of each generation that has begun and ended."""
+    most_characters: int | None = None
+    """Most characters of several choices that are kept whole, together."""
+    n_at_once: Callable[[], int] = one
+    """Generations that the request may have under way, asked whenever one begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceSource:
     """One generation of a request, and the choices that it fills."""
 
@@ -48,28 +63,10 @@ class Completion(Closeable):
     Either ends its generations; `cancel` and `close` do so early, from any thread.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[ChoiceSource],
-        envelope: Envelope,
-        piece_of: answers.PieceOf,
-        wants_usage: bool = False,
-        on_result: OnResult | None = None,
-        most_characters: int | None = None,
-        n_at_once: Callable[[], int] = one,
-    ) -> None:
-        """Starts the first generation, and raises what that raises.
-
-        `on_result` hears of each generation that has begun and ended. Several choices that are kept
-        whole have at most `most_characters` together. `n_at_once` says, whenever a generation
-        begins, how many the request may have under way.
-        """
-        self._envelope = envelope
-        self._piece_of = piece_of
-        self._wants_usage = wants_usage
-        self._on_result = on_result
-        self._most_characters = most_characters
-        self._n_at_once = n_at_once
+    def __init__(self, sources: Sequence[ChoiceSource], delivery: Delivery) -> None:
+        """Starts the first generation, and raises what that raises."""
+        self._delivery = delivery
+        self._piece_of = delivery.piece_of
         self._waiting = deque(sources[1:])
         """Generations that have not begun."""
         self._ahead: deque[tuple[ChoiceSource, TokensAhead]] = deque()
@@ -130,16 +127,16 @@ class Completion(Closeable):
                 n_characters += len(source.indices) * (len(source.echo) + len(self.result.text))
                 if len(choices) > 1:
                     self._check_size(n_characters)
-            return self._envelope.whole(choices, self._usage) | self._marks
+            return self._delivery.envelope.whole(choices, self._usage) | self._marks
 
     def _stream(self) -> Iterator[Answer]:
         with self:
             for _ in self._generations():
                 for choice in self._choices():
                     for one in self._indexed(choice):
-                        yield self._envelope.chunk(one) | self._marks
-            if self._wants_usage:
-                yield self._envelope.usage_chunk(self._usage)
+                        yield self._delivery.envelope.chunk(one) | self._marks
+            if self._delivery.wants_usage:
+                yield self._delivery.envelope.usage_chunk(self._usage)
 
     def _generations(self) -> Iterator[ChoiceSource]:
         """Generations in their order; those after it write beside it where they may."""
@@ -159,7 +156,11 @@ class Completion(Closeable):
 
     def _begin_ahead(self) -> None:
         """Begin further generations, now that they find a prompt like theirs in the models."""
-        while self._waiting and len(self._ahead) + 1 < self._n_at_once() and not self._is_ending:
+        while (
+            self._waiting
+            and len(self._ahead) + 1 < self._delivery.n_at_once()
+            and not self._is_ending
+        ):
             source = self._waiting.popleft()
             self._ahead.append((source, TokensAhead(source.start())))
             if self._is_ending:  # cancelled meanwhile, which only the others have heard
@@ -169,9 +170,10 @@ class Completion(Closeable):
         return [{"index": index} | deepcopy(choice) for index in self._source.indices]
 
     def _check_size(self, n_characters: int) -> None:
-        if self._most_characters is not None and n_characters > self._most_characters:
+        most = self._delivery.most_characters
+        if most is not None and n_characters > most:
             raise RequestError(
-                f"the choices have more than {self._most_characters:,} characters together: ask "
+                f"the choices have more than {most:,} characters together: ask "
                 "for fewer choices or fewer tokens, or for a stream",
                 "n",
             )
@@ -198,8 +200,8 @@ class Completion(Closeable):
         self._hear(result)
 
     def _hear(self, result: GenerationResult) -> None:
-        if self._on_result is not None:
-            self._on_result(result)
+        if self._delivery.on_result is not None:
+            self._delivery.on_result(result)
 
     def _logged_events(self) -> list[TokenEvent]:
         """Run the generation to its end, and keep the tokens that have log probabilities."""
@@ -218,17 +220,10 @@ class ChatCompletion(Completion):
     def __init__(
         self,
         sources: Sequence[ChoiceSource],
-        envelope: Envelope,
-        piece_of: answers.PieceOf,
+        delivery: Delivery,
         new_writer: Callable[[], MessageWriter],
-        wants_usage: bool = False,
-        on_result: OnResult | None = None,
-        most_characters: int | None = None,
-        n_at_once: Callable[[], int] = one,
     ) -> None:
-        super().__init__(
-            sources, envelope, piece_of, wants_usage, on_result, most_characters, n_at_once
-        )
+        super().__init__(sources, delivery)
         self._new_writer = new_writer
 
     def _choice(self) -> Answer:

@@ -21,6 +21,7 @@ from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
     ChatCompletion,
     ChoiceSource,
+    Delivery,
     OnResult,
     TextCompletion,
     one,
@@ -139,13 +140,8 @@ class Completions:
             self._check_logprobs(request, [tokens])
         return ChatCompletion(
             self._sources(request, [tokens], progress, grammar),
-            self._envelope("chat.completion", "chatcmpl"),
-            self._session.piece,
+            self._delivery(request, "chat.completion", "chatcmpl"),
             lambda: MessageWriter(prompt, bool(tools)),
-            request.wants_usage,
-            self._on_result,
-            self._most_characters,
-            self._n_at_once_for(request),
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
@@ -162,12 +158,7 @@ class Completions:
             self._check_logprobs(request, prompts)
         return TextCompletion(
             self._sources(request, prompts, progress, grammar),
-            self._envelope("text_completion", "cmpl"),
-            self._session.piece,
-            request.wants_usage,
-            self._on_result,
-            self._most_characters,
-            self._n_at_once_for(request),
+            self._delivery(request, "text_completion", "cmpl"),
         )
 
     def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
@@ -229,10 +220,6 @@ class Completions:
                 )
         return sources
 
-    def _n_at_once_for(self, request: CommonRequest) -> Callable[[], int]:
-        """Texts at once: one where tokens that wait for their turn in a stream would be large."""
-        return one if request.stream and request.n_logprobs is not None else self._n_at_once
-
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._most_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
@@ -264,9 +251,18 @@ class Completions:
                 "logprobs",
             )
 
-    def _envelope(self, kind: Any, prefix: str) -> Envelope:
+    def _delivery(self, request: CommonRequest, kind: Any, prefix: str) -> Delivery:
         identity = f"{prefix}-{secrets.token_hex(12)}"
-        return Envelope(kind, identity, int(self._clock()), self.model)
+        # tokens with log probabilities are large, and would wait for their turn in a stream
+        is_one = request.stream and request.n_logprobs is not None
+        return Delivery(
+            Envelope(kind, identity, int(self._clock()), self.model),
+            self._session.piece,
+            request.wants_usage,
+            self._on_result,
+            self._most_characters,
+            one if is_one else self._n_at_once,
+        )
 
 
 def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:

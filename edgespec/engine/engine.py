@@ -19,7 +19,7 @@ from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.learning import Learning
 from edgespec.engine.loop import Loop
-from edgespec.engine.observing import RoundObserver
+from edgespec.engine.noting import LearningNotes
 from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
 from edgespec.engine.places import choose_place
@@ -53,7 +53,7 @@ class Engine(Closeable):
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
         memory: Memory | None = None,
-        observer: RoundObserver | None = None,
+        observer: LearningNotes | None = None,
     ) -> None:
         """`drafters` guess beside the draft model; of several texts they follow the first."""
         settings = settings or EngineSettings()

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.learning import Learning
-from edgespec.engine.observing import RoundObserver
+from edgespec.engine.noting import LearningNotes
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
 from edgespec.engine.prompt import parts_of
@@ -32,7 +32,7 @@ class Loop:
         passes: Passes,
         rules: RoundRules,
         learning: Learning,
-        observer: RoundObserver | None = None,
+        observer: LearningNotes | None = None,
     ) -> None:
         self._passes = passes
         self._rules = rules

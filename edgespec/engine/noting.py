@@ -1,6 +1,6 @@
 """Notes what the target said where no guess was right, for a draft to learn from later.
 
-Implements `RoundObserver`. It only writes: no text and no guess depends on it.
+It only writes: no text and no guess depends on it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class LearningNotes:
         logits: np.ndarray,
         accepted: Accepted,
     ) -> None:
-        """Note what the target said at the end of the accepted path, unless a guess was right."""
+        """Note what the target said at the end of the accepted path, unless a guess was right.
+
+        `logits` are the target's after each of the verified `nodes`; the request has the accepted
+        tokens. Neither is kept beyond the call."""
         end, rows = accepted.path[-1], {node: row for row, node in enumerate(nodes)}
         guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
         if accepted.tokens[-1] in guesses:
@@ -63,6 +66,7 @@ class LearningNotes:
             corrections.append(Correction(place, tuple(said.tolist()), tuple(shares)))
 
     def see_end(self, request: ActiveRequest) -> None:
+        """Keep the text, however it ended."""
         corrections = self._corrections.pop(id(request), [])
         tokens = [*request.prompt, *request.transcript.tokens]
         cut = max(0, len(tokens) - MOST_TOKENS)

@@ -6,23 +6,28 @@ engine, keys and values from the models.
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from edgespec.errors import StateError, UsageError
+from edgespec.extras import installed_version
+from edgespec.files.sampled import sampled_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
-from edgespec.state.identity import fingerprint, instruction_sets
 
 USUAL_BYTES = 2 << 20
 """Bytes of buffers that a plan's headroom includes."""
+_DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
+"""Beginnings of the names, in Linux, of instruction sets that libraries choose kernels by, so that
+results round differently."""
 
 
 class HoldsText(Protocol):
@@ -99,7 +104,7 @@ class StateKeeper:
         if draft is not None:
             draft = draft.model_copy(update={"n_tokens": n_draft}) if n_draft else None
         header = Header(
-            edgespec=_version(),
+            edgespec=installed_version(),
             processor=instruction_sets(),
             n_tokens=len(tokens),
             n_tiled=self._engine.n_tiled,
@@ -159,7 +164,7 @@ class StateKeeper:
         """Number of tokens that the draft can load, 0 for none. Raises StateError if the target
         cannot load the file."""
         header, (target, draft) = reader.header, self._states
-        if header.edgespec != (now := _version()):
+        if header.edgespec != (now := installed_version()):
             raise StateError(
                 f"{path} is state of edgespec {header.edgespec}, and this is {now}: delete it, and "
                 "it will be written again"
@@ -228,17 +233,25 @@ def _no_room(name: str, n_bytes: int) -> UsageError:
     )
 
 
-def _version() -> str:
+def instruction_sets(root: Path = Path("/")) -> str:
+    """Names of the processor's instruction sets that decide how libraries round, in a line; the
+    processor's kind where the system does not list them."""
     try:
-        return version("edgespec")
-    except PackageNotFoundError:  # a checkout on the path, never installed
-        return "unknown"
+        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    listed = (
+        line.split(":", 1) for line in lines if line.lower().startswith(("flags", "features"))
+    )
+    for _, names in listed:
+        return " ".join(sorted(name for name in names.split() if _DECIDING.match(name)))
+    return platform.machine()
 
 
 def _state_of(model: LanguageModel, keeps: KeepsState) -> ModelState:
     origin = keeps.state_origin
     try:
-        of_files = fingerprint(origin.files)
+        of_files = sampled_digest(origin.files)
     except OSError as error:
         raise StateError(f"{model.info.name} cannot be read: {error}") from error
     return ModelState(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.completions.answers import Envelope
-from edgespec.completions.completion import ChoiceSource, Completion, TextCompletion
+from edgespec.completions.completion import ChoiceSource, Completion, Delivery, TextCompletion
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
 
 TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")
@@ -28,7 +28,8 @@ class OneWord:
 
 def completion(speculation: SpeculationStats) -> Completion:
     source = ChoiceSource(lambda: OneWord(speculation))
-    return TextCompletion([source], Envelope("text_completion", "id", 0, "fake"), lambda _: b"a")
+    envelope = Envelope("text_completion", "id", 0, "fake")
+    return TextCompletion([source], Delivery(envelope, lambda _: b"a"))
 
 
 @pytest.mark.parametrize("keeps", ["neither", "distribution"])

@@ -9,7 +9,7 @@ import pytest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, OffersGpu
-from edgespec_runtimes.gguf import diagnosis, runtime
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
 
@@ -26,7 +26,7 @@ def test_the_runtime_offers_what_tuning_asks_for():
 @pytest.mark.usefixtures("without_gpu")
 def test_without_a_gpu_none_is_named():
     assert runtime.gpu() is None
-    assert any("finds no GPU" in finding.says for finding in diagnosis.diagnose())
+    assert any("finds no GPU" in finding.says for finding in runtime.diagnose())
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -42,7 +42,7 @@ def test_layers_for_a_gpu_that_is_not_there_are_refused():
 def test_a_device_that_is_there_is_named(gpu_device: int):
     name = ggml.device_name(gpu_device)
     assert runtime.gpu() == name
-    assert any(name in finding.says for finding in diagnosis.diagnose())
+    assert any(name in finding.says for finding in runtime.diagnose())
 
 
 def test_a_device_tells_its_memory(gpu_device: int):

@@ -16,13 +16,12 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError, UsageError
-from edgespec.files.sampled import HEAD_BYTES, SAMPLE_BYTES
+from edgespec.files.sampled import HEAD_BYTES, SAMPLE_BYTES, sampled_digest
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import file as state_file
 from edgespec.state import keeper as state_keeper
 from edgespec.state.file import MAGIC, check_place
-from edgespec.state.identity import fingerprint, instruction_sets
-from edgespec.state.keeper import StateKeeper
+from edgespec.state.keeper import StateKeeper, instruction_sets
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from engine_cases import GREEDY
 from fake_model import FakeModel, random_language
@@ -179,13 +178,13 @@ def test_state_of_other_weights_or_settings_is_refused(
 ) -> None:
     with pytest.raises(StateError, match="--ctx-size 128, where 64 is used now"):
         StatefulPair(n_ctx=64).keeper.load(kept)
-    monkeypatch.setattr(state_keeper, "fingerprint", lambda files: "another")
+    monkeypatch.setattr(state_keeper, "sampled_digest", lambda files: "another")
     with pytest.raises(StateError, match="of other weights than those of fake"):
         StatefulPair().keeper.load(kept)
 
 
 def test_state_of_another_version_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_keeper, "_version", lambda: "99")
+    monkeypatch.setattr(state_keeper, "installed_version", lambda: "99")
     with pytest.raises(StateError, match="and this is 99"):
         StatefulPair().keeper.load(kept)
 
@@ -335,23 +334,23 @@ def test_fingerprints_tell_files_of_one_shape_and_age_apart(tmp_path: Path) -> N
             changed[place : place + 65536] += 1
         changed.tofile(tmp_path / name)
         os.utime(tmp_path / name, ns=(1, 1))
-        told.add(fingerprint([tmp_path / name]))
+        told.add(sampled_digest([tmp_path / name]))
     assert len(told) == 3
     shutil.copy2(tmp_path / "a", tmp_path / "d")
-    assert fingerprint([tmp_path / "d"]) in told
+    assert sampled_digest([tmp_path / "d"]) in told
 
 
 def test_a_byte_between_the_samples_makes_another_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(bytes(8 << 20))
     os.utime(path, ns=(1, 1))
-    before = fingerprint([path])
+    before = sampled_digest([path])
     with path.open("r+b") as file:
         file.seek(HEAD_BYTES + SAMPLE_BYTES + 14_000)
         file.write(b"x")
-    changed = fingerprint([path])
+    changed = sampled_digest([path])
     os.utime(path, ns=(1, 1))
-    assert fingerprint([path]) == before, "the samples alone would not have shown it"
+    assert sampled_digest([path]) == before, "the samples alone would not have shown it"
     assert changed != before
 
 

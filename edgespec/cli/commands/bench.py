@@ -24,11 +24,11 @@ from edgespec.bench.summary import spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
-from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process

@@ -13,11 +13,11 @@ from edgespec.cli.commands import reports
 from edgespec.cli.commands.plan import blaming_draft_max
 from edgespec.cli.console import Console, follow, report_failure
 from edgespec.cli.flags import grammars, prompt_caches
-from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import engine_settings, read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.extras import installed_version
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, TokenEvent
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
-from edgespec.cli.flags.parser import installed_version
 from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
 from edgespec.diagnosis.levers import helpful_changes
 from edgespec.errors import UsageError
+from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter
 from edgespec.memory import process

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from edgespec import extras
@@ -169,13 +168,6 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     raise UsageError(f"edgespec {name}: the argument {argument!r} needs a flag{suggestion}")
 
 
-def installed_version() -> str:
-    try:
-        return version("edgespec")
-    except PackageNotFoundError:  # a checkout on the path, never installed
-        return "unknown"
-
-
 def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     """The whole parser, the parser of each command, and of each command of `models`."""
     parser = _Parser(
@@ -184,7 +176,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
         "disk within a memory budget, and each pass verifies many tokens that a draft guessed.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--version", action="version", version=f"edgespec {installed_version()}")
+    parser.add_argument(
+        "--version", action="version", version=f"edgespec {extras.installed_version()}"
+    )
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     grammars: dict[str, tuple[Callable[[_Parser], object], str]] = {
         "generate": (_generate, "continue a prompt"),

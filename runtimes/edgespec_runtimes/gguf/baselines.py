@@ -57,6 +57,8 @@ class DraftRule:
 
 
 _RULES = {LINEAR: DraftRule(16, 0.75), LINEAR_SHORT: DraftRule(3, 0.0)}
+Input = tuple[int, int, int, bool]
+"""Text, position and token, and True if the logits after it are wanted."""
 _N_CANDIDATES = 10
 """llama.cpp's draft sampler keeps that many tokens; `p_min` is a share of their probability."""
 
@@ -173,51 +175,30 @@ def _guess(draft: _SingleSequence, last: int, n_past: int, rule: DraftRule, room
     return guesses
 
 
-class _SingleSequence(Closeable):
-    """A model and its context, as llama.cpp's own programs keep them: one sequence."""
+class Sequences(Closeable):
+    """A model and its context, as llama.cpp's own programs keep them, a sequence for each text."""
 
-    def __init__(self, path: Path, request: BaselineRequest, keeps_all: bool) -> None:
+    def __init__(
+        self, path: Path, request: BaselineRequest, keeps_all: bool, n_texts: int = 1
+    ) -> None:
         load = loading.load_resident if keeps_all else load_mapped
         self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
-        params.n_ctx = request.ctx_size
+        params.n_ctx, params.n_seq_max = n_texts * request.ctx_size, n_texts
+        params.kv_unified = n_texts > 1
         n_threads = loading.useful_threads(path.stat().st_size, request.n_threads)
         params.n_threads = params.n_threads_batch = n_threads
         with log.captured():
             self._context: Any = lib.llama_init_from_model(self._model.handle, params)
         if not self._context:
             self._model.close()
-            raise UsageError(f"llama.cpp refuses a context of {request.ctx_size} tokens")
+            raise UsageError(f"llama.cpp refuses a context of {params.n_ctx} tokens")
         self._most: int = lib.llama_n_batch(self._context)
         self._batch = lib.llama_batch_init(self._most, 0, 1)
 
     def is_end(self, token: int) -> bool:
         return token in self.vocabulary.eog_tokens
-
-    def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
-        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], until the next call."""
-        for begin in range(0, len(tokens), self._most):
-            chunk = tokens[begin : begin + self._most]
-            self._decode(chunk, position + begin, last_only)
-        shape = (1 if last_only else len(chunk), self._model.n_vocab)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
-
-    def _decode(self, tokens: Sequence[int], position: int, last_only: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, position + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = not last_only or i == len(tokens) - 1
-        if code := lib.llama_decode(self._context, batch):
-            raise EdgespecError(f"llama.cpp failed to compute (code {code})")
-
-    def forget_from(self, position: int) -> None:
-        """Drop the KV of this position and of all after it."""
-        memory = lib.llama_get_memory(self._context)
-        if not lib.llama_memory_seq_rm(memory, 0, position, -1):
-            raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
 
     def close(self) -> None:
         if self._context:
@@ -225,6 +206,41 @@ class _SingleSequence(Closeable):
             lib.llama_free(self._context)
             self._context = None
             self._model.close()
+
+    def _decode(self, inputs: Sequence[Input]) -> np.ndarray:
+        """The logits that are wanted, float32 [n, n_vocab], valid until the next call."""
+        batch = self._batch
+        batch.n_tokens = len(inputs)
+        for i, (text, position, token, is_wanted) in enumerate(inputs):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
+            batch.logits[i] = is_wanted
+        if code := lib.llama_decode(self._context, batch):
+            raise EdgespecError(f"llama.cpp failed to compute (code {code})")
+        shape = (sum(is_wanted for *_, is_wanted in inputs), self._model.n_vocab)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+
+
+class _SingleSequence(Sequences):
+    """One text, which may go back."""
+
+    def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
+        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], until the next call."""
+        for begin in range(0, len(tokens), self._most):
+            chunk = tokens[begin : begin + self._most]
+            logits = self._decode(
+                [
+                    (0, position + begin + i, token, not last_only or i == len(chunk) - 1)
+                    for i, token in enumerate(chunk)
+                ]
+            )
+        return logits
+
+    def forget_from(self, position: int) -> None:
+        """Drop the KV of this position and of all after it."""
+        memory = lib.llama_get_memory(self._context)
+        if not lib.llama_memory_seq_rm(memory, 0, position, -1):
+            raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
 
 
 def load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:

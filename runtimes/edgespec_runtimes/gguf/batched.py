@@ -8,25 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.ports.baselines import BaselineRequest, TogetherRun, check_room
 from edgespec.values import RoundCost, TextCost
-from edgespec_runtimes.gguf.baselines import MMAP, RESIDENT, load_mapped
-from edgespec_runtimes.gguf.llama import loading, log
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
+from edgespec_runtimes.gguf.baselines import MMAP, RESIDENT, Input, Sequences
 
 NAMES = (MMAP, RESIDENT)
 """Baselines that can decode several texts at once."""
-
-Input = tuple[int, int, int, bool]
-"""Sequence, position and token, and true if its logits are wanted."""
 
 
 def run(name: str, request: BaselineRequest, prompts: Sequence[str]) -> TogetherRun:
@@ -36,7 +27,7 @@ def run(name: str, request: BaselineRequest, prompts: Sequence[str]) -> Together
         raise UsageError(f"{name} decodes one text at a time")
     with ExitStack() as owned:
         began = time.perf_counter()
-        target = owned.enter_context(_Sequences(request, len(prompts), name == RESIDENT))
+        target = owned.enter_context(_Texts(request.model, request, name == RESIDENT, len(prompts)))
         load_s = time.perf_counter() - began
         encoded = [target.vocabulary.encode(prompt) for prompt in prompts]
         for prompt in encoded:
@@ -81,30 +72,11 @@ def run(name: str, request: BaselineRequest, prompts: Sequence[str]) -> Together
         )
 
 
-class _Sequences(Closeable):
-    """A model, and a context with a sequence for each text in one cache."""
-
-    def __init__(self, request: BaselineRequest, n_texts: int, keeps_all: bool) -> None:
-        load = loading.load_resident if keeps_all else load_mapped
-        self._model = load(request.model, loading.NOWHERE, AbortFlag())
-        self.vocabulary = GgufVocabulary(self._model, [])
-        params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = n_texts * request.ctx_size, n_texts
-        params.kv_unified = True
-        n_threads = loading.useful_threads(request.model.stat().st_size, request.n_threads)
-        params.n_threads = params.n_threads_batch = n_threads
-        with log.captured():
-            self._context: Any = lib.llama_init_from_model(self._model.handle, params)
-        if not self._context:
-            self._model.close()
-            raise UsageError(
-                f"llama.cpp refuses a context of {n_texts} times {request.ctx_size} tokens"
-            )
-        self._most: int = lib.llama_n_batch(self._context)
-        self._batch = lib.llama_batch_init(self._most, 0, 1)
+class _Texts(Sequences):
+    """Several texts in one cache."""
 
     def is_over(self, tokens: Sequence[int], most: int) -> bool:
-        return len(tokens) >= most or tokens[-1] in self.vocabulary.eog_tokens
+        return len(tokens) >= most or self.is_end(tokens[-1])
 
     def n_batches(self, prompts: Sequence[Sequence[int]]) -> int:
         """Passes in which prompts are read."""
@@ -123,24 +95,5 @@ class _Sequences(Closeable):
         """Copies of the logits that are wanted, in the order of the inputs."""
         rows: list[np.ndarray] = []
         for begin in range(0, len(inputs), self._most):
-            rows += self._decode(inputs[begin : begin + self._most])
+            rows.extend(self._decode(inputs[begin : begin + self._most]).copy())
         return rows
-
-    def _decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
-        batch = self._batch
-        batch.n_tokens = len(inputs)
-        for i, (text, position, token, is_wanted) in enumerate(inputs):
-            batch.token[i], batch.pos[i] = token, position
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
-            batch.logits[i] = is_wanted
-        if code := lib.llama_decode(self._context, batch):
-            raise EdgespecError(f"llama.cpp failed to compute (code {code})")
-        shape = (sum(is_wanted for *_, is_wanted in inputs), self._model.n_vocab)
-        return list(np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape).copy())
-
-    def close(self) -> None:
-        if self._context:
-            lib.llama_batch_free(self._batch)
-            lib.llama_free(self._context)
-            self._context = None
-            self._model.close()

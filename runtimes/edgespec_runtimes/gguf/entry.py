@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular
 from edgespec.ports.baselines import BaselineRequest, BaselineRun, TogetherRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
-from edgespec_runtimes.gguf import baselines, batched, diagnosis, lending
+from edgespec_runtimes.gguf import baselines, batched, lending
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.validation import validate
-from edgespec_runtimes.gguf.llama import ggml, gpu
+from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.prepared_head import PreparedHead
@@ -81,7 +82,33 @@ class GgufRuntime:
         lending.lend(host, port, budget_bytes, n_threads)
 
     def diagnose(self) -> Sequence[Finding]:
-        return diagnosis.diagnose()
+        try:
+            packing = loading.packing()
+        except EdgespecError as error:
+            return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
+        built_with = ", ".join(loading.cpu_features())
+        library = f"{version('llama-cpp-python')}, built with {built_with or 'no extensions'}"
+        names = [ggml.device_name(device) for device in gpu.find_all()]
+        if names:
+            has = f"can put layers on {', '.join(names)} with -ngl and -ngld"
+            found = Finding("gpu", "llama.cpp", has)
+        else:
+            found = Finding(
+                "gpu",
+                "llama.cpp",
+                "finds no GPU that this build can use",
+                "note",
+                "where there is a GPU, install a build of llama-cpp-python that supports it",
+            )
+        if rpc.is_supported():
+            servers = Finding("gpu", "RPC servers", "can hold layers of a target, with --rpc")
+        else:
+            servers = Finding("gpu", "RPC servers", "cannot be used", "note", rpc.MISSING)
+        if packing.allowed:
+            packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
+        else:
+            packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
+        return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)

@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime as ort
+
 from edgespec.errors import ModelError
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
+from edgespec.settings.units import format_size
 from edgespec.values import ModelDetails
-from edgespec_runtimes.onnx import baselines, diagnosis
+from edgespec_runtimes.onnx import baselines
 from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source import find_model, read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
-from edgespec_runtimes.onnx.ort.devices import Device, find_cuda
+from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
 from edgespec_runtimes.onnx.prepare.details import details_of
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
 
@@ -42,7 +45,20 @@ class OnnxRuntime:
         return found.label if isinstance(found, Device) else None
 
     def diagnose(self) -> Sequence[Finding]:
-        return diagnosis.diagnose()
+        listed = [name.removesuffix("ExecutionProvider") for name in ort.get_available_providers()]
+        library = Finding(
+            "libraries", "onnxruntime", f"{ort.__version__}, built with {', '.join(listed)}"
+        )
+        if not is_listed(CUDA_PROVIDER):
+            return [library]
+        found = find_cuda()
+        if isinstance(found, Device):
+            free, total = format_size(found.free_bytes), format_size(found.total_bytes)
+            return [
+                library,
+                Finding("gpu", "onnxruntime", f"{found.label}, {free} of {total} free"),
+            ]
+        return [library, Finding("gpu", "onnxruntime", f"computes on the CPU: {found}", "note")]
 
     def describe(self, path: Path) -> ModelDetails:
         source = read_source(_named(path))

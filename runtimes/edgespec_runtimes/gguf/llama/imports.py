@@ -34,19 +34,12 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
     library, a static build). One replacement is active at a time.
     """
     with _patching:
-        slots = _import_slots(library, names) if sys.platform == "linux" else []
-        if not slots:
-            yield False
-            return
-        libc = ctypes.CDLL(None)
-        target = ctypes.cast(replacement, ctypes.c_void_p).value
-        assert target is not None
-        before = [_write_pointer(libc, slot, target) for slot in slots]
+        entry = Import(library, names, replacement)
+        entry.replace()
         try:
-            yield True
+            yield entry.found
         finally:
-            for slot, value in zip(slots, before, strict=True):
-                _write_pointer(libc, slot, value)
+            entry.put_back()
 
 
 class Import:
@@ -56,17 +49,9 @@ class Import:
     def __init__(self, library: str, names: Collection[str], replacement: Any) -> None:
         self._replacement = replacement
         """Kept alive: the library may be on its way into it."""
-        with _patching:
-            slots = _import_slots(library, names) if sys.platform == "linux" else []
-            libc = ctypes.CDLL(None)
-            for slot in slots:
-                page = slot & ~(mmap.PAGESIZE - 1)
-                if "w" not in _page_protection(slot) and libc.mprotect(
-                    ctypes.c_void_p(page),
-                    ctypes.c_size_t(mmap.PAGESIZE),
-                    mmap.PROT_READ | mmap.PROT_WRITE,
-                ):
-                    slots = []
+        slots = _import_slots(library, names) if sys.platform == "linux" else []
+        if not all(map(_make_writable, slots)):
+            slots = []
         self._cells = [ctypes.c_uint64.from_address(slot) for slot in slots]
         self._target = ctypes.cast(replacement, ctypes.c_void_p).value or 0
         self._before = [cell.value for cell in self._cells]
@@ -96,21 +81,13 @@ class Import:
                     cell.value = value
 
 
-def _write_pointer(libc: ctypes.CDLL, address: int, value: int) -> int:
-    """Store a pointer, in a page that full RELRO may have made read-only; returns the old one."""
+def _make_writable(address: int) -> bool:
+    """Make the page writable, which full RELRO may have made read-only; False where that fails."""
     page = address & ~(mmap.PAGESIZE - 1)
-    protection = _page_protection(address)
-    cell = ctypes.c_uint64.from_address(address)
-    read_only = "w" not in protection
-    if read_only and libc.mprotect(
-        ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
-    ):
-        raise OSError(ctypes.get_errno(), "mprotect")
-    previous: int = cell.value
-    cell.value = value
-    if read_only:
-        libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ)
-    return previous
+    if "w" in _page_protection(address):
+        return True
+    size, protection = ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
+    return not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), size, protection)
 
 
 def _page_protection(address: int) -> str:

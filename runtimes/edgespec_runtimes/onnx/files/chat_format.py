@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from edgespec.errors import ModelError
 from edgespec.files.regular import read_regular
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
+from edgespec_runtimes.onnx.files.source import read_json
 
 MOST_BYTES = 16 << 20
 _SAMPLING = {
@@ -27,14 +27,14 @@ def chat_format(folder: Path) -> ChatFormat:
 
     A `.jinja` file wins over tokenizer_config.json. Raises ModelError for a file that is damaged.
     """
-    config = _object(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
-    templates |= _templates(_object(folder / "chat_template.json").get("chat_template"))
+    templates |= _templates(read_json(folder / "chat_template.json").get("chat_template"))
     if source := _read(folder / "chat_template.jinja"):
         templates[DEFAULT] = source
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read(path) or ""
-    tokens = _object(folder / "special_tokens_map.json") | config
+    tokens = read_json(folder / "special_tokens_map.json") | config
     special_tokens = {
         name: text
         for name, value in tokens.items()
@@ -43,7 +43,7 @@ def chat_format(folder: Path) -> ChatFormat:
     return ChatFormat(
         {name: text for name, text in templates.items() if text},
         special_tokens,
-        sampling=_sampling(_object(folder / "generation_config.json")),
+        sampling=_sampling(read_json(folder / "generation_config.json")),
     )
 
 
@@ -72,17 +72,6 @@ def _token(value: Any) -> str | None:
     """A token is its text, or an object that has it."""
     text = value.get("content") if isinstance(value, Mapping) else value
     return text if isinstance(text, str) else None
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = _read(path)
-    if content is None:
-        return {}
-    try:
-        value = json.loads(content)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} is damaged: {error}") from error
-    return value if isinstance(value, dict) else {}
 
 
 def _read(path: Path) -> str | None:

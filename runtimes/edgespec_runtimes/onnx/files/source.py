@@ -98,16 +98,16 @@ class Source:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return _read_json(self.folder / "config.json")
+        return read_json(self.folder / "config.json")
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        return _read_json(self.folder / "generation_config.json")
+        return read_json(self.folder / "generation_config.json")
 
     @cached_property
     def genai_config(self) -> dict[str, Any]:
         """The part about the model of onnxruntime-genai's configuration."""
-        inside = _read_json(self.folder / GENAI_CONFIG).get("model")
+        inside = read_json(self.folder / GENAI_CONFIG).get("model")
         return inside if isinstance(inside, dict) else {}
 
     @property
@@ -179,7 +179,7 @@ def _names(graph: onnx.GraphProto) -> Iterator[object]:
 
 
 def _genai_file(folder: Path) -> str:
-    config = _read_json(folder / GENAI_CONFIG).get("model", {})
+    config = read_json(folder / GENAI_CONFIG).get("model", {})
     decoder = config.get("decoder", {}) if isinstance(config, dict) else {}
     name = decoder.get("filename") if isinstance(decoder, dict) else None
     if isinstance(name, str) and Path(name).name == name:
@@ -270,7 +270,7 @@ def _put_inline(tensor: TensorProto, weight: StoredWeight, files: list[Path]) ->
     tensor.data_location = TensorProto.DEFAULT
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Contents of the file; empty if it is missing. Raises ModelError if it is not JSON."""
     try:
         content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
@@ -279,5 +279,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no JSON: {error}; download it again") from error
+        raise ModelError(f"{path} is damaged: {error}; download it again") from error
     return content if isinstance(content, dict) else {}
