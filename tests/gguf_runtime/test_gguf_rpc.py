@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -251,6 +252,26 @@ def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
             seconds.append(model.last_report.wall_s)
         model.close()
     assert min(seconds[2:]) < seconds[1] + 0.09
+
+
+@needs_rpc
+def test_committing_asks_a_server_for_nothing():
+    """Keys and values behind guesses that were wrong were moved there, layer by layer."""
+    with running() as (address, process):
+        model = on_server(address)
+        model.prefill(model.vocabulary.encode(TEXT)[:12])
+        tree = TokenTree(5)
+        wrong = tree.add(ROOT, 6, 0.6)
+        right = tree.add(ROOT, 7, 0.3)
+        model.evaluate(tree, [ROOT, wrong, right])
+        process.send_signal(signal.SIGSTOP)
+        waking = Timer(20.0, process.send_signal, [signal.SIGCONT])
+        waking.start()
+        model.commit(tree, [ROOT, right], [])
+        assert waking.is_alive()
+        waking.cancel()
+        process.send_signal(signal.SIGCONT)
+        model.close()
 
 
 @needs_rpc
