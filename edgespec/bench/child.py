@@ -22,7 +22,6 @@ from edgespec.bench.runs import (
     Answer,
     Decode,
     Decoded,
-    DecodeTogether,
     Job,
     RawRead,
     ReadRaw,
@@ -55,8 +54,6 @@ def _answer(job: Job) -> Answer:
     match job:
         case Decode():
             return _decode(job)
-        case DecodeTogether():
-            return _decode_together(job)
         case ReadRaw():
             return _read_raw(job)
         case Survey():
@@ -66,13 +63,15 @@ def _answer(job: Job) -> Answer:
 
 def _decode(job: Decode) -> Decoded:
     engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
-    return _run_baseline(job) if engine is None else _run_engine(job, engine)
+    if engine is None:
+        return _run_baseline_together(job) if job.together else _run_baseline(job)
+    return _run_engine_together(job, engine) if job.together else _run_engine(job, engine)
 
 
 def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
     settings = _load_settings(job, job.draft if mode.drafts else None)
     with session.load(settings, mode.engine) as running:
-        result = running.generate(job.prompt, max_tokens=job.n_tokens)
+        result = running.generate(job.prompts[0], max_tokens=job.n_tokens)
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
@@ -94,7 +93,13 @@ def _run_baseline(job: Decode) -> Decoded:
     if not isinstance(runtime, OffersBaselines):
         raise UsageError(f"the runtime {runtime.name} has no mode {job.mode}")
     request = BaselineRequest(
-        job.model, job.draft, job.prompt, job.n_tokens, job.ctx_size, job.n_threads, storage_reads
+        job.model,
+        job.draft,
+        job.prompts[0],
+        job.n_tokens,
+        job.ctx_size,
+        job.n_threads,
+        storage_reads,
     )
     run = runtime.run_baseline(job.mode, request)
     decode_s = sum(cost.wall_s for cost in run.rounds)
@@ -111,12 +116,7 @@ def _run_baseline(job: Decode) -> Decoded:
     )
 
 
-def _decode_together(job: DecodeTogether) -> Decoded:
-    engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
-    return _run_baseline_together(job) if engine is None else _run_engine_together(job, engine)
-
-
-def _run_engine_together(job: DecodeTogether, mode: modes.Mode) -> Decoded:
+def _run_engine_together(job: Decode, mode: modes.Mode) -> Decoded:
     settings = _load_settings(job, job.draft if mode.drafts else None, len(job.prompts))
     with session.load(settings, mode.engine) as running:
         before, began = running.paging, time.perf_counter()
@@ -151,7 +151,7 @@ def _passes_of(result: GenerationResult) -> int:
     return sum(cost.passes for cost in result.speculation.round_costs)
 
 
-def _run_baseline_together(job: DecodeTogether) -> Decoded:
+def _run_baseline_together(job: Decode) -> Decoded:
     runtime = runtimes.find(job.model)
     if not isinstance(runtime, DecodesTogether):
         raise UsageError(f"the runtime {runtime.name} decodes one text at a time in {job.mode}")
@@ -217,9 +217,7 @@ def _survey(job: Survey) -> Surveyed:
     return Surveyed(session.plan(resident).planned_bytes)
 
 
-def _load_settings(
-    job: Decode | DecodeTogether | Survey, draft: Path | None, n_texts: int = 1
-) -> LoadSettings:
+def _load_settings(job: Decode | Survey, draft: Path | None, n_texts: int = 1) -> LoadSettings:
     return LoadSettings(
         model=job.model,
         draft=draft,

@@ -20,7 +20,6 @@ from edgespec.bench.runs import (
     CHILD,
     Decode,
     Decoded,
-    DecodeTogether,
     RawRead,
     ReadRaw,
     Survey,
@@ -177,15 +176,21 @@ def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launc
     return launch(_job(bench, mode, turn.prompt), CHILD, bench.limiter, cold, tick)
 
 
-def _job(bench: Bench, mode: Mode, first: int) -> Decode | DecodeTogether:
+def _job(bench: Bench, mode: Mode, first: int) -> Decode:
     """The job of a run that begins with the prompt `first`; further texts take those after it."""
     texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
     draft = bench.draft if mode.drafts else None
-    n_tokens, ctx_size = bench.tokens_of(mode), bench.settings.ctx_size
-    shared = (n_tokens, ctx_size, bench.n_threads, bench.budget_bytes)
-    if mode.n_texts is None:
-        return Decode(mode.name, bench.target, draft, texts[0], *shared)
-    return DecodeTogether(mode.strategy, bench.target, draft, tuple(texts), *shared)
+    return Decode(
+        mode.strategy,
+        bench.target,
+        draft,
+        tuple(texts),
+        bench.tokens_of(mode),
+        bench.settings.ctx_size,
+        bench.n_threads,
+        bench.budget_bytes,
+        together=mode.n_texts is not None,
+    )
 
 
 def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:

@@ -15,22 +15,7 @@ from edgespec.values import RoundCost, SourceStats, TextCost
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Continue a prompt greedily in one mode."""
-
-    mode: str
-    model: Path
-    draft: Path | None
-    prompt: str
-    n_tokens: int
-    ctx_size: int
-    n_threads: int
-    budget_bytes: int | None
-    """Budget of the process; None for what is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTogether:
-    """Continue several prompts greedily at once in one mode."""
+    """Continue prompts greedily in one mode, one text or several at once."""
 
     mode: str
     model: Path
@@ -39,9 +24,12 @@ class DecodeTogether:
     n_tokens: int
     """Most tokens of each text."""
     ctx_size: int
-    """For each text."""
+    """Context of each text."""
     n_threads: int
     budget_bytes: int | None
+    """Budget of the process; None for what is free."""
+    together: bool = False
+    """True to measure the texts as several at once, whatever their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +106,9 @@ class Surveyed:
     """The whole process with the target alone, all its weights in memory."""
 
 
-Job = Decode | DecodeTogether | ReadRaw | Survey
+Job = Decode | ReadRaw | Survey
 Answer = Decoded | RawRead | Surveyed | Failed
 
-MESSAGES = Messages((Decode, DecodeTogether, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
+MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
 CHILD = Child("edgespec.bench.child", MESSAGES)
 to_json, from_json = MESSAGES.to_json, MESSAGES.from_json

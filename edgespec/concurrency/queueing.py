@@ -6,7 +6,6 @@ Python's own lock goes to whoever comes first, most often the thread that has ju
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 from edgespec.concurrency.owning import POLL_S
 
@@ -31,12 +30,7 @@ class FairLock:
                 self._change.notify_all()
                 raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._change:
             self._line.pop(0)
             self._change.notify_all()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,28 +23,14 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
 
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
 USUAL_BYTES = 2 << 20
 """Bytes of buffers that a plan's headroom includes."""
 _DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
 """Beginnings of the names, in Linux, of instruction sets that libraries choose kernels by, so that
 results round differently."""
-
-
-class HoldsText(Protocol):
-    """The engine, while no text is being generated."""
-
-    @property
-    def committed(self) -> Sequence[int]: ...
-
-    def forget(self) -> None:
-        """Drop the text and its keys and values."""
-
-    @property
-    def n_tiled(self) -> int: ...
-
-    def adopt(self, tokens: Sequence[int], n_tiled: int) -> None:
-        """Set the committed text after the models have loaded its keys and values; `n_tiled`
-        tokens of it were computed in tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,7 @@ class StateKeeper:
 
     def __init__(
         self,
-        engine: HoldsText,
+        engine: Engine,
         target: LanguageModel,
         draft: LanguageModel | None,
         room_bytes: int = 0,

@@ -6,7 +6,6 @@ A trace that is off keeps nothing and reads no clock; `trace_file.py` writes one
 from __future__ import annotations
 
 from enum import Enum
-from types import TracebackType
 from typing import Self
 
 from edgespec.concurrency.owning import Closeable
@@ -45,12 +44,7 @@ class Span:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
 

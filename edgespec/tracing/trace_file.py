@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import EdgespecError, UsageError
@@ -180,17 +179,12 @@ class TraceFile(Trace):
         if self._failure:
             raise _complaint(self._path, self._failure) from self._failure
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the trace; an error in the block takes precedence over one of the trace."""
         try:
             self.close()
         except EdgespecError:
-            if error is None:
+            if error[0] is None:
                 raise
 
     def _record(self, event: _Event) -> None:

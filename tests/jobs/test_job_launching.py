@@ -16,7 +16,6 @@ from bench_rows import row
 from edgespec.bench.runs import (
     CHILD,
     Decode,
-    DecodeTogether,
     RawRead,
     ReadRaw,
     Survey,
@@ -31,10 +30,10 @@ from edgespec.values import TextCost
 
 
 def test_jobs_and_answers_survive_their_json():
-    decode = Decode("auto", Path("m"), None, "grüße", 4, 512, 2, 1 << 30)
+    decode = Decode("auto", Path("m"), None, ("grüße",), 4, 512, 2, 1 << 30)
     survey = Survey(Path("m"), Path("d"), 512, 2, None)
     failed = Failed("too small", "BudgetError", 77)
-    together = DecodeTogether("auto", Path("m"), None, ("grüße", "b"), 4, 512, 2, None)
+    together = Decode("auto", Path("m"), None, ("grüße", "b"), 4, 512, 2, None, together=True)
     texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
     for value in (
         decode,

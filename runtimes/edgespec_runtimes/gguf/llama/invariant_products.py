@@ -14,7 +14,6 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Self
 
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
@@ -65,12 +64,7 @@ class InvariantProducts:
             self._import.replace()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._import is not None:
             self._import.put_back()
             _building.pop(threading.get_ident(), None)
