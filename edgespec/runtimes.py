@@ -52,6 +52,8 @@ class ModelRequest:
     """Options of the runtime's own; None is its defaults."""
     batch_size: int | None = None
     most_ctx: int = DEFAULT_CTX_SIZE
+    target: Path | None = None
+    """The model that a draft guesses for."""
     budget_bytes: int | None = None
     """Budget of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF

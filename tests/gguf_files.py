@@ -253,6 +253,14 @@ def tiny_eagle3(
     return model
 
 
+def borrowing(head: Gguf, target: Gguf, *names: str) -> Gguf:
+    """The head's file without its matrices `names`; the whole head gets the target's instead."""
+    lent = {tensor.name: tensor for tensor in target.tensors}
+    for name in names:
+        head.tensor(name).data = lent.get(name, lent["token_embd.weight"]).data
+    return Gguf(head.metadata, [tensor for tensor in head.tensors if tensor.name not in names])
+
+
 def llama_metadata(
     tokens: list[str],
     merges: list[str],

@@ -226,6 +226,7 @@ class _Opening(Closeable):
             request,
             path=settings.draft,
             owner="draft",
+            target=settings.model,
             ctx_size=0,
             most_ctx=target.info.n_ctx,
             max_nodes=min(max_nodes, DRAFT_NODES),

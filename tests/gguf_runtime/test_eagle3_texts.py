@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from engine_cases import finish
-from gguf_files import predictable_pair, tiny_eagle3, tiny_llama
+from gguf_files import borrowing, predictable_pair, tiny_eagle3, tiny_llama
 from zoo_files import write_impostor
 
 PROMPT = (5, 9, 2, 130, 11, 7)
@@ -52,7 +52,7 @@ class Files:
         )
 
 
-@pytest.fixture(scope="module", params=["knows the target", "knows nothing"])
+@pytest.fixture(scope="module", params=["knows the target", "borrows", "knows nothing"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("eagle3")
     target, head = predictable_pair("Q8_0")
@@ -60,6 +60,8 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         target, head = tiny_llama(layers=4, tied=False), tiny_eagle3()
     else:
         head.tensors = predictable_pair("F32")[1].tensors
+    if request.param == "borrows":
+        head = borrowing(head, target, "token_embd.weight", "output.weight")
     return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
 
 
@@ -84,7 +86,7 @@ def opened(files: Files, is_paged: bool) -> tuple[LanguageModel, LanguageModel]:
             batch_size=16,
         )
         target = stack.enter_context(closing(runtime.prepare(request)))
-        wanted = ModelRequest(files.head, "draft", 128, 17, 8, 1)
+        wanted = ModelRequest(files.head, "draft", 128, 17, 8, 1, target=files.target)
         head = stack.enter_context(closing(runtime.prepare(wanted)))
         assert isinstance(head, WantsFeatures)
         target.offer_features(head.feature_layers, head.feature_values)
@@ -159,6 +161,27 @@ def test_what_a_head_costs_is_in_the_plan(good: Files) -> None:
     assert rows["draft", "features of the text"] >= 4 * 64 * 128
     alone = edgespec.plan(LoadSettings(model=good.target, memory_budget="4GiB"))
     assert not any("features" in row.what for row in alone.rows)
+
+
+def test_matrices_of_the_target_are_in_the_plan(good: Files, tmp_path: Path) -> None:
+    target, head = predictable_pair()
+    matrices = {"output.weight": "copy of the target's output"}
+    matrices["token_embd.weight"] = "rows of the target's embeddings"
+    for name, what in matrices.items():
+        path = borrowing(head, target, name).write(tmp_path / f"{name}.gguf")
+        settings = good.settings().model_copy(update={"draft": path})
+        rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}
+        assert rows["draft", what] >= 297 * 64 * 4
+        assert not any(rows.get(("draft", other)) for other in set(matrices.values()) - {what})
+
+
+def test_a_head_that_borrows_saves_passes(good: Files, tmp_path: Path) -> None:
+    target, head = predictable_pair()
+    borrows = borrowing(head, target, "token_embd.weight", "output.weight")
+    settings = replace(good, head=borrows.write(tmp_path / "head.gguf")).settings()
+    with edgespec.load(settings, LINE) as session:
+        result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
+    assert result.speculation.tokens_per_pass > 3
 
 
 def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> None:

@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import TokenTree
+from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.sequences import likely_first
@@ -34,9 +35,18 @@ class GgufHead(GgufModel):
     node for the tokens below it.
     """
 
-    def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
-        """Opens as `GgufModel` does."""
+    def __init__(
+        self,
+        *parts: Any,
+        head: HeadShape,
+        borrowed: BorrowedMatrices | None = None,
+        **settings: Any,
+    ) -> None:
+        """Opens as `GgufModel` does; from then on `borrowed` is its own."""
         super().__init__(*parts, **settings)
+        self._borrowed = borrowed
+        self._named: set[int] = set()
+        """Tokens of the next computation."""
         self.feature_layers: Sequence[int] = head.layers
         self._width = len(head.layers) * head.n_values
         n_embd = self._model.n_embd
@@ -149,6 +159,8 @@ class GgufHead(GgufModel):
     def _release(self) -> None:
         lib.llama_batch_ext_free(self._pairs)
         super()._release()
+        if self._borrowed is not None:
+            self._borrowed.close()
 
     def _pieces(self, n_tokens: int) -> list[np.ndarray]:
         """The features of the first tokens, in pieces."""
@@ -206,6 +218,7 @@ class GgufHead(GgufModel):
         sequences: Sequence[Sequence[int]],
         with_logits: range,
     ) -> None:
+        self._named = set(tokens)
         features = self._inputs if with_logits else self._features[list(positions)]
         lib.llama_batch_ext_clear(self._pairs)
         rows = zip(tokens, positions, sequences, features, strict=True)
@@ -218,6 +231,8 @@ class GgufHead(GgufModel):
             lib.llama_batch_ext_set_output_logits(self._pairs, index, bool(with_logits))
 
     def _compute_batch(self) -> int:
+        if self._borrowed is not None:
+            self._borrowed.fetch(self._named)
         return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._pairs))
 
     def _place(self, index: int, place: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from edgespec.errors import BudgetError, ModelError, UsageError
 from edgespec.memory import process
@@ -52,14 +53,17 @@ class MeasuredGguf:
         header: GgufFile,
         stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
+        lender: Any = None,
     ) -> None:
-        """`mapping` makes a context around each mapping, to measure its time."""
+        """`mapping` makes a context around each mapping, to measure its time. `lender`: a context
+        of the model whose matrices it computes with."""
         self.feature_layers: Sequence[int] = ()
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
         before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path)
+        sizes_only.lender = lender
         taken_bytes = max(0, allocated_bytes() - before_bytes)
         self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
         try:

@@ -44,7 +44,8 @@ where a round trip takes one millisecond."""
 class PreparedGguf:
     """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`."""
 
-    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+    def __init__(self, request: ModelRequest, header: GgufFile, lender: Any = None) -> None:
+        """`lender`: a context of the model whose matrices it computes with, as heads do."""
         self.seconds: dict[str, float] = {}
         self.is_isolated = False
         """True in a process that holds this model alone, where a lost server may end it."""
@@ -54,7 +55,9 @@ class PreparedGguf:
         mirror = self._options.mirror_of(request.owner)
         self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
-        self._measured = MeasuredGguf(request, header, self._stop, lambda: self._phase("mapping"))
+        self._measured = MeasuredGguf(
+            request, header, self._stop, lambda: self._phase("mapping"), lender
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -168,7 +171,7 @@ class PreparedGguf:
     def _load_resident(
         self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
-        self.close()
+        self._measured.mapped.close()
         with self._phase("weights"):
             model = loading.load_resident(
                 self._header.path, self._measured.offloading.placement, self._stop, progress

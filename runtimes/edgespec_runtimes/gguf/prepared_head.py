@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgespec.errors import ModelError
+from edgespec.concurrency.owning import close_all
+from edgespec.errors import Cancelled, ModelError
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.runtimes import ModelRequest
-from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.heads import head_shape
+from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
+from edgespec_runtimes.gguf.file.header import GgufFile, read_header
+from edgespec_runtimes.gguf.file.heads import head_shape, lacks_matrices
 from edgespec_runtimes.gguf.head import GgufHead
+from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama.contexts import ContextShape
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -22,12 +26,23 @@ class PreparedHead(PreparedGguf):
     """Implements `PreparedModel`, and `edgespec.ports.features.WantsFeatures`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
-        self._head = head_shape(header)
+        target = None
+        if request.target is not None and lacks_matrices(header):
+            target = read_header(request.target)
+        self._head = head_shape(header, target)
+        self._borrowed: BorrowedMatrices | None = None
         if GgufOptions.of(request.options).servers_of(request.owner):
             raise ModelError(
                 f"{header.path} is a head, which is computed here: leave its RPC servers out"
             )
-        super().__init__(replace(request, n_texts=1), header)
+        if target is not None:
+            self._borrowed = BorrowedMatrices(self._head, target)
+        try:
+            lender = self._borrowed and self._borrowed.context
+            super().__init__(replace(request, n_texts=1), header, lender)
+        except BaseException:
+            self._close_borrowed()
+            raise
 
     @property
     def feature_layers(self) -> Sequence[int]:
@@ -37,6 +52,9 @@ class PreparedHead(PreparedGguf):
     def feature_values(self) -> int:
         return self._head.n_values
 
+    def close(self) -> None:
+        close_all(super().close, self._close_borrowed)
+
     def needs(self) -> ModelNeeds:
         needs = super().needs()
         n_values = self._header.embedding_length
@@ -45,8 +63,28 @@ class PreparedHead(PreparedGguf):
         # those of the text, those of nodes and llama.cpp's own, and what is being fused
         n_rows = self.info.n_ctx + 3 * shape.n_rows
         nbytes = 4 * (n_rows * n_values + 4 * shape.n_rows * n_fused)
-        row = MemoryRow(self._request.owner, "features of the text", nbytes)
-        return replace(needs, fixed=(*needs.fixed, row))
+        rows = [MemoryRow(self._request.owner, "features of the text", nbytes)]
+        if self._borrowed is not None:
+            rows += self._borrowed.rows(self._request.owner, shape.largest_batch)
+        return replace(needs, fixed=(*needs.fixed, *rows))
 
-    def _new_model(self, *parts: Any, **settings: Any) -> GgufModel:
-        return GgufHead(*parts, head=self._head, **settings)
+    def _new_model(
+        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
+    ) -> GgufModel:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is None:
+            return GgufHead(model, shape, *parts, head=self._head, **settings)
+        try:
+            borrowed.fill(shape.largest_batch, self._stop)
+            if self._stop.is_set():
+                raise Cancelled("loading was cancelled")
+            model.lender = borrowed.context
+            return GgufHead(model, shape, *parts, head=self._head, borrowed=borrowed, **settings)
+        except BaseException:
+            borrowed.close()
+            raise
+
+    def _close_borrowed(self) -> None:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.close()

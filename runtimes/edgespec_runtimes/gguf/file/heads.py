@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, ValueType
+from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 
 EAGLE3 = "eagle3"
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+_WITHOUT_OUTPUT = ("bitnet",)
+"""Architectures whose graph has no output to lend: it multiplies with the embeddings."""
 N_FUSED = 3
 """Layers of the target that an EAGLE-3 head fuses."""
 
@@ -26,6 +29,14 @@ class HeadShape:
     """Layers of the target whose inputs it fuses."""
     n_values: int
     """Values of each of them."""
+    embeddings: TensorEntry | None = None
+    """The target's, if the head has none of its own."""
+    output: TensorEntry | None = None
+    """The target's, if the head has none of its own."""
+
+    @property
+    def borrows(self) -> bool:
+        return self.embeddings is not None or self.output is not None
 
 
 def is_head(header: GgufFile) -> bool:
@@ -33,7 +44,12 @@ def is_head(header: GgufFile) -> bool:
     return header.architecture == EAGLE3
 
 
-def head_shape(header: GgufFile) -> HeadShape:
+def lacks_matrices(header: GgufFile) -> bool:
+    """True for a head that computes with embeddings or an output of its target."""
+    return not {EMBEDDINGS, OUTPUT} <= header.tensors_by_name.keys()
+
+
+def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
     """The part of its target that a head reads. Raises ModelError for one that cannot be used."""
     layers = header.metadata.get(header.key("target_layers"))
     is_array = isinstance(layers, GgufArray) and layers.kind in (ValueType.INT32, ValueType.UINT32)
@@ -46,21 +62,41 @@ def head_shape(header: GgufFile) -> HeadShape:
         raise ModelError(
             f"{header.path} has {header.n_layers} layers, and an EAGLE-3 head has one: name another"
         )
-    for name, whose in (("token_embd.weight", "token embeddings"), ("output.weight", "output")):
-        if name not in header.tensors_by_name:
-            raise ModelError(
-                f"{header.path} has no {name}: it shares the target's {whose}, which edgespec does "
-                "not lend to heads; name a head with its own, or another draft"
-            )
-    _check_tokens(header)
+    own = header.tensors_by_name
+    embeddings = None if EMBEDDINGS in own else _lent(header, target, EMBEDDINGS)
+    output = None if OUTPUT in own else _lent(header, target, OUTPUT)
+    _check_tokens(header, output or own[OUTPUT])
     n_values = header.integer(header.key("target_hidden_size"))
-    return HeadShape(tuple(int(layer) for layer in layers.values()), n_values)
+    numbers = tuple(int(layer) for layer in layers.values())
+    return HeadShape(numbers, n_values, embeddings, output)
 
 
-def _check_tokens(header: GgufFile) -> None:
+def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
+    """The target's matrix in the place of one that the head has not."""
+    if target is None:
+        raise ModelError(
+            f"{header.path} has no {name} and takes its target's: name the model that it was "
+            "trained for with -m"
+        )
+    lent = target.tensors_by_name
+    found = lent.get(name) or lent.get(EMBEDDINGS)
+    if name == OUTPUT and target.architecture in _WITHOUT_OUTPUT:
+        found = None
+    wanted = (header.embedding_length, header.n_vocab)
+    if found is None or found.shape != wanted:
+        has = " x ".join(map(str, found.shape)) if found else "none"
+        raise ModelError(
+            f"{header.path} has no {name} and takes its target's, of {wanted[0]} x {wanted[1]}; "
+            f"{target.path} has {has}: name a head that was trained for this model, or another "
+            "draft"
+        )
+    return found
+
+
+def _check_tokens(header: GgufFile, output: TensorEntry) -> None:
     """Raise ModelError unless each row of the output stands for a token: llama.cpp writes its
     logits to these places."""
-    n_rows, n_vocab = header.tensors_by_name["output.weight"].shape[-1], header.n_vocab
+    n_rows, n_vocab = output.shape[-1], header.n_vocab
     table = header.tensors_by_name.get("d2t")
     if table is None:
         fits = n_rows == n_vocab

@@ -112,7 +112,7 @@ much as two more in the tables of its scheduler (912 bytes a node were measured)
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """The sizes of a context of this shape; `model` comes from `load_sizes_only`."""
     with log.captured() as lines:
-        handle = lib.llama_init_from_model(model.handle, shape.params())
+        handle = lib.llama_init_from_model(model.handle, _params(model, shape))
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
         lib.llama_free(handle)
@@ -153,6 +153,18 @@ def max_rollback(model: Model, wanted: int) -> int:
     return n_rollback
 
 
+def free(context: Any) -> None:
+    """Free a llama_context; None is none."""
+    if context is not None:
+        lib.llama_free(context)
+
+
+def _params(model: Model, shape: ContextShape) -> Any:
+    params = shape.params()
+    params.ctx_other = model.lender
+    return params
+
+
 def _graph_bytes(n_nodes: int) -> int:
     """Bytes of one graph of up to `n_nodes`, which llama.cpp reserves and clears at once."""
     ggml = abi.ggml()
@@ -165,7 +177,7 @@ def _graph_bytes(n_nodes: int) -> int:
 
 def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: AbortFlag) -> Any:
     """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason."""
-    params = shape.params()
+    params = _params(model, shape)
     if cb_eval is not None:
         params.cb_eval = cb_eval
     params.abort_callback = stop.callback
