@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ SEED = 0
 LAYERS = (0, 1, 29)
 """Layers of the target that the draft begins with: untrained, no choice of three was of use."""
 BATCH = 12
+"""Rows of text in a step."""
 HELD_OUT_ROWS = 8
 TEXT_MINUTES, TRAINING_MINUTES = 20.0, 22.0
 ABOUT = {
@@ -32,6 +34,10 @@ ABOUT = {
     "description": "Distilled from SmolLM2-135M-Instruct on its own text by models/recipe",
 }
 
+Model = TypeVar("Model", bound=torch.nn.Module)
+Loss = Callable[[Model, "RowsOfText"], tuple[torch.Tensor, torch.Tensor]]
+"""What a model loses on texts, and the shares of tokens that it and the target rank first."""
+
 
 @dataclass(frozen=True)
 class RowsOfText:
@@ -40,18 +46,24 @@ class RowsOfText:
     tokens: torch.Tensor
     ids: torch.Tensor
     chances: torch.Tensor
+    features: torch.Tensor
+    """What entered some of its layers."""
 
     def rows(self, chosen: torch.Tensor | slice) -> RowsOfText:
-        return RowsOfText(self.tokens[chosen], self.ids[chosen], self.chances[chosen])
+        return RowsOfText(
+            self.tokens[chosen].long(),
+            self.ids[chosen].long(),
+            self.chances[chosen],
+            self.features[chosen],
+        )
 
 
 def load_texts(folder: Path) -> RowsOfText:
     files = [np.load(file) for file in text_files(folder)]
-    parts = (
-        np.concatenate([file[name] for file in files]) for name in ("tokens", "ids", "chances")
-    )
-    tokens, ids, chances = (torch.from_numpy(part) for part in parts)
-    return RowsOfText(tokens.long(), ids.long(), chances)
+    names = ("tokens", "ids", "chances", "features")
+    parts = (np.concatenate([file[name] for file in files]) for name in names)
+    tokens, ids, chances, features = (torch.from_numpy(part) for part in parts)
+    return RowsOfText(tokens.int(), ids.int(), chances, features.view(torch.bfloat16))
 
 
 def divergence(draft: Llama, texts: RowsOfText) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,28 +80,35 @@ def divergence(draft: Llama, texts: RowsOfText) -> tuple[torch.Tensor, torch.Ten
     wanted = wanted - wanted.logsumexp(-1, keepdim=True)
     lost = (wanted.exp() * (wanted - offered.gather(-1, places))).sum(-1)
     agreed = offered.argmax(-1) == places[..., 0]
-    return lost.mean(), agreed.float().mean()
+    return lost.mean(), agreed.float().mean()[None]
 
 
-def batches(n_rows: int, seed: int) -> Iterator[torch.Tensor]:
+def batches(n_rows: int, size: int, seed: int) -> Iterator[torch.Tensor]:
     """Endless row numbers, every epoch in another order."""
     rng = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(n_rows, generator=rng).split(BATCH)
+        yield from torch.randperm(n_rows, generator=rng).split(size)
 
 
-def train(draft: Llama, texts: RowsOfText, folder: Path, budget_s: float) -> None:
+def train(
+    draft: Model,
+    texts: RowsOfText,
+    folder: Path,
+    budget_s: float,
+    loss: Loss[Model],
+    batch: int,
+    rate: float = 0.5 * MUON_RATE,
+) -> None:
     """Train for `budget_s` seconds in all runs together; `state.pt` lets the next one go on."""
-    draft.token_embd.requires_grad_(False)  # the target's own: nobody needs a copy of it
-    inner = [w for w in draft.blk.parameters() if w.ndim == 2]
+    inner = [w for w in draft.parameters() if w.ndim == 2 and w.requires_grad]
     outer = [w for w in draft.parameters() if w.ndim == 1]
     steppers = [
-        torch.optim.Muon(inner, lr=0.5 * MUON_RATE, weight_decay=0.01),
+        torch.optim.Muon(inner, lr=rate, weight_decay=0.01),
         torch.optim.AdamW(outer, lr=ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
     held_out, learnt = texts.rows(slice(0, HELD_OUT_ROWS)), texts.rows(slice(HELD_OUT_ROWS, None))
-    rows = batches(len(learnt.tokens), SEED)
+    rows = batches(len(learnt.tokens), batch, SEED)
     state, step, spent_s = folder / "state.pt", 0, 0.0
     if state.exists():
         saved = torch.load(state)
@@ -101,9 +120,9 @@ def train(draft: Llama, texts: RowsOfText, folder: Path, budget_s: float) -> Non
             next(rows)
     started, saved_s = time.monotonic() - spent_s, spent_s
     while spent_s < budget_s:
-        for stepper, rate in zip(steppers, rates, strict=True):
-            stepper.param_groups[0]["lr"] = rate * schedule(spent_s / budget_s)
-        lost, agreed = divergence(draft, learnt.rows(next(rows)))
+        for stepper, highest in zip(steppers, rates, strict=True):
+            stepper.param_groups[0]["lr"] = highest * schedule(spent_s / budget_s)
+        lost, agreed = loss(draft, learnt.rows(next(rows)))
         lost.backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         for stepper in steppers:
@@ -112,17 +131,21 @@ def train(draft: Llama, texts: RowsOfText, folder: Path, budget_s: float) -> Non
         step, spent_s = step + 1, time.monotonic() - started
         if step % 5 == 0:
             entry = {"step": step, "s": round(spent_s), "loss": round(lost.item(), 3)}
-            print(json.dumps(entry | {"agreement": round(agreed.item(), 3)}), flush=True)
+            print(json.dumps(entry | {"agreement": rounded(agreed)}), flush=True)
         if spent_s - saved_s > SAVE_EVERY_S or spent_s >= budget_s:
             saved_s = spent_s
             with torch.no_grad():
-                lost, agreed = divergence(draft, held_out)
-            print(f"held out: {lost:.3f} nats, agreement {agreed:.3f}", flush=True)
+                lost, agreed = loss(draft, held_out)
+            print(f"held out: {lost:.3f} nats, agreement {rounded(agreed)}", flush=True)
             content = {"step": step, "spent_s": spent_s, "draft": draft.state_dict()}
             content["optimizers"] = [stepper.state_dict() for stepper in steppers]
             unfinished = state.with_suffix(".part")
             torch.save(content, unfinished)
             unfinished.replace(state)
+
+
+def rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, 3) for value in values.tolist()]
 
 
 def main() -> None:
@@ -141,7 +164,8 @@ def main() -> None:
     texts = load_texts(folder)
     print(f"{texts.tokens.numel():,} tokens", flush=True)
     draft = gguf_llama.read(options.target, LAYERS)
-    train(draft, texts, options.work, 60 * options.training_minutes)
+    draft.token_embd.requires_grad_(False)  # the target's own: nobody needs a copy of it
+    train(draft, texts, options.work, 60 * options.training_minutes, divergence, BATCH)
     gguf_llama.write(draft, options.out, options.target, ABOUT, "Q8_0")
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gguf_llama import Llama, read
 
-ROWS, LENGTH = 48, 320
+ROWS, LENGTH = 128, 320
 KEPT = 32
 """Candidates of a next token whose probabilities are kept."""
 TEMPERATURES = (0.0, 0.7)
@@ -64,10 +64,15 @@ class Speaker:
 
 @torch.inference_mode()
 def write_rows(
-    target: Llama, speakers: list[Speaker], temperatures: torch.Tensor, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens uint16 [rows, length] of one row a speaker, and the KEPT likeliest next tokens after
-    each with their log-probabilities: uint16 and float16 [rows, length, KEPT]."""
+    target: Llama,
+    speakers: list[Speaker],
+    temperatures: torch.Tensor,
+    length: int,
+    layers: tuple[int, ...],
+) -> dict[str, np.ndarray]:
+    """Tokens uint16 [rows, length] of one row a speaker, the KEPT likeliest next tokens after
+    each with their log-probabilities, uint16 and float16 [rows, length, KEPT], and what enters
+    `layers`, the bits of bfloat16 [rows, length, layers, values]."""
     shape, n = target.shape, len(speakers)
     groups = shape.n_heads // shape.n_kv_heads
     sizes = (2, n, shape.n_kv_heads, length, shape.head)
@@ -75,13 +80,17 @@ def write_rows(
     tokens = np.zeros((n, length), np.uint16)
     ids = np.zeros((n, length, KEPT), np.uint16)
     chances = np.zeros((n, length, KEPT), np.float16)
+    features = np.zeros((n, length, len(layers), shape.width), np.int16)
     for speaker in speakers:
         speaker.start()
     now = torch.tensor([speaker.take(0, -1) for speaker in speakers])
     for place in range(length):
         tokens[:, place] = now.numpy()
         x, turns = target.token_embd[now[:, None]], target.turns(place, place + 1)
-        for layer, cache in zip(target.blk, kv, strict=True):
+        for number, (layer, cache) in enumerate(zip(target.blk, kv, strict=True)):
+            if number in layers:
+                entering = x[:, 0].bfloat16().view(torch.int16)
+                features[:, place, layers.index(number)] = entering.numpy()
             q, k, v = layer.qkv(x, turns)
             cache[0][:, :, place], cache[1][:, :, place] = k[:, :, 0], v[:, :, 0]
             keys, values = cache[:, :, :, : place + 1]
@@ -97,10 +106,16 @@ def write_rows(
         own = best.indices.gather(1, warm.softmax(-1).multinomial(1))[:, 0].tolist()
         pairs = zip(speakers, own, now.tolist(), strict=True)
         now = torch.tensor([speaker.take(mine, last) for speaker, mine, last in pairs])
-    return tokens, ids, chances
+    return {"tokens": tokens, "ids": ids, "chances": chances, "features": features}
 
 
-def write_texts(path: Path, dialogues: Iterator[list[str]], folder: Path, budget_s: float) -> None:
+def write_texts(
+    path: Path,
+    dialogues: Iterator[list[str]],
+    folder: Path,
+    budget_s: float,
+    layers: tuple[int, ...] = (),
+) -> None:
     """Files of rows in `folder` until they took `budget_s` seconds together; those of an earlier
     run count, and about the dialogues that they used up are passed over."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,13 +135,13 @@ def write_texts(path: Path, dialogues: Iterator[list[str]], folder: Path, budget
         started = time.monotonic()
         torch.manual_seed(number)
         speakers = [Speaker(encoded, end, line_end) for _ in range(ROWS)]
-        tokens, ids, chances = write_rows(target, speakers, hot, LENGTH)
+        rows = write_rows(target, speakers, hot, LENGTH, layers)
         took = time.monotonic() - started
         file = folder / f"{number:03}.npz"
         unfinished = file.with_suffix(".part.npz")
-        np.savez(unfinished, tokens=tokens, ids=ids, chances=chances, spent_s=took)
+        np.savez(unfinished, **rows, spent_s=took)
         unfinished.replace(file)
-        print(f"{file.name}: {tokens.size:,} tokens in {took:.0f} s", flush=True)
+        print(f"{file.name}: {rows['tokens'].size:,} tokens in {took:.0f} s", flush=True)
         spent_s, number = spent_s + took, number + 1
 
 
