@@ -324,6 +324,9 @@ class RoundPlanner:
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s
         account = self.account.with_round(outcome, saved_s)
+        if len(account.found) >= SHORTEST_REHEARSAL:
+            known = known.observe_found(account.found, SAFE_MARGIN)
+            account = replace(account, found=())
         return replace(self, experience=known, account=account, stop_rule=rule)
 
     def state_dict(self) -> Numbers:

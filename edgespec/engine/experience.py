@@ -55,6 +55,8 @@ class TextAccount:
     elapsed_s: float = 0.0
     saved_s: float = 0.0
     """Seconds of this text so far, and those that guesses have saved it."""
+    found: tuple[Rehearsed, ...] = ()
+    """Success of a free drafter on the latest tokens, all of which came without guesses."""
 
     def credit_s(self, plain_s: float, n_texts: int = 1) -> float:
         """Seconds that guesses may lose, where a token without guesses takes `plain_s`."""
@@ -91,6 +93,7 @@ class TextAccount:
             room=max(0, self.room - outcome.n_tokens),
             elapsed_s=self.elapsed_s + outcome.wall_s,
             saved_s=self.saved_s + saved_s,
+            found=() if outcome.guessed else (*self.found, *outcome.found),
         )
 
 
@@ -266,6 +269,12 @@ class Experience:
             plain_tokens=self.plain_tokens + spent_s / self.plain_s,
         )
 
+    def observe_found(self, found: Sequence[Rehearsed], margin: float) -> Experience:
+        """The value after a free drafter was tried on the text. It says something if its guesses
+        would have been `margin` times as fast as none, else nothing of those of a model."""
+        after = self.observe_rehearsal(found)
+        return after if after.proven * after.plain_s > margin * after.seconds else self
+
     def observe(self, outcome: RoundOutcome) -> Experience:
         """The value after a round."""
         report = PassReport(
@@ -368,12 +377,13 @@ class Experience:
         hits = within(numbers, "hits", tries[0]), within(numbers, "sure hits", tries[1])
         claimed = within(numbers, "claimed tries", sum(tries))
         kept = min(1.0, MOST_RECALLED / max(sum(tries), 1e-9))
-        rounds = within(numbers, "rounds", 1e3)
+        plain_tokens = within(numbers, "plain tokens", 1e4)
+        rounds = within(numbers, "rounds", 1e3) if plain_tokens else 0.0
         kept_rounds = min(1.0, MOST_RECALLED / max(rounds, 1e-9))
         return replace(
             after,
             chances=Chances(hits, tries, claimed).faded(kept),
             rounds=kept_rounds * rounds,
             claimed=kept_rounds * within(numbers, "claimed", 1e3 * max(rounds, 1e-9)),
-            plain_tokens=kept_rounds * within(numbers, "plain tokens", 1e4),
+            plain_tokens=kept_rounds * plain_tokens,
         )

@@ -80,6 +80,8 @@ class RoundOutcome:
     """Seconds that this round would have taken."""
     rehearsed: Sequence[Rehearsed] = ()
     """Success of the draft on the end of the text, on which it was tried within `reading_s`."""
+    found: Sequence[Rehearsed] = ()
+    """Success of a free drafter on the last token, in a round without guesses."""
     reached: Sequence[Reached] = ()
     """Nodes that the text went through and that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)

@@ -42,10 +42,13 @@ def begin_round(
     plan = planner.plan()
     grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
     rehearsed: Sequence[Rehearsed] = ()
+    found: Sequence[Rehearsed] = ()
     if grower is not None:
         pair.catch_up(grower)
-    elif plan.rehearses and not n_others and pair.grower is not None and pair.grower.is_ready:
-        rehearsed = pair.rehearse(pair.grower, plan.rehearses)
+    elif not n_others and pair.grower is not None and pair.grower.is_ready:
+        found = pair.grower.rehearse(pair.committed, 1, free=True)
+        if plan.rehearses:
+            rehearsed = pair.rehearse(pair.grower, plan.rehearses)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
@@ -67,6 +70,7 @@ def begin_round(
         draft_s=reading_s,
         reading_s=reading_s,
         rehearsed=rehearsed,
+        found=found,
     )
 
 
@@ -107,6 +111,7 @@ class RoundInProgress:
     draft_s: float = 0.0
     reading_s: float = 0.0
     rehearsed: Sequence[Rehearsed] = ()
+    found: Sequence[Rehearsed] = ()
     growing_s: float = 0.0
     """Seconds of the draft steps of all texts before the pass."""
     imagined: Point | None = None
@@ -237,6 +242,7 @@ class RoundInProgress:
             wall_s=self.pair.clock() - self.begun,
             reading_s=self.reading_s,
             rehearsed=self.rehearsed,
+            found=self.found,
         )
         if self.grower is None:
             return without_guesses

@@ -247,6 +247,21 @@ def test_a_draft_reads_the_text_if_it_would_have_guessed_its_end(is_right: bool)
     assert value.account.saved_s == pytest.approx(-0.01)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_guesses_at_nothing_are_tried_on_what_comes_without_guesses(is_right: bool) -> None:
+    """A text that repeats itself went on without guesses, since a trial was too dear."""
+    found = [Rehearsed(0.97, is_right, 0.99, is_right)]
+    plain = replace(OUTCOME, guessed=False, n_tokens=1, verified=0, pass_s=0.04, wall_s=0.05)
+    value = cold(200)
+    chances = value.experience.chances
+    for _ in range(8):
+        assert not value.plan().guesses
+        value = value.observe(replace(plain, found=found))
+    assert value.plan().guesses == is_right
+    if not is_right:
+        assert value.experience.chances.honesty == pytest.approx(chances.honesty)
+
+
 def test_what_guesses_saved_one_text_is_worth_less_where_texts_share_passes() -> None:
     one = replace(planner(), account=TextAccount(room=99, elapsed_s=1.0, saved_s=0.8))
     four = one.sharing(4, n_prompt_rows=0)

@@ -9,8 +9,10 @@ import pytest
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.engine import Engine
+from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import BestFirstPacer, Limits
 from edgespec.engine.settings import EngineSettings
 from edgespec.tree import ROOT, TokenTree
@@ -179,6 +181,15 @@ def test_a_rehearsal_of_a_text_read_alone_leaves_the_model_as_it_was() -> None:
     assert [one.was_first for one in tried] == [True, True, False, False]
     assert all(0 < one.confidence <= one.claimed <= 1 for one in tried)
     assert (model.n_committed, model.n_provisional) == (4, 0)
+
+
+def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
+    grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()])
+    text = [1, 2, 3, 4, 1, 2]
+    assert grower.rehearse(text, 1, free=True) == [Rehearsed(0.0, False, 0.0, False)]
+    (tried,) = grower.rehearse([*text, 3], 1, free=True)
+    assert tried.was_first and 0 < tried.confidence <= 1
+    assert not lookup.is_behind([*text, 3])
 
 
 def test_a_rehearsal_reads_what_follows_the_text_that_the_model_has_read() -> None:

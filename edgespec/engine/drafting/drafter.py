@@ -47,7 +47,12 @@ class Opinion(NamedTuple):
 class Rehearses(Protocol):
     """A drafter that can be tried on a text that goes on without its guesses."""
 
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> Sequence[tuple[Opinion, int]]:
+    is_free: bool
+    """True if a rehearsal costs next to nothing, too."""
+
+    def rehearse(
+        self, committed: Sequence[int], n_tokens: int
+    ) -> Sequence[tuple[Opinion | None, int]]:
         """Opinions about the last `n_tokens` committed tokens, each with its token.
 
         Tokens that follow those it has read are read for good. Others are read alone, and its

@@ -61,7 +61,9 @@ class FreeDrafter(ABC):
         return list(nodes)
 
     def opinion(self, key: int) -> Opinion | None:
-        answer = self._answers.get(key)
+        return self._opinion(self._answers.get(key))
+
+    def _opinion(self, answer: Answer | None) -> Opinion | None:
         if answer is None:
             return None
         n_tokens = sum(share > 0 for share in answer.shares)

@@ -85,19 +85,22 @@ class TreeGrower:
                 drafter.catch_up(committed)
 
     def rehearse(
-        self, committed: Sequence[int], n_tokens: int, learns: bool = True
+        self, committed: Sequence[int], n_tokens: int, learns: bool = True, free: bool = False
     ) -> list[Rehearsed]:
-        """Guesses of the drafter with a model for the last `n_tokens` of the committed tokens.
+        """Guesses of the drafter with a model, or of one that is `free`, for the last `n_tokens` of
+        the committed tokens.
 
         What the target has not written teaches little about what it writes: then nothing is learnt.
         """
         for drafter in self._ready:
-            if isinstance(drafter, Rehearses):
+            if isinstance(drafter, Rehearses) and drafter.is_free == free:
                 said = drafter.rehearse(committed, n_tokens)
                 return [self._rehearsed(opinion, token, learns) for opinion, token in said]
         return []
 
-    def _rehearsed(self, opinion: Opinion, token: int, learns: bool) -> Rehearsed:
+    def _rehearsed(self, opinion: Opinion | None, token: int, learns: bool) -> Rehearsed:
+        if opinion is None:
+            return Rehearsed(0.0, False, 0.0, False)
         guesses = self._mixer.mix([opinion])
         if learns:
             self._mixer.observe([opinion], token)

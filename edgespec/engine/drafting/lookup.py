@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.tree import TokenTree
 
@@ -130,7 +131,10 @@ class LookupDrafter(FreeDrafter):
         """Last tokens of the text down to each node that was looked up, by the node's key."""
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
-        places = self._index.places(self._words_at(tree, node))
+        return self._answer_after(self._words_at(tree, node))
+
+    def _answer_after(self, words: Sequence[int]) -> Answer | None:
+        places = self._index.places(words)
         if not places:
             return None
         said = [(self._index.tokens[place + 1], alike) for place, alike in places]
@@ -151,6 +155,14 @@ class LookupDrafter(FreeDrafter):
         self.rest()
         for token in committed[len(self._index) :]:
             self._index.append(token)
+
+    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion | None, int]]:
+        self.catch_up(committed[:-n_tokens])
+        said = []
+        for token in committed[len(self._index) :]:
+            said.append((self._opinion(self._answer_after(self._index.tokens[-LONGEST:])), token))
+            self._index.append(token)
+        return said
 
     def rewind(self, n_tokens: int) -> None:
         self.rest()
