@@ -37,7 +37,7 @@ from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
 
 BATCH_SIZES = (512, LEAST_TILED_BATCH)
 """Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
-VOCABULARY_STEP_BYTES = 256 << 10
+VOCABULARY_STEP_BYTES = 64 << 10
 """Step in which a vocabulary is counted: malloc's count of it differs by a few KiB from one process
 to the next, and every process is to name the same smallest budget."""
 MAX_LINE = 8
