@@ -32,7 +32,6 @@ def row(
     rounds = tuple(round_cost(n) for n in accepted)
     decoded = Decoded(
         tokens=tuple(tokens),
-        text_sha256="",
         n_prompt_tokens=5,
         load_s=0.5,
         prompt_s=0.25,

@@ -5,7 +5,6 @@ A fresh interpreter, so that no run inherits memory, caches or threads of anothe
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -75,7 +74,6 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
-            text_sha256=_sha256(result.text.encode()),
             n_prompt_tokens=len(result.prompt_tokens),
             load_s=running.load_report["total"],
             prompt_s=result.timings.prompt_s,
@@ -105,7 +103,6 @@ def _run_baseline(job: Decode) -> Decoded:
     decode_s = sum(cost.wall_s for cost in run.rounds)
     return Decoded(
         tokens=run.tokens,
-        text_sha256=_sha256(run.text),
         n_prompt_tokens=run.n_prompt_tokens,
         load_s=run.load_s,
         prompt_s=run.prompt_s,
@@ -132,7 +129,6 @@ def _run_engine_together(job: Decode, mode: modes.Mode) -> Decoded:
         rounds = [cost for result in results for cost in result.speculation.round_costs]
         return Decoded(
             tokens=tuple(token for result in results for token in result.tokens),
-            text_sha256=_sha256("".join(result.text for result in results).encode()),
             n_prompt_tokens=sum(len(result.prompt_tokens) for result in results),
             load_s=running.load_report["total"],
             prompt_s=max(result.timings.prompt_s for result in results),
@@ -162,7 +158,6 @@ def _run_baseline_together(job: Decode) -> Decoded:
     tokens = tuple(token for text in run.texts for token in text)
     return Decoded(
         tokens=tokens,
-        text_sha256=_sha256(repr(run.texts).encode()),
         n_prompt_tokens=run.n_prompt_tokens,
         load_s=run.load_s,
         prompt_s=0.0,
@@ -232,10 +227,6 @@ def storage_reads() -> int:
     """Bytes that this process has had read from storage; 0 where the OS does not count them."""
     counters = getattr(psutil.Process(), "io_counters", None)
     return int(counters().read_bytes) if counters else 0
-
-
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 if __name__ == "__main__":

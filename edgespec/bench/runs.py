@@ -58,7 +58,6 @@ class Decoded:
     """One run of one mode. Seconds are wall-clock."""
 
     tokens: tuple[int, ...]
-    text_sha256: str
     n_prompt_tokens: int
     load_s: float
     prompt_s: float

@@ -1,4 +1,4 @@
-"""Runs a job in a fresh, bound process and watches its memory meanwhile.
+"""Runs a job in a fresh, bound process.
 
 Whatever ends it, Ctrl-C too, the process is gone afterwards and what bound it is removed.
 """
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,17 +24,7 @@ from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages
 from edgespec.jobs.other_work import OtherWork
 
-SAMPLE_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Memory and processor time of a process, `at_s` on the machine's monotonic clock."""
-
-    at_s: float
-    rss_bytes: int
-    computed_s: float
-    """Processor time since it began."""
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +40,6 @@ class Launched:
     """An answer, and what went on meanwhile."""
 
     answer: Any
-    began_s: float
-    """On the machine's monotonic clock."""
-    samples: tuple[Sample, ...]
     others: float = 0.0
     """Share of the cores that other processes took."""
 
@@ -79,14 +65,13 @@ def launch(
             job_file.write(child.messages.to_json(job))
             job_file.seek(0)
             command = [*prefix, sys.executable, "-m", child.module]
-            began_s, others = time.monotonic(), OtherWork()
+            others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
-        samples = tuple(_watch(process, tick))
-        share = others.share(samples[-1].computed_s if samples else 0.0)
+        share = others.share(_wait_for(process, tick))
         out.seek(0)
         err.seek(0)
         answer = _answer(child.messages, process.returncode, out.read(), err.read())
-        return Launched(answer, began_s, samples, share)
+        return Launched(answer, share)
 
 
 def drop_cache(path: Path) -> None:
@@ -112,21 +97,17 @@ def _started(
         process.wait()
 
 
-def _watch(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterator[Sample]:
-    """Samples until the process ends."""
-    try:
-        watched = psutil.Process(process.pid)
-    except psutil.NoSuchProcess:
-        process.wait()
-        return
-    while True:
+def _wait_for(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> float:
+    """Wait for its end; the seconds of processor time that it took, as far as they were seen."""
+    computed_s = 0.0
+    while process.poll() is None:
         tick()
         with suppress(psutil.Error):
-            times = watched.cpu_times()
-            yield Sample(time.monotonic(), watched.memory_info().rss, times.user + times.system)
+            times = psutil.Process(process.pid).cpu_times()
+            computed_s = times.user + times.system
         with suppress(subprocess.TimeoutExpired):
-            process.wait(SAMPLE_S)
-            return
+            process.wait(POLL_S)
+    return computed_s
 
 
 def _answer(messages: Messages, code: int, out: bytes, err: bytes) -> Any:

@@ -59,7 +59,7 @@ def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
     launched = launch(ReadRaw(path, 3_000_002), CHILD, cold=[path])
     assert isinstance(launched.answer, RawRead)
     assert launched.answer.nbytes == 6_000_002
-    assert max(sample.rss_bytes for sample in launched.samples) > 0
+    assert 0 <= launched.others <= 1
 
 
 def test_an_error_of_the_process_is_its_answer(tmp_path: Path):
