@@ -11,7 +11,9 @@ from dataclasses import replace
 from statistics import harmonic_mean
 from typing import Any
 
-from virtual_pair import LENGTHS, MACHINES, TEXTS, Machine, Text, best_fixed, run
+from virtual_clock import MACHINES, Machine
+from virtual_pair import LENGTHS, best_fixed, run
+from virtual_text import TEXTS, Text
 
 SEEDS = {32: 8, 64: 8, 128: 4, 512: 3}
 """Texts by length: short ones differ more."""

@@ -15,7 +15,9 @@ from statistics import harmonic_mean
 from typing import Any
 
 from edgespec.settings.config import AcceptanceName, FallbackName
-from virtual_pair import MACHINES, TEXTS, Machine, run
+from virtual_clock import MACHINES, Machine
+from virtual_pair import run
+from virtual_text import TEXTS
 
 SURE = {0.0: 12.0, 1.0: 4.0}
 """Logit of the most probable token, by temperature."""

@@ -7,7 +7,9 @@ from statistics import harmonic_mean
 
 import pytest
 
-from virtual_pair import MACHINES, TEXTS, run, warm
+from virtual_clock import MACHINES
+from virtual_pair import run, warm
+from virtual_text import TEXTS
 
 N_TOKENS = 48
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from virtual_pair import MACHINES, PROMPT_TOKENS, TEXTS, run, together
+from virtual_clock import MACHINES
+from virtual_pair import run, together
+from virtual_text import PROMPT_TOKENS, TEXTS
 
 N_TEXTS, N_TOKENS = 4, 48
 

@@ -1,6 +1,6 @@
 """The engine on a virtual clock: faster with a draft that helps, not slower with one that does not.
 
-Passes and draft steps cost what formulas say; `tests/virtual_pair.py` has machines and texts, and
+Passes and draft steps cost what formulas say; `tests/virtual_clock.py` has the machines, and
 `tests/measure_rounds.py` prints all of them.
 """
 
@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from virtual_pair import MACHINES, TEXTS, Text, run
+from virtual_clock import MACHINES
+from virtual_pair import run
+from virtual_text import TEXTS, Text
 
 USELESS, WARM = TEXTS["useless"], replace(TEXTS["medium"], sure=4.0)
 
