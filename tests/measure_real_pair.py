@@ -18,12 +18,15 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
+from edgespec.ports.features import ReadsFeatures
 from edgespec.session import session
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadSettings, PacerName
 from edgespec.values import GenerationResult
 
 KINDS = ("conversation", "code", "prose", "repeating")
-NODES = (16, 32)
+NODES = (16, 32, 64)
+LINE = 8
+"""Guesses of a line."""
 
 
 def tokens_per_pass(
@@ -39,7 +42,11 @@ def tokens_per_pass(
         known.truncate(0)
         if with_draft:
             models.draft.truncate(0)
-        with Engine(known, models.draft if with_draft else None, rules) as engine:
+        reads_features = with_draft and isinstance(models.draft, ReadsFeatures)
+        if reads_features:
+            models.target.truncate(0)
+        draft = models.draft if with_draft else None
+        with Engine(models.target if reads_features else known, draft, rules) as engine:
             events = engine.generate(text.prompt_tokens, pair_fit._GREEDY, len(text.tokens))
             done = pair_fit._finish(events)
         rounds += done.speculation.rounds
@@ -57,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = LoadSettings(model=catalogue.find(options.target), draft=options.draft, ctx_size=512)
     rows = ["draft", "both"] if options.draft else []
-    loaded_for = replace(pair_fit.LOADED_FOR, lookup=True)
+    loaded_for = replace(pair_fit.LOADED_FOR, lookup=True, draft_max=max(NODES))
     with session.open_models(settings, loaded_for) as models:
         for kind in options.kinds:
             prompts = read_prompts(models_folder() / "smollm2" / f"{kind}.jsonl")
@@ -69,13 +76,19 @@ def main() -> None:
             cells = []
             if options.draft:
                 n_vocab = models.target.info.n_vocab
-                compared, agreed = pair_fit.count_agreed(models.draft, texts, n_vocab)
+                compared, agreed = pair_fit.count_agreed(
+                    models.draft, texts, n_vocab, target=models.target
+                )
                 cells.append(f"agreement {agreed / compared:.3f} of {compared}")
             for row in ["lookups", *rows]:
                 for nodes in NODES:
                     rules = replace(pair_fit.full_trees(nodes), lookup=row != "draft")
                     found = tokens_per_pass(models, texts, rules, row != "lookups")
                     cells.append(f"{row} {nodes}: {found:.2f}")
+            if options.draft:
+                rules = replace(pair_fit.full_trees(LINE), pacer=PacerName.LINEAR)
+                found = tokens_per_pass(models, texts, rules, True)
+                cells.append(f"draft, line of {LINE}: {found:.2f}")
             print(f"{kind}: {'; '.join(cells)}", flush=True)
 
 

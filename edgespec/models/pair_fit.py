@@ -1,7 +1,8 @@
 """Measures how well a draft fits a target: the share of the target's own text that it guesses.
 
 The target runs once. Greedy text tells for every tree which guesses it would have accepted, so the
-trees are grown by the draft alone, and a target that is paged is not paged again. Reads no clock.
+trees are grown by the draft alone, and a target that is paged is not paged again. A head reads what
+the target computes: for one it computes everything. Reads no clock.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.settings.config import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (
@@ -135,7 +137,7 @@ def measure(
         progress("replaying the texts through the draft", next(replayed) / n_replays)
 
     n_shared = min(target.info.n_vocab, draft.info.n_vocab)
-    compared, agreed = count_agreed(draft, texts, n_shared, step)
+    compared, agreed = count_agreed(draft, texts, n_shared, step, target)
     trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
     return PairFit(
         n_prompts=len(texts),
@@ -187,23 +189,29 @@ def count_agreed(
     texts: Sequence[GenerationResult],
     n_shared: int,
     step: Callable[[], None] = lambda: None,
+    target: LanguageModel | None = None,
 ) -> tuple[int, int]:
     """Number of tokens that the draft can be asked about, and of those that it ranks first.
 
-    It knows the first `n_shared` tokens of the vocabulary; `step` is called before each text.
+    It knows the first `n_shared` tokens of the vocabulary; `step` is called before each text. A
+    head can be asked with its `target` alone.
     """
     compared = agreed = 0
     with Worker() as worker:
         for text in texts:
             step()
-            choices = _first_choices(draft, text, n_shared, worker)
+            choices = _first_choices(draft, text, n_shared, worker, target)
             compared += len(choices)
             agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
     return compared, agreed
 
 
 def _first_choices(
-    draft: LanguageModel, text: GenerationResult, n_shared: int, worker: Worker
+    draft: LanguageModel,
+    text: GenerationResult,
+    n_shared: int,
+    worker: Worker,
+    target: LanguageModel | None,
 ) -> list[int]:
     """The token that the draft ranks first at each place of the text, as far as it can read it."""
     tokens = [*text.prompt_tokens, *text.tokens]
@@ -213,6 +221,13 @@ def _first_choices(
     if start >= end:
         return []
     draft.truncate(0)
+    if isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
+        if not start:
+            return []  # nothing is known about the first token alone
+        draft.drop_features(0)
+        target.truncate(0)
+        target.give_features(draft.feature_layers, draft.take_features)
+        worker.run(partial(target.prefill, tokens[:end]), target.cancel)
     worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
     choices: list[int] = []
     for begin in range(start, end, draft.info.max_nodes):
@@ -239,7 +254,11 @@ def _replay(
     rounds = verified = accepted = 0
     draft.truncate(0)
     known = KnownText(target)
-    with Engine(known, draft, rules) as engine:
+    verifier: LanguageModel = known
+    if isinstance(draft, ReadsFeatures):
+        target.truncate(0)
+        verifier = target
+    with Engine(verifier, draft, rules) as engine:
         for text in texts:
             step()
             known.tokens = (*text.prompt_tokens, *text.tokens)

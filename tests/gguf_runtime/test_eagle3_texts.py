@@ -3,6 +3,7 @@ after turn, several at once, and from a saved state."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -182,6 +183,19 @@ def test_a_head_that_borrows_saves_passes(good: Files, tmp_path: Path) -> None:
     with edgespec.load(settings, LINE) as session:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
+
+
+def test_models_check_measures_a_head(
+    good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Hello"}))
+    command = ["models", "check", str(good.target), str(good.head), "--prompts", str(prompts)]
+    assert main([*command, "-n", "16", "--json", "--memory-budget", "4GiB"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["agreement"]["compared"] == 16
+    assert measured["agreement"]["top_1"] > 0.9
+    assert measured["trees"][-1]["tokens_per_pass"] > 3
 
 
 def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> None:
