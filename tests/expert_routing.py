@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.paging.eviction import Eviction
+from edgespec.paging.eviction import LeastLikely
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 
@@ -65,7 +65,7 @@ def batched(passes: Sequence[Pass], size: int) -> list[Pass]:
     ]
 
 
-def misses(passes: Iterable[Pass], eviction: Eviction, n_fitting: int) -> list[int]:
+def misses(passes: Iterable[Pass], eviction: LeastLikely, n_fitting: int) -> list[int]:
     """Experts read in every pass, by a cache that holds so many, whatever their layers."""
     there: set[tuple[int, int]] = set()
     counts = []

@@ -147,7 +147,7 @@ def run_all(bench: Bench, display: Display) -> Results:
         what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
         share = (number - 1) / len(due)
         # in a log, the lines of finished runs are progress enough
-        tick = partial(display.progress, what, share) if sys.stderr.isatty() else _silent
+        tick = partial(display.progress, what, share) if sys.stderr.isatty() else lambda: None
         launched = _launch(bench, turn, tick)
         left_s = (time.monotonic() - began) / number * (len(due) - number)
         match launched.answer:
@@ -200,10 +200,6 @@ def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:
         repetition=turn.repetition,
         decoded=decoded,
     )
-
-
-def _silent() -> None:
-    """Nobody watches."""
 
 
 def _announce(bench: Bench, n_runs: int, display: Display) -> None:

@@ -6,29 +6,11 @@ Pure bookkeeping over layers and experts; holds no weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
 MayEvict = Callable[[int, int], bool]
 """True for a layer and expert that is neither in use nor being read."""
-
-
-class Eviction(Protocol):
-    """Eviction policy of a cache of experts."""
-
-    def add(self, layer: int, expert: int) -> None:
-        """Record that the expert is in memory from now on."""
-
-    def remove(self, layer: int, expert: int) -> None:
-        """Record that the expert is no longer in memory."""
-
-    def use(self, layer: int, choices: np.ndarray) -> None:
-        """Record the experts that the tokens of a pass chose in this layer: int
-        [n_tokens, n_used]."""
-
-    def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
-        """The layer and expert to evict; None if none may be."""
 
 
 class LeastLikely:
@@ -58,12 +40,15 @@ class LeastLikely:
         self._layers = np.arange(len(n_experts))
 
     def add(self, layer: int, expert: int) -> None:
+        """Record that the expert is in memory from now on."""
         self._cached[layer, expert] = True
 
     def remove(self, layer: int, expert: int) -> None:
+        """Record that the expert is no longer in memory."""
         self._cached[layer, expert] = False
 
     def use(self, layer: int, choices: np.ndarray) -> None:
+        """Record the experts that the tokens of a pass chose: int [n_tokens, n_used]."""
         self._layer = layer
         n_tokens = len(choices)
         if n_tokens:
@@ -74,6 +59,7 @@ class LeastLikely:
             self._likelihood[layer] += (1 - decay) * uses / n_tokens
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
+        """The layer and expert to evict; None if none may be."""
         waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
         for index in np.argsort(-waits, kind="stable"):
             if waits[index] < 0:

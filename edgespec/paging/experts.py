@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
-from edgespec.paging.eviction import Eviction, LeastLikely
+from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.expert_memory import ExpertMemory
 from edgespec.paging.reader import Reader
@@ -59,7 +59,7 @@ class ExpertCache(Closeable):
         layers: Sequence[ExpertLayer],
         reader: Reader,
         capacity_bytes: int,
-        eviction: Eviction | None = None,
+        eviction: LeastLikely | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:

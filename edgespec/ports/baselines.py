@@ -50,7 +50,6 @@ class BaselineRun:
     """Tokens and costs of a run. Waiting for storage is part of its passes."""
 
     tokens: tuple[int, ...]
-    text: bytes
     n_prompt_tokens: int
     load_s: float
     prompt_s: float

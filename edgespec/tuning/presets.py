@@ -65,7 +65,7 @@ def toml(settings: Mapping[str, Any], reasons: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save(text: str, path: Path, flag: str = "--out") -> None:
+def save(text: str, path: Path) -> None:
     """The whole file or none. Raises EdgespecError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,18 +75,18 @@ def save(text: str, path: Path, flag: str = "--out") -> None:
         raise
     except OSError as error:
         raise EdgespecError(
-            f"{path} cannot be written ({error.strerror}): name another place with {flag} FILE"
+            f"{path} cannot be written ({error.strerror}): name another place with --out FILE"
         ) from error
 
 
-def check_place(path: Path, flag: str = "--out") -> None:
+def check_place(path: Path) -> None:
     """Raise what `save` would, before minutes are spent."""
     if path.is_dir():
-        raise UsageError(f"{flag} {path} is a folder: name a file")
+        raise UsageError(f"--out {path} is a folder: name a file")
     if not path.parent.is_dir() and path.parent != cache_folder.tuned():
-        raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+        raise UsageError(f"--out {path}: there is no folder {path.parent}")
     trial = path.with_name(f"{path.name}.trial")
-    save("", trial, flag)
+    save("", trial)
     trial.unlink()
 
 

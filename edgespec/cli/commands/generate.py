@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             grammar,
             prompt_cache=cache,
         )
-        shown = _Display(_ignore if as_json else console.token)
+        shown = _Display((lambda _: None) if as_json else console.token)
         with interrupts.stopping(running.cancel):
             result = follow(events, shown.show)
         shown.rest_of(result)
@@ -140,10 +140,6 @@ def _trace(args: argparse.Namespace) -> Trace:
     from edgespec.tracing.trace_file import open_trace
 
     return open_trace(args.trace)
-
-
-def _ignore(event: TokenEvent) -> None:
-    """Show nothing: with --json the text is in the report."""
 
 
 def _color(args: argparse.Namespace, as_json: bool) -> Any:

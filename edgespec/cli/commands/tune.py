@@ -9,7 +9,6 @@ import argparse
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from edgespec import runtimes
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     presets.check_place(out)
     lab = _lab(args, job, prompts, console)
     plan = plan_trial(job.load, job.engine)
-    say = _silent if "json" in args else partial(console.note)
+    say = (lambda _: None) if "json" in args else console.note
     tuned = tune(lab, job, plan.budget_bytes, say)
     console.end_of_progress()
     figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
@@ -130,7 +129,3 @@ def _lab(
             )
     seconds = number("--seconds", getattr(args, "seconds", SECONDS), LEAST_SECONDS, MOST_SECONDS)
     return ProcessLab(prompts, seconds, limiter, console)
-
-
-def _silent(text: str) -> None:
-    """Programs get one object."""

@@ -102,7 +102,6 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
             tokens, rounds = _speculate(target, draft, _RULES[name], prompt, request)
         return BaselineRun(
             tokens=tuple(tokens),
-            text=b"".join(target.vocabulary.piece(token) for token in tokens),
             n_prompt_tokens=len(prompt),
             load_s=load_s,
             prompt_s=prompt_s,

@@ -72,7 +72,6 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         )
         return BaselineRun(
             tokens=tuple(tokens),
-            text=b"".join(decoder.vocabulary.piece(token) for token in tokens),
             n_prompt_tokens=len(prompt),
             load_s=load_s,
             prompt_s=prompt_s,
