@@ -19,7 +19,7 @@ step() { # TITLE SECONDS COMMAND...
 		return
 	fi
 	timeout --kill-after=5 $((limit_s < left_s ? limit_s : left_s)) "$@" 2>&1 | tail -n 40
-	printf -- '-- exit code %s after %s s\n' "${PIPESTATUS[0]}" $((SECONDS - began_s))
+	printf '\n-- exit code %s after %s s\n' "${PIPESTATUS[0]}" $((SECONDS - began_s))
 }
 
 on_gpu() { # LAYERS LAYERS-OF-THE-DRAFT

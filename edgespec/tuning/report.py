@@ -66,8 +66,10 @@ def lines(tuned: Tuned) -> list[str]:
     n_untried = len(tuned.entrants) - len(ran)
     if n_untried:
         table.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
+    first = tuned.defaults.runs[0]
     return [
-        first_line(tuned.defaults.runs[0]),
+        first_line(first),
+        *(f"note: {note}" for note in first.notes),
         "",
         *table,
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,17 @@ def test_a_busy_machine_is_said() -> None:
     assert "up to 40% of the cores" in "\n".join(
         report.lines(tune(Busy(lambda _: 5.0), job(DRAFT), BUDGET))
     )
+
+
+def test_what_the_plan_notes_is_said() -> None:
+    """What RPC servers hold, and how far away they are, was known and kept back."""
+
+    class Noting(FormulaLab):
+        def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
+            return replace(super().run(job, candidate, length), notes=("a server holds 5 layers",))
+
+    found = tune(Noting(lambda _: 5.0), job(DRAFT), BUDGET)
+    assert "note: a server holds 5 layers" in report.lines(found)
 
 
 def test_a_preset_says_what_differs() -> None:
