@@ -21,7 +21,13 @@ from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
 from edgespec.settings.base import Names, expanded, spell
-from edgespec.settings.config import DRAFTING, GenerateSettings, LoadSettings, read_config
+from edgespec.settings.config import (
+    ABOUT_THE_DRAFT,
+    DRAFTING,
+    GenerateSettings,
+    LoadSettings,
+    read_config,
+)
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
@@ -153,7 +159,7 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     if found is None:
         return
     path, tuned = found
-    about_drafts = {*DRAFTING, "threads_draft", *option_names("draft")}
+    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
     if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
         settings["draft"] = None
         tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
@@ -196,7 +202,7 @@ def _settle_draft(
                 f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
             )
     if flags.get("no_draft"):
-        _drop({"draft", "threads_draft", *option_names("draft")} & config.keys(), config, notes)
+        _drop({"draft", *ABOUT_THE_DRAFT, *option_names("draft")} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 

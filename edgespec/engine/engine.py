@@ -138,6 +138,12 @@ class Engine(Closeable):
         """Number of committed tokens that were computed in tiles."""
         return self._pairs[0].n_tiled
 
+    @property
+    def n_leading(self) -> int:
+        """Tokens of the text's beginning that the draft holds without a gap."""
+        grower = self._pairs[0].grower
+        return grower.n_leading if grower is not None else 0
+
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Take `tokens` as committed: their KV was loaded into the target, that of a part into the
         draft; `n_tiled` of them were computed in tiles."""

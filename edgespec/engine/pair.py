@@ -53,8 +53,11 @@ class Pair:
 
     @property
     def n_unread(self) -> int:
-        """Committed tokens that the drafters have not read."""
-        return len(self.committed) - self.n_drafted
+        """Tokens that the drafters must read before they can guess."""
+        n_tokens = len(self.committed)
+        if self.grower is None:
+            return n_tokens - self.n_drafted
+        return self.grower.n_unread(self.n_drafted, n_tokens)
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if the running request was cancelled."""

@@ -47,5 +47,5 @@ def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | Non
     if not isinstance(draft, HoldsTexts) or draft.info.n_texts < model.info.n_texts:
         target.n_drafted = 0
     elif target.grower is not None:
-        n_held = min(draft.committed_of(source.text), n_tokens)
-        draft.share(source.text, target.text, n_held)
+        target.n_drafted = min(source.grower.n_leading, n_tokens) if source.grower else 0
+        draft.share(source.text, target.text, target.n_drafted)

@@ -39,7 +39,6 @@ def read_prompt(
     begun = pair.clock()
     if request.terms.keeper is not None:
         request.terms.keeper.before_prompt(prompt, request.tally)
-    n_drafted = pair.n_drafted
     pair.rewind(reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
@@ -58,7 +57,7 @@ def read_prompt(
                 yield
             pair.prefill(unread[n_read:end], request.terms.progress)
             report = _sum(report, pair.target.last_report)
-    _draft_reads(pair, request, learning, min(reused, n_drafted), report, n_others)
+    _draft_reads(pair, request, learning, report, n_others)
     now = pair.clock()
     request.tally.prompt_s = now - begun
     request.tally.reused_tokens = reused
@@ -93,16 +92,13 @@ def _draft_reads(
     pair: Pair,
     request: ActiveRequest,
     learning: Learning,
-    n_drafted: int,
     report: PassReport | None,
     n_others: int,
 ) -> None:
-    """Let the drafters, which hold the first `n_drafted` tokens, read the rest if guesses are
-    planned."""
+    """Let the drafters read what they must if guesses are planned."""
     if pair.grower is None:
         return
-    n_unread = len(pair.committed) - n_drafted
-    learning.begin_text(n_unread, request.transcript.room, report, n_others)
+    learning.begin_text(pair.n_unread, request.transcript.room, report, n_others)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.prompt[-1])
         begun = pair.clock()

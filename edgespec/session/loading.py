@@ -31,7 +31,7 @@ from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
 from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
 
@@ -221,20 +221,26 @@ class _Opening(Closeable):
         target = self._adopt(runtime.prepare(request))
         if settings.draft is None or draft_runtime is None:
             return
-        # as much context as the target has, or what the draft was trained on
+        # what the draft was trained on, but no more than texts or its window have
+        window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
         wanted = replace(
             request,
             path=settings.draft,
             owner="draft",
             target=settings.model,
             ctx_size=0,
-            most_ctx=target.info.n_ctx,
+            most_ctx=min(target.info.n_ctx, window),
             max_nodes=min(max_nodes, DRAFT_NODES),
             fewer_nodes=(),
             options=settings.options.get(draft_runtime.name),
             n_threads=settings.threads_draft or n_threads,
         )
         draft = self._adopt(draft_runtime.prepare(wanted))
+        if isinstance(draft, WantsFeatures) and window < target.info.n_ctx:  # it holds whole texts
+            draft = draft_runtime.prepare(replace(wanted, most_ctx=target.info.n_ctx))
+            self._cleanup.callback(draft.close)
+            self._prepared[1].close()
+            self._prepared[1] = draft
         check_pair(target, draft)
         if isinstance(draft, WantsFeatures):
             if not isinstance(target, OffersFeatures):

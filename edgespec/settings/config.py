@@ -89,6 +89,10 @@ KEPT_BY: Mapping[AcceptanceName, Keeps] = MappingProxyType(
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
+ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
+"""Settings of `LoadSettings` that need a draft."""
+DEFAULT_DRAFT_CTX_SIZE = 2048
+"""Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
 INT32_MAX = (1 << 31) - 1
 """Largest count: the libraries count in 32 bits."""
 USUAL_DRAFT_MAX = 48
@@ -183,6 +187,9 @@ class LoadSettings(Settings):
     auto, which is what is free now less a margin."""
     ctx_size: Count = 0
     """Tokens of context; 0 is what the model was trained on, up to 4096."""
+    ctx_size_draft: Count = 0
+    """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
+    up to 2048."""
     batch_size: AtLeastOne | None = None
     """Prompt tokens per pass. Default: planned."""
     n_parallel: Annotated[int | Literal["auto"], BeforeValidator(_texts_at_once)] = 1
@@ -217,6 +224,7 @@ class LoadSettings(Settings):
             draft: str | Path | None = None,
             memory_budget: int | str = "auto",
             ctx_size: int = 0,
+            ctx_size_draft: int = 0,
             batch_size: int | None = None,
             n_parallel: int | Literal["auto"] = 1,
             threads: int | None = None,
@@ -234,11 +242,10 @@ class LoadSettings(Settings):
     def _applies(self, info: ValidationInfo) -> Self:
         for options in self.options.values():
             options.check(self, info.context or self.names)
-        if self.draft is None and self.threads_draft:
-            names: Names = info.context or self.names
-            raise UsageError(
-                f"{names.of('threads_draft')} needs a draft: name one with --model-draft"
-            )
+        for name in sorted(ABOUT_THE_DRAFT):
+            if self.draft is None and getattr(self, name):
+                names: Names = info.context or self.names
+                raise UsageError(f"{names.of(name)} needs a draft: name one with --model-draft")
         return self
 
     @model_validator(mode="before")

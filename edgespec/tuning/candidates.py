@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import ABOUT_THE_DRAFT, LoadSettings
 from edgespec.settings.options import declared, option_names
 
 DRAFT_MAXIMA = (8, 24, 48)
@@ -154,5 +154,5 @@ def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
 
 def without_draft(settings: LoadSettings) -> dict[str, Any]:
     """The settings that were given, without those about a draft."""
-    dropped = {"draft", "threads_draft", *option_names("draft")}
+    dropped = {"draft", *ABOUT_THE_DRAFT, *option_names("draft")}
     return {name: value for name, value in settings.as_given().items() if name not in dropped}

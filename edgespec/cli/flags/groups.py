@@ -74,6 +74,7 @@ def add_memory(parser: ArgumentParser) -> None:
     """Flags of memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
     add(group, LoadSettings, memory_budget="SIZE", ctx_size="-c N", batch_size="-b N")
+    add(group, LoadSettings, ctx_size_draft="-cd N")
     add(group, LoadSettings, threads="-t N", threads_draft="-td N", gpu_memory_budget="SIZE")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")

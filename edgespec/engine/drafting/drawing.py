@@ -39,8 +39,9 @@ class DrawingDrafter(ModelDrafter):
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
+        most_tokens: int = 0,
     ) -> None:
-        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens)
+        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, most_tokens)
         self._growth = growth
         self._draws: dict[int, Draws] = {}
         """Draws by the key of their node."""

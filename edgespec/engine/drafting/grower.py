@@ -44,6 +44,8 @@ class TreeGrower:
         )
         self.trust = trust or Trust()
         self._mixer = Mixer()
+        windows = (each.window for each in self._drafters if isinstance(each, ModelDrafter))
+        self._window = next(windows, None)
         self.n_guesses = 0
         """Nodes added to trees so far."""
 
@@ -55,6 +57,19 @@ class TreeGrower:
     @property
     def is_ready(self) -> bool:
         return bool(self._ready)
+
+    @property
+    def n_leading(self) -> int:
+        """Tokens of the text's beginning that the draft model holds without a gap; 0 without
+        one."""
+        return self._window.n_leading if self._window is not None else 0
+
+    def n_unread(self, n_drafted: int, n_tokens: int) -> int:
+        """Tokens that the drafters, which have read `n_drafted`, must read of a text of
+        `n_tokens` before they can guess."""
+        if self._window is not None and self._window.moves:
+            return self._window.n_unread(n_tokens)
+        return n_tokens - n_drafted
 
     def begin_text(self, params: SamplingParams) -> None:
         """The next text is sampled so: what was learnt at other temperatures waits."""

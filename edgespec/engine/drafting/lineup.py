@@ -38,8 +38,9 @@ def line_up(
     if growth is not None:
         if draft is None:
             return None
+        temperature = settings.draft_temperature
         return DrawnGrower(
-            DrawingDrafter(draft, growth, settings.draft_temperature, info.n_vocab, eog_tokens)
+            DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx)
         )
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
@@ -49,6 +50,6 @@ def line_up(
             0,
             HeadDrafter(draft, *terms)
             if isinstance(draft, ReadsFeatures)
-            else ModelDrafter(draft, *terms),
+            else ModelDrafter(draft, *terms, most_tokens=info.n_ctx),
         )
     return TreeGrower(guessing, trust) if guessing else None

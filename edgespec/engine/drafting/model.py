@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.drafting.window import Window
 from edgespec.engine.sampling import Logits, top_tokens
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
@@ -24,7 +25,7 @@ class Damage(NamedTuple):
     """Logits of the draft that were not finite."""
 
     n_committed: int
-    """Tokens that the model held before the evaluation that gave them."""
+    """Tokens that the model had read before the evaluation that gave them."""
     reason: str
 
 
@@ -32,7 +33,8 @@ class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
     `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
-    after the end of a text. `temperature` is the first guess of the draft's own.
+    after the end of a text. `temperature` is the first guess of the draft's own. Texts of up to
+    `most_tokens` may be longer than the draft's context.
     """
 
     source = "draft"
@@ -45,9 +47,11 @@ class ModelDrafter:
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
+        most_tokens: int = 0,
     ) -> None:
         self._temperature = temperature
         self._model = model
+        self.window = Window(model, most_tokens)
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
@@ -67,7 +71,7 @@ class ModelDrafter:
         done = {node for node in range(n_nodes) if keys[node] in opinions}
         extended = {parents[node] for node in done}
         is_full = len(done - extended) >= info.max_branches
-        deepest = info.n_ctx - self._model.n_committed
+        deepest = self.window.room
         found: list[int] = []
         reached = done | {-1}
         for node in range(n_nodes):
@@ -106,7 +110,7 @@ class ModelDrafter:
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
         # A longer path is left to catch_up(), which reads it as committed tokens.
-        if unseen and len(unseen) < self._model.info.max_nodes:
+        if unseen and len(unseen) < min(self._model.info.max_nodes, self.window.room):
             self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
@@ -115,24 +119,25 @@ class ModelDrafter:
         info = self._model.info
         if self._damage is not None:
             return self._damage.reason
-        if len(committed) >= info.n_ctx:
+        if len(committed) >= info.n_ctx and not self.window.moves:
             return f"its context holds {info.n_ctx}"
-        unknown = max(*committed[self._model.n_committed :], root_token, ROOT)
+        unknown = max(*committed[self.window.n_read :], root_token, ROOT)
         if unknown >= info.n_vocab:
             return f"its vocabulary of {info.n_vocab} has no token {unknown}"
         return None
 
     def is_behind(self, committed: Sequence[int]) -> bool:
-        return self._model.n_committed < len(committed)
+        n_tokens = len(committed)
+        return self.window.n_read < n_tokens or self.window.must_move(n_tokens)
 
     def catch_up(self, committed: Sequence[int]) -> None:
         self.rest()
-        self._model.prefill(committed[self._model.n_committed :])
+        self.window.read(committed)
 
     def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
         self.rest()
-        info, n_read = self._model.info, self._model.n_committed
-        n_tokens = min(n_tokens, info.max_nodes, info.n_ctx - n_read)
+        info, n_read = self._model.info, self.window.n_read
+        n_tokens = min(n_tokens, info.max_nodes, self.window.room)
         text = committed[-n_tokens:]
         if n_tokens < 2 or max(text) >= info.n_vocab:
             return []
@@ -155,12 +160,12 @@ class ModelDrafter:
 
     def rest(self) -> None:
         if self._opinions:
-            self.rewind(self._model.n_committed)
+            self.rewind(self.window.n_read)
 
     def rewind(self, n_tokens: int) -> None:
         self._opinions.clear()
         self._ahead = None
-        self._model.truncate(min(n_tokens, self._model.n_committed))
+        self.window.rewind(min(n_tokens, self.window.n_read))
         if self._damage is not None and n_tokens < self._damage.n_committed:
             self._damage = None
 
@@ -185,7 +190,7 @@ class ModelDrafter:
                 self._opinions[key] = self._opinion(key, row[: self._n_shared])
             except ModelError as error:
                 self._opinions[key] = None
-                self._damage = Damage(self._model.n_committed, str(error))
+                self._damage = Damage(self.window.n_read, str(error))
 
     def _opinion(self, key: int, logits: Logits) -> Opinion:
         """Guesses after the node of that key, by the model's `logits` [n_vocab] there.
@@ -210,7 +215,7 @@ class ModelDrafter:
         """The first of `nodes`, and of what others hung above them, that the model's cache, batch
         and branches have room for."""
         info = self._model.info
-        cells = info.n_ctx - self._model.n_committed - len(self._opinions)
+        cells = self.window.room - len(self._opinions)
         wanted: set[int] = set()
         for node in nodes:
             above = node

@@ -1,0 +1,93 @@
+"""The draft's memory of a text that is longer than its context."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from edgespec.engine.drafting.window import SINK_TOKENS
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.values import GenerationResult
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish, generate
+from fake_model import FakeModel, blend, random_language
+
+LANGUAGE = random_language(1, N_VOCAB)
+DRAFT = blend(LANGUAGE, random_language(2, N_VOCAB), 0.3)
+LONG = [token for _, token in zip(range(260), itertools.cycle(range(10)), strict=False)]
+
+
+def models(draft_ctx: int = 64) -> tuple[FakeModel, FakeModel]:
+    return FakeModel(LANGUAGE, N_VOCAB), FakeModel(DRAFT, N_VOCAB, n_ctx=draft_ctx)
+
+
+def drafted(draft_ctx: int = 64, **settings: Any) -> GenerationResult:
+    return generate(
+        *models(draft_ctx), max_tokens=400, lookup=False, draft_max=6, max_depth=4, **settings
+    )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_a_text_longer_than_the_drafts_context_stays_the_same(
+    sampling: SamplingParams, overlap: bool
+) -> None:
+    alone = generate(models()[0], sampling=sampling, max_tokens=400)
+    pair = drafted(sampling=sampling, overlap=overlap)
+    assert pair.tokens == alone.tokens
+    assert not pair.notes
+
+
+def test_guesses_are_as_good_as_with_a_context_for_all() -> None:
+    window, whole = drafted(), drafted(draft_ctx=512)
+    assert window.speculation.target_passes <= 1.05 * whole.speculation.target_passes < 200
+
+
+def test_of_a_long_prompt_the_draft_reads_its_first_tokens_and_the_last_half_of_its_context() -> (
+    None
+):
+    target, draft = models(draft_ctx=128)
+    generate(target, draft, prompt=LONG, max_tokens=2, lookup=False)
+    assert sum(draft.prefilled) == 64
+    assert draft.committed[:SINK_TOKENS] == tuple(LONG[:SINK_TOKENS])
+
+
+def test_a_text_costs_the_draft_about_two_tokens_more_for_each_in_a_small_window() -> None:
+    target, draft = models(draft_ctx=64)
+    generate(target, draft, max_tokens=400, lookup=False, draft_max=6, max_depth=4)
+    assert 400 < sum(draft.prefilled) < 2.2 * 400
+
+
+@pytest.mark.parametrize("n_kept", [2, 150, 240, 259])
+def test_a_text_that_begins_like_the_last_one_is_the_same(n_kept: int) -> None:
+    prompt = [*LONG[:n_kept], 3, 1, 4]
+    alone = generate(models()[0], prompt=prompt)
+    with Engine(*models(), EngineSettings(step_aside=False, lookup=False)) as engine:
+        finish(engine.generate(LONG, GREEDY, 50))
+        assert finish(engine.generate(prompt, GREEDY, 20)).tokens == alone.tokens
+        assert finish(engine.generate(PROMPT, GREEDY, 20)).speculation.accepted > 0
+
+
+def test_texts_that_share_a_long_beginning_share_none_of_a_moved_window() -> None:
+    target = FakeModel(LANGUAGE, N_VOCAB, n_texts=2)
+    draft = FakeModel(DRAFT, N_VOCAB, n_ctx=64, n_texts=2)
+    expected = generate(models()[0], prompt=[*LONG, 5])
+    with Engine(target, draft, EngineSettings(step_aside=False, lookup=False)) as engine:
+        first = engine.generate(LONG, GREEDY, 40)
+        next(first)
+        second = engine.generate([*LONG, 5], GREEDY, 20)
+        assert finish(second).tokens == expected.tokens
+        finish(first)
+
+
+def test_a_moved_window_is_not_saved_as_the_texts_beginning() -> None:
+    target, draft = models()
+    settings = EngineSettings(step_aside=False, lookup=False)
+    with Engine(target, draft, settings) as engine:
+        finish(engine.generate(PROMPT, GREEDY, 20))
+        assert engine.n_leading == draft.n_committed > 20
+        finish(engine.generate(LONG, GREEDY, 20))
+        assert engine.n_leading == SINK_TOKENS
