@@ -337,6 +337,8 @@ class GenerationResult:
     """Tokens of the prompt whose KV the models held already, so that they cost no pass."""
     saved_passes: int = 0
     """Passes of the target that reading those tokens would have taken."""
+    dropped_tokens: int = 0
+    """Tokens that the models forgot because the context was full."""
 
 
 @dataclass(frozen=True, slots=True)

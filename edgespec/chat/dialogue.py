@@ -24,12 +24,25 @@ class Dialogue:
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.turns: list[dict[str, Any]] = []
+        self.n_forgotten = 0
+        """First turns that are left out of `messages`."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages, as a chat template takes them."""
-        head = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*head, *self.turns]
+        """All messages that are not forgotten, as a chat template takes them."""
+        return [*self._head, *self.turns[self.n_forgotten :]]
+
+    def forget(self) -> bool:
+        """Forget the first message of the user and its answers. False if no later one is left."""
+        later = range(self.n_forgotten + 1, len(self.turns))
+        asked = next((n for n in later if self.turns[n]["role"] == "user"), None)
+        if asked is not None:
+            self.n_forgotten = asked
+        return asked is not None
+
+    @property
+    def _head(self) -> list[dict[str, Any]]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, text: str) -> None:
         """Add a message of the user."""
@@ -47,6 +60,7 @@ class Dialogue:
     def reset(self) -> None:
         """Remove all messages but the system's."""
         self.turns.clear()
+        self.n_forgotten = 0
 
     def save(self, path: Path) -> None:
         """Write the messages, all or nothing, to a file that only its owner can read.
@@ -54,7 +68,7 @@ class Dialogue:
         Raises UsageError if `path` is anything but a saved conversation, and EdgespecError if it
         cannot be written.
         """
-        content = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
+        content = json.dumps({"messages": [*self._head, *self.turns]}, ensure_ascii=False, indent=1)
         try:
             _check_replaceable(path)
             with unfinished_file(path, is_private=True) as file:
@@ -76,6 +90,7 @@ class Dialogue:
         is_system = first["role"] == "system"
         self.system = first["content"] if is_system else None
         self.turns = [dict(message) for message in (rest if is_system else messages)]
+        self.n_forgotten = 0
 
 
 def _check_replaceable(path: Path) -> None:

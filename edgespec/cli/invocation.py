@@ -298,6 +298,8 @@ def engine_settings(settings: GenerateSettings) -> EngineSettings:
         pins_draft_max="draft_max" in settings.model_fields_set,
         max_depth=settings.max_depth,
         lookup=settings.lookup,
+        context_shift=settings.context_shift,
+        keep=settings.keep,
         overlap=not settings.no_overlap,
         learn=settings.learn,
     )

@@ -80,11 +80,15 @@ class Usage:
 
 
 def marks(result: GenerationResult) -> Answer:
-    """Fields that tell how a text differs from the target's own; none if it does not."""
+    """Fields that tell how a text differs from the target's own, and what its context has lost;
+    none if nothing."""
     stats = result.speculation
-    if stats.keeps == Keeps.DRAWS:
-        return {}
-    return {"acceptance": {"rule": stats.acceptance, "keeps": stats.keeps}}
+    found: Answer = {}
+    if stats.keeps != Keeps.DRAWS:
+        found["acceptance"] = {"rule": stats.acceptance, "keeps": stats.keeps}
+    if result.dropped_tokens:
+        found["context_shift"] = {"dropped_tokens": result.dropped_tokens}
+    return found
 
 
 def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:

@@ -66,6 +66,8 @@ class Generates(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int: ...
+
     def piece(self, token: int) -> bytes: ...
 
     def constraint(self, grammar: Grammar) -> Constraint: ...
@@ -240,9 +242,8 @@ class Completions:
         n_others, limit = request.n_logprobs, request.limit
         if self._most_logged_tokens is None or n_others is None:
             return
-        rooms = [max(0, self._session.target.n_ctx - len(p.tokens) + 1) for p in prompts]
         copies = 1 if request.stream else request.copies
-        n_tokens = copies * sum(room if limit is None else min(limit, room) for room in rooms)
+        n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
         most = self._most_logged_tokens(n_others)
         if n_tokens > most:
             raise RequestError(

@@ -10,6 +10,7 @@ from edgespec.engine.outcome import Tally
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.shifting import ContextShift
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
@@ -102,10 +103,14 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
 
 
 def admit(
-    target: LanguageModel, terms: TextRequest, rule: AcceptanceRule | None = None
+    target: LanguageModel,
+    terms: TextRequest,
+    rule: AcceptanceRule | None = None,
+    shift: ContextShift | None = None,
 ) -> ActiveRequest:
-    """The request, ready to run on `target`; `rule` accepts guesses, if there are any. Raises
-    UsageError if the target or the rule cannot serve it."""
+    """The request, ready to run on `target`; `rule` accepts guesses, if there are any, and `shift`
+    lets the text go on past the context's end. Raises UsageError if the target or the rule cannot
+    serve it."""
     if rule is not None:
         check_rule(rule, terms)
     prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
@@ -113,16 +118,24 @@ def admit(
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    # The text's last token is not evaluated, so it may stand one place past the context.
-    limit = target.info.n_ctx - len(prompt) + 1
-    limit_reason: FinishReason = "context"
-    if max_tokens is not None and max_tokens <= limit:
-        limit, limit_reason = max_tokens, "length"
+    limit = most_tokens(target.info.n_ctx, len(prompt), max_tokens, shift is not None)
+    is_own = shift is not None or limit == max_tokens
+    limit_reason: FinishReason = "length" if is_own else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
     transcript.shown = dict(terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
-    return ActiveRequest(terms, sampler, transcript, tally)
+    return ActiveRequest(terms, sampler, transcript, tally, shift)
+
+
+def most_tokens(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
+    """Most tokens of a text; without a limit of its own, one that shifts has as many as the
+    context."""
+    if shifts:
+        return n_ctx if max_tokens is None else max_tokens
+    # The text's last token is not evaluated, so it may stand one place past the context.
+    room = max(0, n_ctx - n_prompt + 1)
+    return room if max_tokens is None else min(max_tokens, room)
 
 
 def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:

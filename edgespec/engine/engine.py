@@ -69,6 +69,7 @@ class Engine(Closeable):
             self._passes.calls_back = True
         self._pairs = _pairs(self._passes, None if reason else draft, drafters, settings)
         self._rules = settings.rules_for(target.info)
+        self._shift = settings.shift
         grower = self._pairs[0].grower
         self._learning = Learning(target, draft, grower, settings, memory)
         self._observer = observer
@@ -111,7 +112,7 @@ class Engine(Closeable):
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._rules.acceptance if self._pairs[0].grower is not None else None
-        return admit(self._passes.target, terms, rule)
+        return admit(self._passes.target, terms, rule, self._shift)
 
     def has_place_for(self, request: ActiveRequest) -> bool:
         """True if it can begin now. What keeps its prompt beyond the process is text 0's."""

@@ -131,6 +131,9 @@ class Tally:
     prompt_s: float = 0.0
     reused_tokens: int = 0
     saved_passes: int = 0
+    dropped_tokens: int = 0
+    shift_s: float = 0.0
+    """Seconds in which the models read again what shifts of the context left."""
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     noted: set[str] = field(default_factory=set)
@@ -182,8 +185,9 @@ class Tally:
         )
 
     def timings(self) -> Timings:
-        """Decoding is the rounds alone: what the caller does between two tokens does not count."""
-        decode_s = sum(outcome.wall_s for outcome in self.outcomes)
+        """Decoding is the rounds, and shifts of the context: what the caller does between tokens
+        does not count."""
+        decode_s = self.shift_s + sum(outcome.wall_s for outcome in self.outcomes)
         n_tokens = sum(outcome.n_tokens for outcome in self.outcomes)
         return Timings(
             prompt_s=self.prompt_s,

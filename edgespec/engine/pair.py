@@ -59,6 +59,11 @@ class Pair:
             return n_tokens - self.n_drafted
         return self.grower.n_unread(self.n_drafted, n_tokens)
 
+    @property
+    def is_full(self) -> bool:
+        """True if the target's context takes no more tokens."""
+        return len(self.committed) >= self.target.info.n_ctx
+
     def check_cancelled(self) -> None:
         """Raise Cancelled if the running request was cancelled."""
         if self.running is not None:

@@ -35,10 +35,11 @@ def read_prompt(
     a `Tail`. Drafters read the prompt where that pays.
     """
     pair.check_cancelled()
-    prompt = list(request.prompt)
+    prompt = list(request.reading)
     begun = pair.clock()
-    if request.terms.keeper is not None:
-        request.terms.keeper.before_prompt(prompt, request.tally)
+    keeper = request.terms.keeper if request.held is None else None
+    if keeper is not None:
+        keeper.before_prompt(prompt, request.tally)
     pair.rewind(reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
     unread = prompt[reused:-1]
@@ -48,7 +49,7 @@ def read_prompt(
         shares = pair.target.info.prompts_share_passes
         if (reused or shares) and _fits_a_pass(pair, len(unread) + 1 + n_others):
             unread, n_own_passes = [], 0
-        elif shares and request.terms.keeper is None:
+        elif shares and keeper is None:
             unread = []
     if unread:
         for end in _portions(pair, unread) if n_others else [len(unread)]:
@@ -59,11 +60,14 @@ def read_prompt(
             report = _sum(report, pair.target.last_report)
     _draft_reads(pair, request, learning, report, n_others)
     now = pair.clock()
-    request.tally.prompt_s = now - begun
-    request.tally.reused_tokens = reused
-    request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - n_own_passes
-    if request.terms.keeper is not None:
-        request.terms.keeper.after_prompt(len(unread), request.tally)
+    if request.held is None:
+        request.tally.prompt_s = now - begun
+        request.tally.reused_tokens = reused
+        request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - n_own_passes
+    else:
+        request.tally.shift_s += now - begun
+    if keeper is not None:
+        keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
 
 
@@ -100,7 +104,7 @@ def _draft_reads(
         return
     learning.begin_text(pair.n_unread, request.transcript.room, report, n_others)
     if learning.planner.plan().guesses:
-        pair.grower.prepare(pair.committed, request.prompt[-1])
+        pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()
         n_tried = min(LONGEST_REHEARSAL, learning.planner.account.unread)
         tried: Sequence[Rehearsed] = ()
@@ -130,15 +134,15 @@ class Tail:
     @property
     def n_tokens(self) -> int:
         """Tokens that are left."""
-        return len(self._request.prompt) - len(self._pair.committed)
+        return len(self._request.reading) - len(self._pair.committed)
 
     def part(self, most: int) -> PassPart:
         """The next tokens, `most` of them or fewer: the last of all is a node, and so are those
         before it where the model cannot read them in a pass of others."""
         begin = len(self._pair.committed)
-        tokens = self._request.prompt[begin : begin + most]
+        tokens = self._request.reading[begin : begin + most]
         if self.info.prompts_share_passes:
-            is_end = begin + len(tokens) == len(self._request.prompt)
+            is_end = begin + len(tokens) == len(self._request.reading)
             reads = tokens[:-1] if is_end else tokens
             return PassPart(self._pair.text, TokenTree(tokens[-1], 1), range(is_end), reads)
         tree = TokenTree(tokens[0], len(tokens))
@@ -157,9 +161,13 @@ class Tail:
         if part.nodes:
             pair.commit(part.tree, part.nodes)
         if event is not None:
-            request.tally.read_first_token(pair.clock() - self._begun)
+            seconds = pair.clock() - self._begun
+            if request.held is None:
+                request.tally.read_first_token(seconds)
+            else:
+                request.tally.shift_s += seconds
         elif request.terms.progress:
-            share = len(pair.committed) / len(request.prompt)
+            share = len(pair.committed) / len(request.reading)
             request.terms.progress("reading the prompt", share)
         return event
 
@@ -184,7 +192,7 @@ def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int)
 
 def is_read(pair: Pair, request: ActiveRequest) -> bool:
     """True if the target holds all but the prompt's last token."""
-    return len(pair.committed) >= len(request.prompt) - 1
+    return len(pair.committed) >= len(request.reading) - 1
 
 
 def reusable(pair: Pair, text: Sequence[int]) -> int:

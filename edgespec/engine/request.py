@@ -6,10 +6,12 @@ Knows no model; a generation is the caller's handle of it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.engine.outcome import Tally
 from edgespec.engine.sampling import Sampler
+from edgespec.engine.shifting import ContextShift
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
 from edgespec.ports.text_request import TextRequest
@@ -25,12 +27,28 @@ class ActiveRequest:
     sampler: Sampler
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
+    shift: ContextShift | None = None
+    """Rule for the end of the context; None ends the text there."""
+    held: tuple[int, ...] | None = None
+    """Tokens that the latest shift of the context left."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set at any moment, from any thread, and never cleared."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
         return self.terms.prompt_tokens
+
+    @property
+    def reading(self) -> tuple[int, ...]:
+        """Tokens that the models read before the text goes on: the prompt, or what a shift of the
+        context left."""
+        return self.prompt if self.held is None else self.held
+
+    def shift_context(self, held: Sequence[int]) -> None:
+        """The context holds no more than `held`: go on with a part of it."""
+        assert self.shift is not None
+        self.held = self.shift.left(held, len(self.prompt))
+        self.tally.dropped_tokens += len(held) - len(self.held)
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if the request was cancelled."""
@@ -53,4 +71,5 @@ class ActiveRequest:
             notes=tuple(self.tally.notes),
             reused_tokens=self.tally.reused_tokens,
             saved_passes=self.tally.saved_passes,
+            dropped_tokens=self.tally.dropped_tokens,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
+from edgespec.engine.shifting import ContextShift
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.ports.texts import PassPart
@@ -57,6 +58,11 @@ class EngineSettings:
     learn: bool = False
     """Keep texts in the cache folder, prompts included, with what the target said where no
     guess was right: `edgespec models adapt` trains the draft on them. It changes no text."""
+    context_shift: bool = False
+    """Go on when the context is full: forget half of the text behind its first tokens, and read
+    what is left again. False ends the text there."""
+    keep: int = 0
+    """First tokens of the text that a shift keeps, 4 at least; -1 keeps the prompt."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 
@@ -69,10 +75,14 @@ class EngineSettings:
             if value is not None and arguments.whole(name, value) < 1:
                 raise UsageError(f"{name} must be >= 1, not {value}")
         arguments.number("draft_temperature", self.draft_temperature)
-        for name in ("pins_draft_max", "overlap", "learn", "step_aside"):
+        for name in ("pins_draft_max", "overlap", "learn", "context_shift", "step_aside"):
             arguments.instance(name, getattr(self, name), bool)
         if not 0 < self.draft_temperature < math.inf:
             raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
+        if arguments.whole("keep", self.keep) < -1:
+            raise UsageError(f"keep must be >= -1, not {self.keep}")
+        if self.keep and not self.context_shift:
+            raise UsageError("keep has no effect without context_shift: leave it out")
         if self.lookup and self.draws_guesses:
             raise UsageError(
                 f"the acceptance rule {self.acceptance} compares probabilities, and guesses looked "
@@ -92,10 +102,15 @@ class EngineSettings:
         changed = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in {"remember", "learn"}
+            if field.name not in {"remember", "learn", "context_shift", "keep"}
             and getattr(self, field.name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+    @property
+    def shift(self) -> ContextShift | None:
+        """The rule for texts past the context's end; None ends them there."""
+        return ContextShift(self.keep) if self.context_shift else None
 
     @property
     def draws_guesses(self) -> bool:

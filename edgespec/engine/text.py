@@ -20,7 +20,7 @@ from edgespec.engine.round import begin_round
 from edgespec.engine.settings import RoundRules
 from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
 
 
@@ -66,6 +66,8 @@ class TextAtWork:
         begin a round."""
         self.tail = self.growth = None
         with self.alone():
+            if self.is_growing and self.request.shift is not None and self.pair.is_full:
+                self._shift_context()
             if self._rest is None:
                 if self._reading is None:
                     self._reading = read_prompt(self.pair, self.request, self._learning, n_others)
@@ -81,6 +83,12 @@ class TextAtWork:
                     self.pair, self._rules, planner, self.tree, self.request, n_others
                 )
                 self.growth = GrowingTree(round_, self.tree, self.request.sampler)
+
+    def _shift_context(self) -> None:
+        """Drop a part of the text; what stays is read again, as a prompt is."""
+        self.request.shift_context([*self.pair.committed, int(self.tree.token[ROOT])])
+        self.tree = TokenTree(self.request.reading[-1], self._rules.tree_capacity)
+        self._reading = self._rest = None
 
     def take_tail(self, part: PassPart, tail: Tail, logits: np.ndarray) -> None:
         """Take the pass over a rest of the prompt."""

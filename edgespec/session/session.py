@@ -17,6 +17,7 @@ from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
+from edgespec.engine.admission import most_tokens
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
@@ -92,6 +93,7 @@ class Session(Closeable):
         self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
         self._models = models
+        self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
         memory = None
         if engine_settings is None or engine_settings.remember:
@@ -188,6 +190,10 @@ class Session(Closeable):
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
         )
         return self.submit(request)
+
+    def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
+        """Most tokens that may follow a prompt of `n_prompt` tokens."""
+        return most_tokens(self.target.n_ctx, n_prompt, max_tokens, self._shifts)
 
     def submit(self, request: TextRequest) -> Generation:
         """A generation of the request, which `stream` builds from its arguments.

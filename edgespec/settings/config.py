@@ -329,7 +329,8 @@ class GenerateSettings(Sampling):
     """Settings of generating a text."""
 
     max_tokens: int = Field(default=256, ge=-1, le=INT32_MAX)
-    """Most tokens; -1 goes on until the model ends the text or the context is full."""
+    """Most tokens; -1 goes on until the model ends the text or the context is full, and with
+    --context-shift up to as many tokens as the context has."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     """Seed of the random draws. Default: -1, which chooses one and reports it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -348,6 +349,11 @@ class GenerateSettings(Sampling):
     lookup: bool | None = None
     """Also guess from the text so far: what followed when its last words occurred before. Default:
     beside a draft model, not without one."""
+    context_shift: bool = False
+    """Go on when the context is full: forget half of the text behind its first tokens, and read
+    what is left again. Otherwise the text ends there."""
+    keep: int = Field(default=0, ge=-1, le=INT32_MAX)
+    """First tokens that --context-shift keeps, 4 at least; -1 keeps the prompt."""
     no_overlap: bool = False
     """Do not draft while the target verifies."""
     learn: bool = False
@@ -376,6 +382,8 @@ class GenerateSettings(Sampling):
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:
         names: Names = info.context or self.names
+        if self.keep and not self.context_shift:
+            raise UsageError(f"{names.of('keep')} has no effect without --context-shift")
         if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:

@@ -60,3 +60,22 @@ def test_a_folder_and_a_fifo_are_refused(dialogue, tmp_path):
 def test_a_device_is_refused(dialogue, tmp_path):
     with pytest.raises(UsageError, match="/dev/null is a device"):
         dialogue.save(Path("/dev/null"))
+
+
+def test_what_is_forgotten_is_saved_and_the_system_message_stays(dialogue, tmp_path):
+    for text in ("Hi", "Bye"):
+        dialogue.answer({"content": text})
+        dialogue.ask(f"After {text}")
+    assert dialogue.forget()
+    assert [message["content"] for message in dialogue.messages] == [
+        "Be brief.",
+        "After Hi",
+        "Bye",
+        "After Bye",
+    ]
+    dialogue.save(tmp_path / "talk.json")
+    assert len(json.loads((tmp_path / "talk.json").read_text())["messages"]) == 6
+    assert dialogue.forget()
+    assert not dialogue.forget()
+    dialogue.load(tmp_path / "talk.json")
+    assert len(dialogue.messages) == 6

@@ -115,3 +115,29 @@ def test_answers_are_sampled_as_the_model_recommends_but_for_what_was_given():
     talk, _, _ = chat(session, top_k=5)
     talk.take("Is it?")
     assert (session.sampling.temperature, session.sampling.top_k) == (0.6, 5)
+
+
+class Counting(Talker):
+    """A session whose prompts have ten tokens for each message."""
+
+    target = SimpleNamespace(n_ctx=50)
+
+    def chat_prompt(self, messages) -> ChatPrompt:
+        return ChatPrompt("", tuple(range(10 * len(messages))), None, "")
+
+    def stream(self, tokens, *others, **options) -> ScriptedAnswer:
+        self.lengths = [*getattr(self, "lengths", ()), len(tokens)]
+        return super().stream(tokens, *others, **options)
+
+
+@pytest.mark.parametrize(
+    ("shift", "lengths"),
+    [(False, [10, 30, 50, 70, 90]), (True, [10, 30, 50, 10, 30])],
+)
+def test_a_conversation_that_shifts_leaves_out_its_first_turns_until_half_is_free(shift, lengths):
+    session = Counting()
+    talk, dialogue, _ = chat(session, context_shift=shift)
+    for _ in lengths:
+        talk.take("Is it?")
+    assert session.lengths == lengths
+    assert len(dialogue.turns) == 10

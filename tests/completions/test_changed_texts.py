@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import ChoiceSource, Completion, Delivery, TextCompletion
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
@@ -46,3 +47,8 @@ def test_the_last_chunk_tells_it() -> None:
 def test_the_targets_own_text_needs_no_mark() -> None:
     assert "acceptance" not in completion(SpeculationStats()).whole()
     assert not [chunk for chunk in completion(SpeculationStats()) if "acceptance" in chunk]
+
+
+def test_tokens_that_a_shift_of_the_context_dropped_are_counted():
+    result = GenerationResult("", (), (), "length", dropped_tokens=7)
+    assert answers.marks(result) == {"context_shift": {"dropped_tokens": 7}}

@@ -23,7 +23,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 class RoomySession:
     """With room for a million tokens."""
 
-    target = SimpleNamespace(name="fake", n_ctx=1_000_000)
+    target = SimpleNamespace(name="fake")
 
     def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
         return ChatPrompt("", (1,), None, "")
@@ -33,6 +33,9 @@ class RoomySession:
 
     def piece(self, token: int) -> bytes:
         return b"a"
+
+    def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
+        return min(1_000_000 if max_tokens is None else max_tokens, 1_000_000)
 
     def submit(self, request: Any) -> Any:
         return SimpleNamespace()

@@ -67,6 +67,9 @@ class SeedSession:
     def piece(self, token: int) -> bytes:
         return bytes([ord("a") + token])
 
+    def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
+        return 100 if max_tokens is None else max_tokens
+
     def submit(self, request: TextRequest) -> SeedTokens:
         prompt, has_logprobs = request.prompt_tokens, request.n_logprobs is not None
         if len(prompt) > 10:

@@ -27,6 +27,7 @@ from edgespec.memory import process
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
+    from edgespec.chat.prompts import ChatPrompt
     from edgespec.grammar.specification import Grammar
     from edgespec.session.generation import Generation
     from edgespec.session.session import Session
@@ -203,7 +204,7 @@ class Chat:
     def _generate(self) -> dict[str, Any]:
         """The assistant's message, shown as it comes; Ctrl-C ends it where it is."""
         settings = self._settings
-        prompt = self._session.chat_prompt(self._dialogue.messages)
+        prompt = self._prompt()
         splitter = prompt.splitter()
         said = {"reasoning": "", "answer": ""}
 
@@ -233,9 +234,29 @@ class Chat:
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
         if self._last.finish_reason == "context":
-            self._console.note("the context is full: /reset starts a new conversation")
+            self._console.note(
+                "the context is full: /reset starts a new conversation, --context-shift goes on"
+            )
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
+
+    def _prompt(self) -> ChatPrompt:
+        """The conversation as a prompt. With --context-shift one that is longer than the context
+        loses its first turns, until half of the context is free."""
+        dialogue = self._dialogue
+        prompt = self._session.chat_prompt(dialogue.messages)
+        if not self._settings.context_shift:
+            return prompt
+        n_ctx, n_before = self._session.target.n_ctx, dialogue.n_forgotten
+        if len(prompt.tokens) > n_ctx:
+            while len(prompt.tokens) > n_ctx // 2 and dialogue.forget():
+                prompt = self._session.chat_prompt(dialogue.messages)
+        if n_forgotten := dialogue.n_forgotten - n_before:
+            self._console.note(
+                f"the context is full: {n_forgotten} more messages at its beginning are left out "
+                "from now on (/save keeps them)"
+            )
+        return prompt
 
     def _next_sampling(self) -> SamplingParams:
         """Sampling parameters with another seed for each answer.

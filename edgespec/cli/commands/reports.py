@@ -40,6 +40,7 @@ def generation_report(
         "memory": memory_report(plan, peak_bytes),
         "reused_tokens": result.reused_tokens,
         "saved_passes": result.saved_passes,
+        "dropped_tokens": result.dropped_tokens,
         "notes": _notes(plan, result),
         "load": dict(load_report),
         "plan": plan.as_dict(),

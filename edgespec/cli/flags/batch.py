@@ -42,6 +42,7 @@ def add_to(parser: ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_context(parser)
     groups.add_parallel(parser)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)

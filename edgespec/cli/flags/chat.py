@@ -33,6 +33,7 @@ def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_context(parser)
     groups.add_sampling(parser, chats=True)
     groups.add_speculation(parser)
     grammars.add_flags(parser)

@@ -83,6 +83,12 @@ def add_memory(parser: ArgumentParser) -> None:
             group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
 
 
+def add_context(parser: ArgumentParser) -> None:
+    """Flags of what happens at the context's end."""
+    group = parser.add_argument_group("at the context's end")
+    add(group, GenerateSettings, context_shift="", keep="N")
+
+
 def add_parallel(parser: ArgumentParser) -> None:
     add(parser.add_argument_group("several texts"), LoadSettings, n_parallel="-np N")
 

@@ -207,6 +207,7 @@ def _generate(parser: _Parser) -> None:
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file")
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_context(parser)
     groups.add_sampling(parser)
     grammars.add_flags(parser)
     prompt_caches.add_flags(parser, keeps_text=False)

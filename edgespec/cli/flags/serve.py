@@ -31,6 +31,7 @@ def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
+    groups.add_context(parser)
     groups.add_parallel(parser)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)

@@ -1,0 +1,56 @@
+"""Texts past the context's end, and past what a draft remembers, with real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.values import GenerationResult
+
+ALWAYS = {"step_aside": False, "remember": False, "context_shift": True}
+MODELS = Path(__file__).parents[2] / "models"
+WARM = SamplingParams(temperature=0.8, seed=5)
+
+
+def written(
+    model: Path, draft: Path | None, n_tokens: int, sampling: SamplingParams, remembered: int = 0
+) -> GenerationResult:
+    settings = LoadSettings(
+        model=model,
+        draft=draft,
+        ctx_size=128,
+        ctx_size_draft=remembered,
+        memory_budget="8GiB",
+        threads=1,
+    )
+    with session.load(settings, EngineSettings(**ALWAYS)) as loaded:
+        assert loaded.draft is None or loaded.draft.n_ctx == (remembered or 128)
+        return loaded.generate("def mean(values):\n", sampling, n_tokens)
+
+
+def pair(kind: str) -> tuple[Path, Path]:
+    names = "q8_0.gguf" if kind == "gguf" else "onnx-fp16"
+    return MODELS / f"edgespec-target-{names}", MODELS / f"edgespec-draft-{names}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        ("gguf", WARM),
+        pytest.param("gguf", SamplingParams(), marks=pytest.mark.slow),
+        pytest.param("onnx", WARM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_draft_that_forgets_changes_no_token_past_the_contexts_end(
+    kind: str, sampling: SamplingParams
+) -> None:
+    target, draft = pair(kind)
+    alone = written(target, None, 150, sampling)
+    drafted = written(target, draft, 150, sampling, remembered=64)
+    assert drafted.tokens == alone.tokens
+    assert drafted.dropped_tokens == alone.dropped_tokens > 0
+    assert drafted.speculation.accepted > 20
