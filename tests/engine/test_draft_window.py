@@ -91,3 +91,14 @@ def test_a_moved_window_is_not_saved_as_the_texts_beginning() -> None:
         assert engine.n_leading == draft.n_committed > 20
         finish(engine.generate(LONG, GREEDY, 20))
         assert engine.n_leading == SINK_TOKENS
+
+
+def test_a_window_of_which_hardly_anything_is_left_is_read_again() -> None:
+    target, draft = models()
+    with Engine(target, draft, EngineSettings(step_aside=False, lookup=False)) as engine:
+        finish(engine.generate(LONG, GREEDY, 1))
+        prompt = [*LONG[:222], 3]  # the window began at token 215
+        finish(engine.generate(prompt, GREEDY, 1))
+    latest = draft.committed[SINK_TOKENS:]
+    assert len(latest) >= 64 // 2 - SINK_TOKENS
+    assert latest == tuple(prompt[:-1][-len(latest) :])

@@ -73,10 +73,10 @@ class Window:
         self._n_left_out = begin - SINK_TOKENS
 
     def rewind(self, n_tokens: int) -> None:
-        """Forget the text but for its first `n_tokens`, and guesses; perhaps more of it."""
-        if n_tokens < self._n_left_out + SINK_TOKENS:
-            n_held = min(n_tokens, self.n_leading)
+        """Forget the text but for its first `n_tokens`, and guesses. If hardly anything of a moved
+        window would be left, forget all but the first tokens: the window is then read again."""
+        n_held = n_tokens - self._n_left_out
+        if self._n_left_out and n_held < SINK_TOKENS + self._n_latest // 2:
+            n_held = min(n_tokens, SINK_TOKENS)
             self._n_left_out = 0
-        else:
-            n_held = n_tokens - self._n_left_out
         self._model.truncate(min(n_held, self._model.n_committed))
