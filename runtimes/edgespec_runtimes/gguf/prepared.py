@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ModelError
-from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.mirror import find_mirror, open_reader
 from edgespec.ports import LanguageModel, Progress
@@ -36,6 +36,8 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packing import packing_is_invariant, packs_when_paged
 from edgespec_runtimes.gguf.rounding import invariant_types, rounding_notes, turn_notes
 
+LARGE_SHARE = 0.05
+"""Share of a budget whose saving is worth a note."""
 INTRODUCTION_S = 5.0
 """Most seconds of loading in which RPC servers get to know the sizes of passes: a fifth of a second
 where a round trip takes one millisecond."""
@@ -100,6 +102,7 @@ class PreparedGguf:
                 on_device=self._measured.offloading.where,
             )
         notes += self._measured.offloading.notes
+        notes += self._cache_notes(plan)
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
             if self._header.integer(self._header.key("nextn_predict_layers"), 0):
@@ -108,6 +111,18 @@ class PreparedGguf:
                     "does not use: name a draft or an EAGLE-3 head with -md"
                 )
         return notes
+
+    def _cache_notes(self, plan: MemoryPlan | None) -> Sequence[str]:
+        """A smaller type of the KV cache, where the budget is too small or a good part of it is
+        at stake. It is never chosen without being asked for."""
+        saved_bytes = self._measured.saved_by_q8_0 if self._request.owner == "target" else 0
+        is_tight = plan is None or (plan.paged and saved_bytes >= LARGE_SHARE * plan.budget_bytes)
+        if saved_bytes < MIB or not is_tight:
+            return []
+        return [
+            f"-ctk q8_0 -ctv q8_0 would save {saved_bytes / MIB:.0f} MiB of the KV cache of "
+            f"{self.info.name}, and may change the text"
+        ]
 
     def _is_packed(self, plan: MemoryPlan) -> bool:
         if plan.paged:
