@@ -56,7 +56,7 @@ def read_prompt(
             n_read = len(pair.committed) - reused
             if n_read:
                 yield
-            pair.prefill(unread[n_read:end], request.terms.progress)
+            pair.prefill(unread[n_read:end], request.progress)
             report = _sum(report, pair.target.last_report)
     _draft_reads(pair, request, learning, report, n_others)
     now = pair.clock()
@@ -166,9 +166,9 @@ class Tail:
                 request.tally.read_first_token(seconds)
             else:
                 request.tally.shift_s += seconds
-        elif request.terms.progress:
+        elif request.progress:
             share = len(pair.committed) / len(request.reading)
-            request.terms.progress("reading the prompt", share)
+            request.progress("reading the prompt", share)
         return event
 
 

@@ -14,6 +14,7 @@ from edgespec.engine.sampling import Sampler
 from edgespec.engine.shifting import ContextShift
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
+from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats
 
@@ -43,6 +44,11 @@ class ActiveRequest:
         """Tokens that the models read before the text goes on: the prompt, or what a shift of the
         context left."""
         return self.prompt if self.held is None else self.held
+
+    @property
+    def progress(self) -> Progress | None:
+        """Progress of reading the prompt; a shift comes in the middle of what is shown."""
+        return self.terms.progress if self.held is None else None
 
     def shift_context(self, held: Sequence[int]) -> None:
         """The context holds no more than `held`: go on with a part of it."""

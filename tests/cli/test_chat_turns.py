@@ -141,3 +141,24 @@ def test_a_conversation_that_shifts_leaves_out_its_first_turns_until_half_is_fre
         talk.take("Is it?")
     assert session.lengths == lengths
     assert len(dialogue.turns) == 10
+
+
+class LongPrompt(Talker):
+    """A session that has read a quarter of the prompt after ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+
+    def stream(self, tokens, sampling, limit, stop, progress, *others, **options):
+        for share in (0.0, 0.25):
+            progress("reading the prompt", share)
+            self.now_s += 10
+        return super().stream(tokens, sampling)
+
+
+def test_a_long_prompt_shows_the_time_that_remains():
+    session, err = LongPrompt(), io.StringIO()
+    console = Console("never", stdout=io.StringIO(), stderr=err, clock=lambda: session.now_s)
+    Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
+    assert err.getvalue() == "reading the prompt: 25%, about 30 s left\n"

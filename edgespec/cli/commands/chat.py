@@ -217,7 +217,7 @@ class Chat:
             self._next_sampling(),
             settings.limit,
             settings.stop,
-            self._console.progress,
+            self._console.progress_with_rest,
             self._grammar,
             shown=prompt.hidden_marks,
         ) as generation:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             settings.sampling(seed),
             settings.limit,
             settings.stop,
-            console.progress,
+            console.progress_with_rest,
             grammar,
             prompt_cache=cache,
         )
