@@ -74,14 +74,14 @@ test-processors: $(TESTABLE)
 # The demo and tests on aarch64 under qemu-user, some ten times slower than here. As root.
 test-aarch64: | $(CREATED)
 	@command -v aarch64-linux-gnu-g++ >/dev/null || { echo "apt install g++-aarch64-linux-gnu qemu-user-static debootstrap" >&2; exit 1; }
-	test -n "$(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_aarch64.whl)" || $(MAKE) wheels TOOLCHAIN=packaging/aarch64.cmake
+	test -n "$(wildcard $(WHEELS)/llama_cpp_python-$(LLAMA_CPP_VERSION)-*_aarch64.whl)" || $(MAKE) wheels TOOLCHAIN=.ci/aarch64.cmake
 	tests/on_aarch64.sh $(WHEELS)
 
 # Wheels for machines without a compiler: llama-cpp-python for all processors of an architecture, this
 # one's or that of a CMake toolchain file (TOOLCHAIN=...), and edgespec. Takes ten minutes of two cores.
 wheels: | $(CREATED)
 	$(BIN)/python -m pip install -q cmake ninja wheel hatchling
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python packaging/build_wheel.py --version $(LLAMA_CPP_VERSION) --out $(WHEELS) \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/build_wheel.py --version $(LLAMA_CPP_VERSION) --out $(WHEELS) \
 		$(if $(TOOLCHAIN),--toolchain $(TOOLCHAIN))
 	$(BIN)/python -m hatchling build -t wheel -d $(WHEELS)
 

@@ -3,8 +3,8 @@
 llama.cpp's code for the CPU becomes a library per level of instructions, of which the best that
 the processor knows is loaded; RPC is a library beside them, and so is what CMAKE_ARGS adds:
 
-    python packaging/build_wheel.py --version 0.3.36 --out dist
-    python packaging/build_wheel.py --version 0.3.36 --out dist --toolchain aarch64.cmake
+    python .ci/build_wheel.py --version 0.3.36 --out dist
+    python .ci/build_wheel.py --version 0.3.36 --out dist --toolchain .ci/aarch64.cmake
 
 The environment that runs it needs cmake, ninja and wheel. The same sources, compiler and
 SOURCE_DATE_EPOCH give the same bytes.
