@@ -67,6 +67,12 @@ def fake_features(context: Sequence[int]) -> np.ndarray:
     return np.array([len(context), folded], np.float32)
 
 
+def n_line_rows(tree: TokenTree, nodes: Sequence[int]) -> int:
+    """Rows of a tree whose branches are computed as lines, all as long as the longest."""
+    longest = max((1 + int(tree.depth[node]) for node in nodes), default=0)
+    return tree.branch_count(nodes) * longest if nodes else 0
+
+
 class FakeVocabulary:
     """A vocabulary in which token i is the i-th piece; by default pieces are single letters."""
 
@@ -102,6 +108,8 @@ class FakeText:
     committed: list[int] = field(default_factory=list)
     cells: dict[int, Cell] = field(default_factory=dict)
     """Provisional nodes by their keys."""
+    ends: list[int] = field(default_factory=list)
+    """Lengths after its prompts, to which a recurrent model can go back."""
 
     def context(self, key: int) -> tuple[int, ...]:
         """The tokens down to a provisional node."""
@@ -201,6 +209,7 @@ class FakeModel:
         finally:
             self._is_running = False
         of.committed += tokens
+        of.ends.append(len(of.committed))
         if text == 0:
             self._give(len(of.committed) - len(tokens))
         self.n_passes += 1
@@ -242,7 +251,10 @@ class FakeModel:
         self.n_passes += 1
         self.evaluations.append(sum(len(part.nodes) for part in parts))
         self.prefilled += (len(part.reads) for part in parts if part.reads)
-        self.last_report = self._report(sum(part.n_rows for part in parts))
+        n_rows = sum(part.n_rows for part in parts)
+        if not self.info.tree_capable:
+            n_rows = sum(len(part.reads) + n_line_rows(part.tree, part.nodes) for part in parts)
+        self.last_report = self._report(n_rows)
         return logits
 
     def commit(
@@ -285,7 +297,9 @@ class FakeModel:
         of, n_committed = self._texts[text], self.committed_of(text)
         assert not self._is_running, "truncate while another call runs"
         assert 0 <= n_tokens <= n_committed, f"truncate({n_tokens}) of {n_committed}"
-        assert self.info.tree_capable or n_tokens in (0, n_committed), "recurrent state"
+        if not self.info.tree_capable and n_tokens < n_committed:
+            of.ends = [end for end in of.ends if end <= n_tokens]
+            n_tokens = max(of.ends, default=0)
         of.cells.clear()
         del of.committed[n_tokens:]
 
@@ -356,11 +370,11 @@ class FakeModel:
         assert n_nodes <= info.max_nodes, f"{n_nodes} nodes in one batch"
         assert n_rows <= info.max_rows, f"{n_rows} rows in one batch"
         assert n_nodes == n_rows or info.prompts_share_passes, "a prompt that rounds by its pass"
-        assert info.tree_capable or n_nodes <= 1 + info.max_rollback, "too long to drop again"
+        deepest = max((int(p.tree.depth[node]) for p in parts for node in p.nodes), default=0)
+        assert info.tree_capable or deepest <= info.max_rollback, "too long to drop again"
         assert len({part.text for part in parts}) == len(parts), "a text twice"
         n_further = sum(self._n_branches(part) - 1 for part in parts if part.nodes)
         assert n_further < info.max_branches, "too many branches"
-        assert info.tree_capable or n_further == 0, "a tree for a recurrent model"
 
     def _n_branches(self, part: PassPart) -> int:
         of, tree = self._texts[part.text], part.tree

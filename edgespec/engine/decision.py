@@ -25,7 +25,9 @@ from edgespec.engine.experience import (
     TextAccount,
 )
 from edgespec.engine.outcome import Rehearsed, RoundOutcome
+from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
 SAFE_MARGIN = 1.2
@@ -88,6 +90,8 @@ class RoundPlanner:
     """Texts of a pass; their trees are looked at as one, in which the root stands for all roots."""
     n_prompt_rows: int = 0
     """Rows of the pass that read prompts, whatever the trees do."""
+    lines: Limits | None = None
+    """Limits of a tree that is computed as lines, whose rows are more than its nodes."""
 
     # Before a run
 
@@ -211,19 +215,19 @@ class RoundPlanner:
     def _best(self, plan: RoundPlan, so_far: RoundSoFar, horizons: tuple[int, ...]) -> Point:
         """The best point that can be reached from here within `plan`."""
         tree, spent_s, known = so_far.tree, so_far.draft_s, self.experience
-        n_nodes = len(tree)
-        order = np.argsort(-tree.cumulative[:n_nodes], kind="stable")
+        n_grown = horizons[-1] * so_far.n_ends if horizons else 0
+        order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
         # a path that claims too much at each of its nodes claims far too much at its end
-        doubts = min(1.0, known.chances.honesty) ** tree.depth[:n_nodes]
-        honest = tree.cumulative[:n_nodes] * doubts
+        doubts = min(1.0, known.chances.honesty) ** tree.depth[: len(tree)]
+        honest = tree.cumulative[: len(tree)] * doubts
         expected = np.cumsum(honest[order]) - 1.0
+        n_nodes = len(order)
         proven = self.n_texts + known.chances.proof * expected
         n_others = self.n_texts - 1
-        n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         n_taken = n_others + self.n_prompt_rows
-        most = max(1, min(self.max_rows - n_taken, n_nodes + n_grown))
-        rows = np.arange(1, most + 1) + n_taken
+        most = max(1, min(self.max_rows - n_taken, len(rows)))
+        rows = rows[:most] + n_taken
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
         step_s = known.step_s
@@ -261,6 +265,16 @@ class RoundPlanner:
                 if end >= rank:
                     look(n_steps, expected[rank - 1 : end] + line[n_steps - 1], rank + n_rows)
         return best
+
+    def _rows(self, tree: TokenTree, n_grown: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Nodes to verify, the most probable first, and the rows of a pass over the first 1, 2, ...
+        of them, and over up to `n_grown` more."""
+        order = np.argsort(-tree.cumulative[: len(tree)], kind="stable")
+        rows, n_lines = np.arange(1, len(tree) + 1), 1
+        if self.lines is not None:  # a node more makes all lines longer
+            order, rows = np.array(most_probable(tree, self.lines)).T
+            n_lines = tree.branch_count(order.tolist())
+        return order, np.append(rows, rows[-1] + n_lines * np.arange(1, n_grown + 1))
 
     # After a round
 

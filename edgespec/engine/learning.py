@@ -138,4 +138,5 @@ def _new_planner(
         may_step_aside=settings.step_aside,
         may_overlap=settings.may_overlap,
         max_rows=settings.max_nodes(info),
+        lines=None if info.tree_capable else settings.rules_for(info).line_limits,
     )

@@ -66,6 +66,8 @@ class RoundOutcome:
     """Texts that the pass served; all but seconds and passes are sums over them."""
     n_prompt_rows: int = 0
     """Rows of the pass that read prompts of other texts."""
+    n_line_rows: int = 0
+    """Rows of the pass besides its nodes, of a target that computes lines."""
     guessed: bool = False
     """True if drafters were asked for guesses."""
     growing_s: float = 0.0
@@ -96,7 +98,7 @@ class RoundOutcome:
     @property
     def n_rows(self) -> int:
         """Rows of the pass."""
-        return self.n_texts + self.verified + self.n_prompt_rows
+        return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
 
     @property
     def idle_s(self) -> float:

@@ -55,23 +55,31 @@ class Pacer(ABC):
         A parent is at least as probable as its children, so taking the best by cumulative
         confidence takes parents first and maximises the expected number of accepted tokens.
         """
-        order = np.argsort(-tree.cumulative[: len(tree)], kind="stable").tolist()
-        selected = {ROOT}
-        has_child: set[int] = set()
-        n_branches = 1
-        for node in order:
-            parent = int(tree.parent[node])
-            if parent not in selected or tree.depth[node] > limits.max_depth:
+        return sorted(node for node, _ in most_probable(tree, limits))
+
+
+def most_probable(tree: TokenTree, limits: Limits) -> list[tuple[int, int]]:
+    """The root and the most probable others within the limits, best first, each with the rows of
+    lines that hold all up to it: one for each branch, all as long as the longest."""
+    order = np.argsort(-tree.cumulative[: len(tree)], kind="stable").tolist()
+    selected, found = {ROOT}, [(ROOT, 1)]
+    has_child: set[int] = set()
+    n_branches, longest = 1, 1
+    for node in order:
+        parent, depth = int(tree.parent[node]), int(tree.depth[node])
+        if parent not in selected or depth > limits.max_depth:
+            continue
+        if len(selected) == limits.max_nodes:
+            break
+        if parent in has_child:
+            if n_branches == limits.max_branches:
                 continue
-            if len(selected) == limits.max_nodes:
-                break
-            if parent in has_child:
-                if n_branches == limits.max_branches:
-                    continue
-                n_branches += 1
-            has_child.add(parent)
-            selected.add(node)
-        return sorted(selected)
+            n_branches += 1
+        has_child.add(parent)
+        selected.add(node)
+        longest = max(longest, 1 + depth)
+        found.append((node, n_branches * longest))
+    return found
 
 
 class LLMCadPacer(Pacer):

@@ -21,6 +21,9 @@ from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport, TokenEvent
 
+N_LEFT = 8
+"""Tokens before a prompt's last one that a model with recurrent state reads together with it. The
+state before them is kept: a template may leave them out where the next turn begins."""
 PORTION = 64
 """Tokens of prompts that a pass of several texts reads though computing them takes time."""
 
@@ -44,9 +47,12 @@ def read_prompt(
     reused = len(pair.committed)
     unread = prompt[reused:-1]
     report = None
+    info = pair.target.info
+    shares = info.prompts_share_passes
+    if shares and not info.tree_capable and request.terms.keeper is None:
+        unread = unread[: max(0, len(unread) - N_LEFT)]
     n_own_passes = _n_passes(pair, len(unread))
-    if not _is_tiled(pair, prompt[:-1]):
-        shares = pair.target.info.prompts_share_passes
+    if info.tree_capable and not _is_tiled(pair, prompt[:-1]):
         if (reused or shares) and _fits_a_pass(pair, len(unread) + 1 + n_others):
             unread, n_own_passes = [], 0
         elif shares and keeper is None:
@@ -206,8 +212,6 @@ def reusable(pair: Pair, text: Sequence[int]) -> int:
             reused = min(reused, len(text) - info.prompt_tile)
     elif pair.n_tiled:
         reused = 0
-    if reused < len(pair.committed) and not info.tree_capable:
-        return 0  # recurrent state cannot be rewound by a few tokens
     return reused
 
 
@@ -223,5 +227,4 @@ def _n_passes(pair: Pair, n_tokens: int) -> int:
 
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
     """True if one pass can read so many tokens and say what follows them."""
-    info = pair.target.info
-    return info.tree_capable and n_tokens <= info.max_nodes
+    return n_tokens <= pair.target.info.max_nodes

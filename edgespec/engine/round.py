@@ -221,6 +221,9 @@ class RoundInProgress:
     ) -> RoundOutcome:
         """Cost and yield of the round: `nodes` of `tree` were verified."""
         report = self.pair.target.last_report
+        n_line_rows = 0
+        if self.rules.computes_lines:
+            n_line_rows = max(0, report.n_tokens - len(nodes))
         without_guesses = RoundOutcome(
             n_tokens=len(accepted.tokens),
             accepted=0,
@@ -240,6 +243,7 @@ class RoundInProgress:
             bytes_read=report.bytes_read,
             read_s=report.read_s,
             wall_s=self.pair.clock() - self.begun,
+            n_line_rows=n_line_rows,
             reading_s=self.reading_s,
             rehearsed=self.rehearsed,
             found=self.found,

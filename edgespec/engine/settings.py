@@ -135,13 +135,15 @@ class EngineSettings:
     def rules_for(self, info: ModelInfo) -> RoundRules:
         """The rules of every round over this target."""
         max_nodes = self.max_nodes(info)
+        longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return RoundRules(
-            pacer=PACERS[self.pacer]() if info.tree_capable else LinearPacer(),
+            pacer=PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer(),
             acceptance=ACCEPTANCE_RULES[self.acceptance](),
             max_nodes=max_nodes,
             max_rows=max(max_nodes, info.prompt_batch),
             max_branches=info.max_branches,
-            max_depth=self.max_depth or max_nodes - 1,
+            max_depth=min(self.max_depth or max_nodes - 1, longest),
+            computes_lines=not info.tree_capable,
         )
 
 
@@ -158,6 +160,13 @@ class RoundRules:
     max_branches: int
     max_depth: int
     """Most drafted tokens in one verified branch."""
+    computes_lines: bool = False
+    """True if the target computes each branch as a line of its own, all as long as the longest."""
+
+    @property
+    def line_limits(self) -> Limits:
+        """Limits of trees, wherever they grow."""
+        return Limits(self.max_nodes, self.max_branches, self.max_depth)
 
     @property
     def tree_capacity(self) -> int:
@@ -177,9 +186,12 @@ class RoundRules:
     ) -> Limits:
         """Limits of a tree before its pass, with `n_free` tokens of context left and `room` tokens
         left of the text: what is accepted deeper would be past the text's end."""
+        max_branches = self.max_branches
+        if self.computes_lines:  # before each line may stand what was accepted of another one
+            max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
         return Limits(
             max_nodes=min(self.max_nodes, n_free),
-            max_branches=self.max_branches,
+            max_branches=max_branches,
             max_depth=min(self.max_depth, room - 1),
             n_hidden=n_hidden,
             least_confidence=least_confidence,

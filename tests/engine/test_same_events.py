@@ -176,8 +176,8 @@ def test_a_draft_changes_neither_the_events_nor_the_end_nor_what_is_held(
             stall_share=0.9,
             tree_capable=not is_hybrid,
             max_rollback=3,
-            max_nodes=4 if is_hybrid else 13,
-            max_branches=1 if is_hybrid else 8,
+            max_nodes=7 if is_hybrid else 13,
+            max_branches=3 if is_hybrid else 8,
         )
 
         def text(prompt: Sequence[int]) -> Observed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -216,7 +216,7 @@ class GgufHead(GgufModel):
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        with_logits: range,
+        with_logits: Collection[int],
     ) -> None:
         self._named = set(tokens)
         features = self._inputs if with_logits else self._features[list(positions)]

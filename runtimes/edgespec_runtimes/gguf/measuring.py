@@ -21,6 +21,7 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import row_tables, segments
+from edgespec_runtimes.gguf.checkpoints import N_CHECKPOINTS
 from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
@@ -46,6 +47,8 @@ KV_CACHE = "KV cache"
 """Label of the rows of a model's keys and values."""
 Q8_0_SAVES = 1 - 34 / 64
 """Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
+MAX_LINES = 4
+"""Lines of a tree that a recurrent target verifies in a pass; each has those states."""
 
 
 class MeasuredGguf:
@@ -95,14 +98,18 @@ class MeasuredGguf:
         owner, on_gpu = self._request.owner, self.offloading
         resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
+        held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         tokens = f"{self.info.n_ctx} tokens"
         if self.info.n_texts > 1:
             tokens = f"{self.info.n_texts} texts of {tokens}"
-        fixed = [MemoryRow(owner, f"{KV_CACHE} ({tokens})", kv_bytes)]
+        fixed = [MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes)]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
         else:
             fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
+        if state_bytes := self.checkpoint_bytes:
+            what = f"states at {N_CHECKPOINTS} turns"
+            fixed.append(MemoryRow(owner, what, N_CHECKPOINTS * state_bytes))
         if owner == "draft":  # the target's is open while it is planned, and counts as the process
             fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
         needs = ModelNeeds(
@@ -202,6 +209,18 @@ class MeasuredGguf:
         )
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a target's recurrent state, which is kept where prompts end."""
+        is_target = self._request.owner == "target"
+        return max(sizes.state_bytes for _, sizes in self.contexts) if is_target else 0
+
+    @property
+    def unplanned(self) -> int:
+        """The context without a plan: one line, since a model in memory reads nothing."""
+        branches = [shape.n_branches for shape, _ in self.contexts]
+        return 0 if self.info.tree_capable else branches.index(min(branches))
+
+    @property
     def is_remote(self) -> bool:
         return bool(self._options.servers_of(self._request.owner))
 
@@ -214,7 +233,10 @@ class MeasuredGguf:
                 f"{request.path.name} was trained on"
             )
         tree_capable = model.tree_capable
-        n_rollback = 0 if tree_capable else self._choose_rollback(model)
+        n_rollback, can_copy = (0, False) if tree_capable else self._choose_rollback(model)
+        n_lines = 1
+        if can_copy and n_rollback and not self.is_remote:
+            n_lines = min(MAX_LINES, request.max_branches, (request.max_nodes - 1) // n_rollback)
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,
@@ -224,8 +246,8 @@ class MeasuredGguf:
             size_bytes=self._header.weight_bytes,
             tree_capable=tree_capable,
             max_rollback=n_rollback,
-            max_nodes=request.max_nodes if tree_capable else 1 + n_rollback,
-            max_branches=request.max_branches if tree_capable else 1,
+            max_nodes=request.max_nodes if tree_capable else 1 + n_lines * n_rollback,
+            max_branches=request.max_branches if tree_capable else n_lines,
             n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
         )
 
@@ -239,11 +261,11 @@ class MeasuredGguf:
             and not any("rope_factors_long" in name for name in names)
         )
 
-    def _choose_rollback(self, model: loading.Model) -> int:
+    def _choose_rollback(self, model: loading.Model) -> contexts.StateSupport:
         """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
         token, and only what was evaluated together can be dropped again."""
         if self._request.owner != "target" or self._request.max_nodes == 1:
-            return 0
+            return contexts.StateSupport(0, False)
         return contexts.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
 
     def _measure_contexts(
@@ -262,7 +284,7 @@ class MeasuredGguf:
                 n_ctx=info.n_ctx,
                 n_batch=n_batch,
                 n_outputs=max_nodes,
-                n_branches=min(info.max_branches, max_nodes),
+                n_branches=self._n_branches(max_nodes),
                 n_threads=self._n_threads(),
                 cache_type_k=self._options.cache_type_k,
                 cache_type_v=self._options.cache_type_v,
@@ -280,11 +302,19 @@ class MeasuredGguf:
     def _numbers_of_nodes(self) -> Sequence[int]:
         """Most nodes of a pass, to choose from, larger first. If tiles, which round otherwise,
         cannot be avoided, the plan has no choice that would change the text."""
-        if not self.info.tree_capable or not self._request.fewer_nodes:
+        if not self._request.fewer_nodes:
             return [self.info.max_nodes]
+        if not self.info.tree_capable:
+            return [*dict.fromkeys((self.info.max_nodes, 1 + self.info.max_rollback))]
         numbers = (self.info.max_nodes, *self._request.fewer_nodes)
         tiles_are_avoidable = sys.platform == "linux" and not self.is_remote
         return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
+
+    def _n_branches(self, max_nodes: int) -> int:
+        """Branches of a tree of so many nodes; lines are all as long as can be rolled back."""
+        if self.info.tree_capable or not self.info.max_rollback:
+            return min(self.info.max_branches, max_nodes)
+        return min(self.info.max_branches, (max_nodes - 1) // self.info.max_rollback)
 
     def _n_threads(self) -> int:
         return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -308,11 +338,27 @@ class MeasuredGguf:
             # llama.cpp's output buffer, and the copy that the engine works on
             MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
             *self._feature_rows(shape),
+            *self._line_rows(shape, sizes),
         )
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
+
+    def _line_rows(
+        self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
+    ) -> tuple[MemoryRow, ...]:
+        """States of the lines after the first, and the buffer through which a state is copied."""
+        if self.info.tree_capable or shape.n_branches == 1:
+            return ()
+        what, nbytes = f"states of {shape.n_branches} lines", self._line_bytes(sizes)
+        return (MemoryRow(self._request.owner, what, nbytes + sizes.state_bytes),)
+
+    def _line_bytes(self, sizes: contexts.ContextSizes) -> int:
+        """Bytes of the states that a context has for the lines of a tree after the first."""
+        if self.info.tree_capable:
+            return 0
+        return sizes.kv_bytes - min(sizes.kv_bytes for _, sizes in self.contexts)
 
     def _feature_rows(self, shape: contexts.ContextShape) -> tuple[MemoryRow, ...]:
         if not self.feature_layers:

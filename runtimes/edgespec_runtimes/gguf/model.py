@@ -29,17 +29,20 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
+from edgespec_runtimes.gguf.checkpoints import Checkpoints
 from edgespec_runtimes.gguf.features import FeatureTap
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
+from edgespec_runtimes.gguf.llama.lines import Lines
 from edgespec_runtimes.gguf.llama.reference_kernels import (
     LEAST_TILED_BATCH,
     ReferenceKernels,
     captured_backends,
 )
 from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.state import HOME
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
@@ -64,10 +67,12 @@ class GgufModel:
         weight_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
         feature_layers: Sequence[int] = (),
+        checkpoint_bytes: int = 0,
     ) -> None:
         """`weight_types`: types of the matrices whose products are to be batch invariant.
         `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before.
-        `feature_layers`: those whose inputs it may be asked to give."""
+        `feature_layers`: those whose inputs it may be asked to give. `checkpoint_bytes`: room for
+        each recurrent state that is kept where prompts end."""
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._reported = Reads()
@@ -85,7 +90,9 @@ class GgufModel:
             prompt_batch=shape.n_batch,
             n_texts=shape.n_texts,
             prompts_share_passes=(
-                shape.n_texts > 1 and prompts_are_invariant and not feature_layers
+                (shape.n_texts > 1 or not info.tree_capable)
+                and prompts_are_invariant
+                and not feature_layers
             ),
             used_share=weights.used_share if weights else info.used_share,
         )
@@ -117,6 +124,8 @@ class GgufModel:
         n_branches = shape.n_branches - 1
         self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
         self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
+        self._checkpoints = Checkpoints(self._memory, HOME, checkpoint_bytes)
+        self._lines = Lines(self._memory, self._texts.all[HOME])
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
@@ -126,12 +135,13 @@ class GgufModel:
         return self.committed_of(0)
 
     def committed_of(self, text: int) -> int:
-        return self._texts.all[text].n_committed
+        return self._texts.all[text].n_committed + len(self._lines.lag)
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
         """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
+        tokens = [*self._lines.lag, *tokens]
         start = self._texts.all[text].n_committed
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
@@ -140,6 +150,9 @@ class GgufModel:
             )
         with self._running(len(tokens)):
             self._prefill(tokens, start, progress, text)
+            if not self.info.tree_capable:
+                self._lines.lag = []
+                self._checkpoints.take(self.n_committed)
 
     def _prefill(
         self, tokens: Sequence[int], start: int, progress: Progress | None, text: int
@@ -163,7 +176,8 @@ class GgufModel:
             self._decode(chunk, positions, homes, range(0), before, report)
             branches.extend(size)
             if self._tap is not None and text == 0:
-                self._tap.hand_over(positions.start, range(size), size)
+                n_known = min(size, max(0, len(self._lines.lag) - begin))
+                self._tap.hand_over(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
 
@@ -180,6 +194,8 @@ class GgufModel:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         if n_rows > self.info.max_rows:
             raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
+        if not self.info.tree_capable:
+            return [self._evaluate_lines(parts[0])]
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[list[int]] = []
@@ -223,6 +239,28 @@ class GgufModel:
             logits = self._logits(n_nodes)
             return [logits[mine] for mine in rows]
 
+    def _evaluate_lines(self, part: PassPart) -> np.ndarray:
+        """`evaluate_together` of a recurrent model's text."""
+        lines, committed = self._lines, self.n_committed
+        rows = lines.rows(part.tree, part.nodes, part.reads)
+        n_rows, n_lag = len(rows.tokens), len(lines.lag)
+        with_logits = sorted(rows.row_of.values())
+        with self._running(n_rows):
+            lines.copy_state()
+            self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
+            self._decode(
+                rows.tokens, rows.positions, rows.sequences, with_logits, {HOME: committed}
+            )
+            lines.take_in()
+            if self._tap is not None:
+                self._tap.hand_over(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
+                keys = part.tree.key
+                row_of_key = {int(keys[node]): row for node, row in rows.row_of.items()}
+                self._tap.keep(row_of_key, n_rows)
+            logits = self._logits(len(with_logits))
+            order = {row: n for n, row in enumerate(with_logits)}
+            return logits[[order[rows.row_of[node]] for node in part.nodes]]
+
     def introduce_sizes(self, limit_s: float) -> None:
         """Have devices asked, once, what buffers passes of every size need: a remote one is asked
         several times for each new size, a round trip each. Nothing is computed, and after `limit_s`
@@ -248,8 +286,11 @@ class GgufModel:
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
     ) -> None:
         with self._users.use():
-            position = self._texts.all[text].n_committed
-            self._texts.all[text].commit(tree, path, keep)
+            position = self.committed_of(text)
+            if self.info.tree_capable:
+                self._texts.all[text].commit(tree, path, keep)
+            else:
+                self._lines.commit(tree, path)
             if self._tap is not None and text == 0:
                 keys = tree.key
                 kept = {int(keys[node]) for node in keep}
@@ -264,8 +305,8 @@ class GgufModel:
         self._tap.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
-        """Shorten the prefix; a recurrent state cannot go back, so such a model forgets it all."""
-        n_committed = self._texts.all[text].n_committed
+        """Shorten the prefix; a recurrent state can only go back to where a prompt ended."""
+        n_committed = self.committed_of(text)
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         with self._users.use():
@@ -273,8 +314,8 @@ class GgufModel:
                 self._tap.drop()
             if self.info.tree_capable:
                 self._texts.truncate({text: n_tokens})
-            elif n_tokens < n_committed or self._texts.all[text].has_provisional:
-                self._forget()
+            elif n_tokens < n_committed or self._lines.has_provisional:
+                self._go_back(n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
@@ -291,6 +332,8 @@ class GgufModel:
             return state.state_bytes(self._memory, self.info.tree_capable)
 
     def write_state(self, hand_over: Write) -> None:
+        if self._lines.lag:
+            self.prefill([])
         with self._users.use():
             self._texts.layout.put_in_order()
             state.write(
@@ -336,7 +379,7 @@ class GgufModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        with_logits: range,
+        with_logits: Collection[int],
         committed: Mapping[int, int],
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
@@ -373,7 +416,7 @@ class GgufModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        with_logits: range,
+        with_logits: Collection[int],
     ) -> None:
         batch = self._batch
         batch.n_tokens = len(tokens)
@@ -398,9 +441,20 @@ class GgufModel:
         if self.info.tree_capable:
             self._texts.truncate(committed)
         else:
+            self._go_back(committed[0])
+
+    def _go_back(self, most: int) -> None:
+        """Leave the recurrent model with what it held of the text where a prompt ended."""
+        self._lines.drop_copies()
+        self._lines.forget()
+        if n_tokens := self._checkpoints.go_back(most):
+            self._texts.truncate({0: n_tokens})
+        else:
             self._forget()
 
     def _forget(self) -> None:
+        self._checkpoints.clear()
+        self._lines.forget()
         self._memory.clear()
         self._texts.clear()
 

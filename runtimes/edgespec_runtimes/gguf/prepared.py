@@ -140,7 +140,8 @@ class PreparedGguf:
         ):
             return self._load_isolated(plan, progress)
         owner = self._request.owner
-        shape, _ = self._measured.contexts[plan.batches.get(owner, 0) if plan else 0]
+        measured = self._measured
+        shape, _ = measured.contexts[plan.batches.get(owner, 0) if plan else measured.unplanned]
         if plan is None or not plan.paged or owner == "draft":
             return self._load_resident(shape, progress)
         if self._measured.offloading.names:
@@ -260,6 +261,7 @@ class PreparedGguf:
                     weight_types=self._invariant_types(is_packed),
                     prompts_are_invariant=self._prompts_are_invariant(is_packed),
                     feature_layers=self._measured.feature_layers,
+                    checkpoint_bytes=self._measured.checkpoint_bytes,
                 )
             if self._measured.is_remote:
                 with self._phase("sizes of passes"):

@@ -11,6 +11,7 @@ from edgespec.errors import EdgespecError, StateError
 
 PIECE_BYTES = 1 << 20
 """Approximate size of a piece; a token's keys and values are never divided."""
+_RECURRENT = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class LlamaMemory:
@@ -85,6 +86,27 @@ class LlamaMemory:
         last = self._positions(sequence)[1]
         if n_restored != n_bytes or self.whole_bytes(sequence) != n_bytes or last != n_tokens - 1:
             raise StateError("llama.cpp does not take the saved recurrent state")
+
+    def recurrent_bytes(self, sequence: int) -> int:
+        """Bytes of a sequence's recurrent state; of windows of attention, too, where a model has
+        both."""
+        return int(lib.llama_state_seq_get_size_ext(self._context, sequence, _RECURRENT))
+
+    def save_recurrent(self, sequence: int) -> Any:
+        """The recurrent state of a sequence: a buffer of bytes."""
+        size = self.recurrent_bytes(sequence)
+        saved = (ctypes.c_uint8 * size)()
+        written = lib.llama_state_seq_get_data_ext(self._context, saved, size, sequence, _RECURRENT)
+        if written != size:
+            raise EdgespecError(f"llama.cpp saved {written} of {size} bytes of a recurrent state")
+        return saved
+
+    def restore_recurrent(self, saved: Any, sequence: int) -> None:
+        """Give a sequence a state that `save_recurrent` returned; its keys and values stay."""
+        if not lib.llama_state_seq_set_data_ext(
+            self._context, saved, len(saved), sequence, _RECURRENT
+        ):
+            raise EdgespecError("llama.cpp could not restore a recurrent state")
 
     def _positions(self, sequence: int) -> tuple[int, int]:
         first = lib.llama_memory_seq_pos_min(self._handle, sequence)

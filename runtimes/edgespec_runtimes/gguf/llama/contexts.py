@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as lib
 
@@ -40,6 +40,8 @@ class ContextSizes:
     output_bytes: int
     graph_bytes: int
     """Bytes of the nodes of its graphs, without the results."""
+    state_bytes: int = 0
+    """Bytes of one copy of its recurrent state, which are part of those of the cache."""
 
     @property
     def total(self) -> int:
@@ -73,7 +75,8 @@ class ContextShape:
     @property
     def n_seq(self) -> int:
         """A sequence for each text, for each further branch, and the spare one."""
-        return self.n_texts + self.n_branches - 1 + (self.has_spare or self.n_branches > 1)
+        is_branched = self.n_branches > 1 and not self.n_rollback
+        return self.n_texts + self.n_branches - 1 + (self.has_spare or is_branched)
 
     @property
     def n_rows(self) -> int:
@@ -82,8 +85,10 @@ class ContextShape:
 
     @property
     def largest_batch(self) -> int:
-        """Rows of the largest batch: of a prompt, or of a tree."""
-        return max(self.n_batch, self.n_rows)
+        """Rows of the largest batch: of a prompt, of a tree, or of lines, each with what was
+        accepted of another line before."""
+        n_line_rows = self.n_branches * (1 + 2 * self.n_rollback)
+        return max(self.n_batch, self.n_rows, n_line_rows)
 
     def params(self) -> Any:
         p = lib.llama_context_default_params()
@@ -103,7 +108,11 @@ class ContextShape:
 _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
 
 _N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
-_CACHES = ("llama_kv_cache", "llama_memory_recurrent", "llama_dsv4_comp_state")
+_WINDOWS = "llama_kv_cache_iswa"
+_RECURRENT = "llama_memory_recurrent"
+_CACHES = ("llama_kv_cache", _RECURRENT, "llama_dsv4_comp_state")
+_STATE_HEAD_BYTES = 16 << 10
+"""More than llama.cpp writes before the layers of a saved state, and rounds off in its log."""
 _N_GRAPHS = 5
 """Graphs that a context keeps: the one it was sized with, the last with and without logits, and as
 much as two more in the tables of its scheduler (912 bytes a node were measured)."""
@@ -116,7 +125,7 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
         lib.llama_free(handle)
-    kv = compute = 0.0
+    kv = compute = recurrent = 0.0
     n_nodes = 0
     for line in lines:
         if nodes := _N_NODES.search(line):
@@ -127,30 +136,42 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         buffer, mib = match.group(1), float(match.group(2))
         if buffer is None and line.startswith(_CACHES):
             kv += mib
+            recurrent += mib if line.startswith(_RECURRENT) else 0.0
         elif buffer == "compute buffer":
             compute += mib
     to_bytes = 1 << 20
+    n_states = shape.n_seq * (1 + shape.n_rollback)
     return ContextSizes(
         kv_bytes=round(kv * to_bytes),
         compute_bytes=round(compute * to_bytes),
         output_bytes=4 * shape.n_rows * model.n_vocab,
         graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
+        state_bytes=round(recurrent * to_bytes / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
     )
 
 
-def max_rollback(model: Model, wanted: int) -> int:
-    """Tokens of a line that the model's recurrent state can roll back: `wanted`, or 0 if llama.cpp
-    cannot roll this architecture back. `model` comes from `load_sizes_only`."""
+class StateSupport(NamedTuple):
+    """Rollback of a model's recurrent state, and copies of it, as llama.cpp supports them."""
+
+    n_tokens: int
+    """Tokens of a line that it can roll back."""
+    can_copy: bool
+    """True if it saves the state without any attention."""
+
+
+def max_rollback(model: Model, wanted: int) -> StateSupport:
+    """Rollback of the model's recurrent state by `wanted` tokens, or by 0 if llama.cpp cannot roll
+    this architecture back. `model` comes from `load_sizes_only`."""
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
-    with log.captured():
+    with log.captured() as lines:
         handle = lib.llama_init_from_model(model.handle, shape.params())
     if not handle:
-        return 0
+        return StateSupport(0, False)
     n_rollback = int(lib.llama_n_rs_seq(handle))
     lib.llama_free(handle)
-    return n_rollback
+    return StateSupport(n_rollback, not any(line.startswith(_WINDOWS) for line in lines))
 
 
 def free(context: Any) -> None:

@@ -1,0 +1,127 @@
+"""Trees of targets whose state cannot drop tokens: each branch is a line with its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.engine.sampling import SamplingParams
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged, one_by_one
+from edgespec.tree import TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.measuring import MAX_LINE, MAX_LINES
+from engine_cases import generate
+from fake_model import FakeModel, blend, fixed_text, random_language
+from zoo_files import write_model
+from zoo_species import Species
+
+PROMPT = [(7 * n) % 200 for n in range(20)]
+MOST_NODES = 1 + MAX_LINE * MAX_LINES
+N_CTX = 256
+WARM = SamplingParams(temperature=0.9, seed=3)
+
+
+@pytest.fixture(scope="module", params=["qwen35", "nemotron_h"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("lines") / "m.gguf", Species(request.param))
+
+
+def request_for(path: Path, max_nodes: int = MOST_NODES) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=N_CTX,
+        max_nodes=max_nodes,
+        max_branches=32,
+        n_threads=1,
+        batch_size=64,
+    )
+
+
+@pytest.fixture(params=["resident", "paged"])
+def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageModel]:
+    prepared = runtime.prepare(request_for(hybrid))
+    model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
+    yield model
+    model.close()
+
+
+def random_tree(random: np.random.Generator, key: int) -> TokenTree:
+    """Up to MAX_LINES branches of up to MAX_LINE guesses."""
+    tree, n_leaves, n_nodes = TokenTree(int(random.integers(200)), 64, key), 1, random.integers(15)
+    while len(tree) <= n_nodes:
+        parent, token = int(random.integers(len(tree))), int(random.integers(200))
+        opens = bool(tree.children(parent))
+        fits = tree.depth[parent] < MAX_LINE and n_leaves + opens <= MAX_LINES
+        if fits and tree.child(parent, token) is None:
+            tree.add(parent, token, float(random.uniform(0.2, 0.9)))
+            n_leaves += opens
+    return tree
+
+
+def test_rounds_of_trees_give_the_logits_of_single_tokens(
+    target: LanguageModel, hybrid: Path
+) -> None:
+    """Also after a path that the first line does not hold, which the next pass takes in."""
+    random, key = np.random.default_rng(3), 0
+    target.prefill(PROMPT)
+    tokens: list[int] = []
+    seen: list[np.ndarray] = []
+    for _ in range(12):
+        tree = random_tree(random, key)
+        logits = target.evaluate(tree, range(len(tree)))
+        path = tree.path(int(random.integers(len(tree))))
+        target.commit(tree, path)
+        tokens += tree.token[path].tolist()
+        seen += [logits[node].copy() for node in path]
+        key = tree.next_key
+        assert target.n_committed == len(PROMPT) + len(tokens)
+    alone = runtime.prepare(request_for(hybrid, max_nodes=1)).load(None)
+    alone.prefill(PROMPT)
+    assert np.array_equal(np.stack(seen), one_by_one(alone, tokens))
+    alone.close()
+
+
+def test_a_tree_is_one_pass(target: LanguageModel) -> None:
+    tree = TokenTree(5, 64)
+    for n in range(3):
+        tree.add(tree.add(0, 10 + n, 0.3), 20 + n, 0.5)
+    target.prefill(PROMPT)
+    target.evaluate(tree, range(len(tree)))
+    assert (target.last_report.passes, target.last_report.n_tokens) == (1, 3 * 3)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), WARM])
+def test_a_text_that_trees_guessed_is_the_one_without_a_draft(
+    target: LanguageModel, sampling: SamplingParams
+) -> None:
+    """The context ends where the text does: near its end trees become lines."""
+    prompt = [(7 * n) % 200 for n in range(N_CTX - 40)]
+    n_tokens, n_vocab = 41, target.info.n_vocab
+    alone = generate(target, prompt=prompt, sampling=sampling, max_tokens=n_tokens)
+    knows = fixed_text(alone.tokens, n_vocab, len(prompt))
+    draft = FakeModel(blend(knows, random_language(1, n_vocab, 3.0), 0.5), n_vocab)
+    drafted = generate(
+        target, draft, prompt=prompt, sampling=sampling, max_tokens=n_tokens, fallback="full"
+    )
+    assert drafted.tokens == alone.tokens
+    assert drafted.speculation.tokens_per_pass > 1.5
+
+
+def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None:
+    prepared = runtime.prepare(replace(request_for(hybrid), fewer_nodes=(9,)))
+    try:
+        assert (prepared.info.max_nodes, prepared.info.max_branches) == (MOST_NODES, MAX_LINES)
+        tree, line = prepared.needs().batches
+    finally:
+        prepared.close()
+    assert (tree.max_nodes, line.max_nodes) == (MOST_NODES, 1 + MAX_LINE)
+    states = [row.nbytes for row in tree.rows if "lines" in row.what]
+    assert sum(states) > 0
+    assert not [row for row in line.rows if "lines" in row.what]

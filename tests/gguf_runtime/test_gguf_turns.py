@@ -1,0 +1,127 @@
+"""Recurrent states are kept where prompts end: further turns read only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.prompt import N_LEFT
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import EdgespecError
+from edgespec.runtimes import ModelRequest
+from edgespec.testing.paging_contract import load_paged
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.checkpoints import N_CHECKPOINTS
+from edgespec_runtimes.gguf.model import GgufModel
+from engine_cases import GREEDY, finish
+from zoo_files import write_model
+from zoo_species import Species
+
+OPENING = [9, 8, 7]
+"""Ends each prompt; of the last two tokens the next prompt knows nothing."""
+N_ANSWER = 6
+
+
+@pytest.fixture(scope="module", params=["qwen35", "granitehybrid", "mamba2"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("turns") / "m.gguf", Species(request.param))
+
+
+def request_for(path: Path) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=512,
+        max_nodes=1,
+        max_branches=1,
+        n_threads=1,
+        batch_size=64,
+    )
+
+
+Open = Callable[[], GgufModel]
+
+
+@pytest.fixture(params=["resident", "paged"])
+def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
+    opened: list[GgufModel] = []
+
+    def open_it() -> GgufModel:
+        prepared = runtime.prepare(request_for(hybrid))
+        model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
+        assert isinstance(model, GgufModel)
+        opened.append(model)
+        return model
+
+    yield open_it
+    for model in opened:
+        model.close()
+
+
+@pytest.fixture
+def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each pass from now on."""
+    rows: list[int] = []
+    decode = GgufModel._compute_batch
+
+    def counting(model: GgufModel) -> int:
+        rows.append(model._batch.n_tokens)
+        return decode(model)
+
+    monkeypatch.setattr(GgufModel, "_compute_batch", counting)
+    return rows
+
+
+def question(turn: int) -> list[int]:
+    return [(7 * turn + 3 * n) % 200 for n in range(12)]
+
+
+def ask(engine: Engine, prompt: list[int]) -> list[int]:
+    return list(finish(engine.generate(prompt, GREEDY, N_ANSWER)).tokens)
+
+
+def test_twenty_turns_read_only_what_is_new(open_model: Open, n_rows: list[int]) -> None:
+    history: list[int] = []
+    n_read = []
+    with Engine(open_model(), None, EngineSettings()) as engine:
+        for turn in range(20):
+            n_rows.clear()
+            prompt = [*history, *question(turn), *OPENING]
+            answer = ask(engine, prompt)
+            n_read.append(sum(n_rows) - (N_ANSWER - 1))
+            history = [*prompt[:-2], *answer[3:]]
+    n_new = len(question(0)) + len(OPENING) + 3
+    assert max(n_read) <= n_new + N_LEFT
+    with Engine(open_model(), None, EngineSettings()) as engine:
+        assert ask(engine, prompt) == answer
+
+
+def test_a_cancelled_answer_leaves_the_prompt(open_model: Open, n_rows: list[int]) -> None:
+    prompt = question(1) * 4
+    model = open_model()
+    with Engine(model, None, EngineSettings()) as engine:
+        answer = ask(engine, prompt)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "_compute_batch", lambda: 2)
+            with pytest.raises(EdgespecError, match="aborted"):
+                ask(engine, [*prompt, *answer])
+        n_rows.clear()
+        assert ask(engine, prompt) == answer
+    assert sum(n_rows) == N_LEFT + 1 + N_ANSWER - 1
+
+
+def test_the_states_are_planned_for(hybrid: Path) -> None:
+    prepared = runtime.prepare(request_for(hybrid))
+    try:
+        row = next(row for row in prepared.needs().fixed if "turns" in row.what)
+        model = prepared.load(None)
+    finally:
+        prepared.close()
+    assert isinstance(model, GgufModel)
+    with Engine(model, None, EngineSettings()) as engine:
+        ask(engine, question(1) * 4)
+        saved = model._memory.recurrent_bytes(0)
+    assert saved <= row.nbytes // N_CHECKPOINTS <= 1.1 * saved + (32 << 10)
