@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread, Timer
 
@@ -202,25 +203,43 @@ def test_a_server_that_is_not_there_is_an_error():
         prepared(f"127.0.0.1:{free_port()}").needs()
 
 
-@pytest.fixture
-def stranger() -> Iterator[str]:
-    """A program that answers something else."""
+HELLO_BYTES = 4 + 24
+"""A server's first answer: its version and what its connection can do."""
+ASKED_BYTES = 1 + 8 + 24
+"""What it answers: a command, a size, and what the client's connection can do."""
+
+
+@contextmanager
+def stranger(said: bytes) -> Iterator[str]:
+    """The address of a program that answers so."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(64)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                # Were a part of it unread, closing would take the answer back.
+                connection.recv(ASKED_BYTES, socket.MSG_WAITALL)
+                connection.sendall(said)
 
         Thread(target=answer, daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @needs_rpc
-def test_a_program_that_is_no_such_server_is_an_error(stranger: str):
-    with pytest.raises(ModelError, match="is no RPC server"):
-        prepared(stranger).needs()
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no RPC server"),
+        (
+            HELLO_BYTES.to_bytes(8, "little") + bytes([3, 1, 2]).ljust(HELLO_BYTES, b"\0"),
+            "speaks version 3.1.2 of llama.cpp's protocol, .* install the same",
+        ),
+    ],
+    ids=["another program", "another version"],
+)
+def test_what_answers_otherwise_is_an_error(said: bytes, error: str):
+    with stranger(said) as address, pytest.raises(ModelError, match=error):
+        prepared(address).needs()
 
 
 @needs_rpc
