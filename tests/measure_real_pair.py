@@ -2,8 +2,9 @@
 
     python tests/measure_real_pair.py [DRAFT] [-n TOKENS] [--kinds code prose]
 
-The target writes each text once, greedily; every row then replays the same texts. An enlarged
-target writes what its source writes, so the small one is measured.
+The target writes the same greedy texts for every row; nothing is replayed, since lookups learn from
+its logits and heads from its hidden states. An enlarged target writes what its source writes, so
+the small one is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
-from edgespec.ports.features import ReadsFeatures
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, PacerName
 from edgespec.values import GenerationResult
@@ -35,18 +35,12 @@ def tokens_per_pass(
     rules: EngineSettings,
     with_draft: bool,
 ) -> float:
-    known = pair_fit.KnownText(models.target)
     rounds = n_tokens = 0
     for text in texts:
-        known.tokens = (*text.prompt_tokens, *text.tokens)
-        known.truncate(0)
+        models.target.truncate(0)
         if with_draft:
             models.draft.truncate(0)
-        reads_features = with_draft and isinstance(models.draft, ReadsFeatures)
-        if reads_features:
-            models.target.truncate(0)
-        draft = models.draft if with_draft else None
-        with Engine(models.target if reads_features else known, draft, rules) as engine:
+        with Engine(models.target, models.draft if with_draft else None, rules) as engine:
             events = engine.generate(text.prompt_tokens, pair_fit._GREEDY, len(text.tokens))
             done = pair_fit._finish(events)
         rounds += done.speculation.rounds
