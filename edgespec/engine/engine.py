@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.queueing import FairLock
@@ -19,7 +20,6 @@ from edgespec.engine.drafting.remembering import Memory
 from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.learning import Learning
 from edgespec.engine.loop import Loop
-from edgespec.engine.noting import LearningNotes
 from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
 from edgespec.engine.places import choose_place
@@ -34,6 +34,9 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.ports.texts import texts_of
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import GenerationResult, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.engine.noting import LearningNotes
 
 
 class Engine(Closeable):

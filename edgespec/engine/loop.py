@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.learning import Learning
-from edgespec.engine.noting import LearningNotes
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
 from edgespec.engine.prompt import parts_of
@@ -22,6 +22,9 @@ from edgespec.engine.settings import RoundRules
 from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
+
+if TYPE_CHECKING:
+    from edgespec.engine.noting import LearningNotes
 
 
 class Loop:

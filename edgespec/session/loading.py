@@ -16,7 +16,6 @@ from typing import TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.engine import noting
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, UsageError
@@ -288,6 +287,8 @@ class _Opening(Closeable):
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._engine_settings.learn:
+            from edgespec.engine import noting
+
             nbytes = noting.bytes_needed(target.info.n_vocab, self._n_parallel)
             others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
         if self._settings.state_files:

@@ -21,12 +21,10 @@ from edgespec.engine.admission import most_tokens
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
-from edgespec.engine.noting import LearningNotes
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
-from edgespec.files.kept_texts import KeptTexts
 from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
@@ -101,6 +99,9 @@ class Session(Closeable):
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
+            from edgespec.engine.noting import LearningNotes
+            from edgespec.files.kept_texts import KeptTexts
+
             texts = KeptTexts(cache_folder.learnt())
             observer = LearningNotes(partial(texts.keep, target.info, draft.info, models.path))
         engine = Engine(

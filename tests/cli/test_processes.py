@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
+from edgespec.cli.flags.parser import COMMANDS
 from fake_session import MIB
 
 
@@ -20,6 +22,35 @@ def test_help_and_version_need_no_model_library():
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+NOT_FOR_A_TEXT = (
+    *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server", "testing"),
+    *(f"cli.flags.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
+    *("engine.drafting.drawing", "engine.drafting.head", "engine.noting", "files.kept_texts"),
+    *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.race"),
+)
+"""Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
+NOT_FOR_A_GGUF_TEXT = ("baselines", "batched", "head", "isolation", "lending", "prepared_head")
+
+
+def test_a_text_imports_what_it_uses():
+    """A few dozen modules more are a MiB of every budget."""
+    code = (
+        "import sys; from edgespec.cli import entry;"
+        "entry.main(['generate', '-p', 'x', '-n', '1', '-c', '64', '--quiet']);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    unused = {
+        *(f"edgespec.{name}" for name in NOT_FOR_A_TEXT),
+        *(f"edgespec_runtimes.gguf.{name}" for name in NOT_FOR_A_GGUF_TEXT),
+        "edgespec_runtimes.onnx.entry",
+    }
+    loaded = set(run.stderr.split())
+    assert all(map(find_spec, unused))
+    assert "edgespec_runtimes.gguf.prepared" in loaded
+    assert not unused & loaded
 
 
 def test_help_may_be_cut_short():

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.cli.flags import parser
+from edgespec.cli.flags.demo import SIZE, TOKENS
 from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.endings import died
 from edgespec.errors import EdgespecError
@@ -38,10 +38,8 @@ CTX_SIZE = 512
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Parse the flags and run the demonstration. Raises what a command raises."""
-    settings = GenerateSettings.model_validate(
-        {"max_tokens": getattr(args, "max_tokens", parser.DEMO_TOKENS)}
-    )
-    size = getattr(args, "size", parser.DEMO_SIZE)
+    settings = GenerateSettings.model_validate({"max_tokens": getattr(args, "max_tokens", TOKENS)})
+    size = getattr(args, "size", SIZE)
     console = Console()
     pair = fetching.pair_named(getattr(args, "pair", fetching.EMBEDDED), console)
     demonstrate(pair, parse_size(size, named=f"--size {size}"), settings.max_tokens, console)

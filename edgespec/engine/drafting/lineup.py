@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
-from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.head import HeadDrafter
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
@@ -38,6 +36,8 @@ def line_up(
     if growth is not None:
         if draft is None:
             return None
+        from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
+
         temperature = settings.draft_temperature
         return DrawnGrower(
             DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx)
@@ -46,10 +46,10 @@ def line_up(
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
-        guessing.insert(
-            0,
-            HeadDrafter(draft, *terms)
-            if isinstance(draft, ReadsFeatures)
-            else ModelDrafter(draft, *terms, most_tokens=info.n_ctx),
-        )
+        if isinstance(draft, ReadsFeatures):
+            from edgespec.engine.drafting.head import HeadDrafter
+
+            guessing.insert(0, HeadDrafter(draft, *terms))
+        else:
+            guessing.insert(0, ModelDrafter(draft, *terms, most_tokens=info.n_ctx))
     return TreeGrower(guessing, trust) if guessing else None

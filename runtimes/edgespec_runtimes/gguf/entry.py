@@ -1,41 +1,37 @@
 """The entry point `gguf`: what the runtime recognises, prepares, describes and compares with.
 
-Opens no model itself.
+Opens no model itself, and imports what only some commands use where they use it: what is imported
+counts in every budget.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular
-from edgespec.ports.baselines import BaselineRequest, BaselineRun, TogetherRun
+from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, TogetherRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
-from edgespec_runtimes.gguf import baselines, batched, lending
 from edgespec_runtimes.gguf.file.details import details_of
-from edgespec_runtimes.gguf.file.header import MAGIC, read_header
+from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from edgespec_runtimes.gguf.prepared_head import PreparedHead
 
 
 class GgufRuntime:
     """The entry point `gguf`."""
 
     name = "gguf"
-    library = baselines.LIBRARY
-    baselines = baselines.BASELINES
-    together = batched.NAMES
 
     def recognises(self, path: Path) -> bool:
         if path.suffix == ".gguf":
@@ -58,18 +54,40 @@ class GgufRuntime:
         began = time.perf_counter()
         header = read_header(request.path)
         validate(header, as_draft=request.owner == "draft")
-        prepared = (PreparedHead if is_head(header) else PreparedGguf)(request, header)
+        prepared = _prepared(request, header)
         done, phase = time.perf_counter(), "header and vocabulary"
         prepared.seconds[phase] = done - began
         request.trace.add(Track.ENGINE, f"{request.owner}: {phase}", began, done)
         return prepared
 
+    @property
+    def library(self) -> str:
+        from edgespec_runtimes.gguf import baselines
+
+        return baselines.LIBRARY
+
+    @property
+    def baselines(self) -> Sequence[Baseline]:
+        from edgespec_runtimes.gguf import baselines
+
+        return baselines.BASELINES
+
+    @property
+    def together(self) -> Collection[str]:
+        from edgespec_runtimes.gguf import batched
+
+        return batched.NAMES
+
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
+        from edgespec_runtimes.gguf import baselines
+
         return baselines.run(name, request)
 
     def run_together(
         self, name: str, request: BaselineRequest, prompts: Sequence[str]
     ) -> TogetherRun:
+        from edgespec_runtimes.gguf import batched
+
         return batched.run(name, request, prompts)
 
     def gpu(self) -> str | None:
@@ -79,6 +97,8 @@ class GgufRuntime:
     def lend(
         self, host: str, port: int, budget_bytes: int | None, n_threads: int | None
     ) -> NoReturn:
+        from edgespec_runtimes.gguf import lending
+
         lending.lend(host, port, budget_bytes, n_threads)
 
     def diagnose(self) -> Sequence[Finding]:
@@ -114,6 +134,14 @@ class GgufRuntime:
         header = read_header(path)
         validate(header)
         return details_of(header)
+
+
+def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
+    if not is_head(header):
+        return PreparedGguf(request, header)
+    from edgespec_runtimes.gguf.prepared_head import PreparedHead
+
+    return PreparedHead(request, header)
 
 
 runtime = GgufRuntime()

@@ -14,13 +14,13 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
-from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
@@ -28,6 +28,9 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
 from edgespec_runtimes.gguf.llama.node_graph import SkippedNode
 from edgespec_runtimes.gguf.segments import ExpertChoice, TracedWeight, extent_of
+
+if TYPE_CHECKING:
+    from edgespec.paging.experts import ExpertCache
 
 UNNAMED = ("node_", "leaf_", " ")
 """Prefixes of the names that ggml gives to unnamed nodes, whose numbers change with the batch."""

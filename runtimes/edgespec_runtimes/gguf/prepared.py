@@ -24,7 +24,6 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import weights
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
@@ -169,6 +168,8 @@ class PreparedGguf:
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """The model in a process of its own; the vocabulary is here, too."""
+        from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
+
         self._measured.mapped.close()
         with self._phase("process of its own"):
             model = loading.load_sizes_only(self._header.path)

@@ -18,7 +18,6 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import close_all
-from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
@@ -225,6 +224,8 @@ class PagedWeights:
     ) -> PagedExperts | None:
         if not mixtures:
             return None
+        from edgespec.paging.experts import ExpertCache
+
         layers = [mixture.layer for mixture in mixtures]
         cache = ExpertCache(layers, open_reader(), nbytes, trace=self._trace)
         return PagedExperts(mixtures, cache, self._stop, n_threads)
