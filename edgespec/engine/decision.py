@@ -103,7 +103,7 @@ class RoundPlanner:
         n_guesses = np.arange(len(tokens))
         seconds = self.experience.guessing_s(n_guesses)
         seconds[0] = self.experience.curve.second(1) + self.experience.plain_overhead_s
-        best = int(self.experience.rate_with(tokens, seconds).argmax())
+        best = int(self.experience.best_of_late().rate_with(tokens, seconds).argmax())
         return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
 
     # Before a round
@@ -230,18 +230,19 @@ class RoundPlanner:
         rows = rows[:most] + n_taken
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
         pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
-        step_s = known.step_s
+        step_s, plain_s = known.step_s, self._plain_s
+        late = known.best_of_late(self.n_texts)
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
         def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
             seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * step_s
-            values = known.rate_with(self.n_texts + accepted, spent_s + seconds, self.n_texts)
+            values = late.rate_with(self.n_texts + accepted, spent_s + seconds)
             if tree.draws:  # all that was drawn is verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.credit_s != math.inf:
                 risk_s, left_s = seconds - pass_s[0], max(0.0, plan.credit_s - spent_s)
-                is_proven = proven[: len(values)] >= seconds / self._plain_s
+                is_proven = proven[: len(values)] >= seconds / plain_s
                 is_covered = risk_s <= np.where(is_proven, PROVEN_RISK * left_s, left_s)
                 values = np.where(is_covered, values, -math.inf)
             at = len(values) - 1 - int(values[::-1].argmax())

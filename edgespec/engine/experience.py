@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,17 @@ class TextAccount:
         )
 
 
+class Yield(NamedTuple):
+    """What some rounds brought."""
+
+    tokens: float
+    seconds: float
+
+    def rate_with(self, tokens: Floats, seconds: Floats) -> Floats:
+        """Tokens a second of these rounds and one more."""
+        return (self.tokens + tokens) / np.maximum(self.seconds + seconds, 1e-9)
+
+
 @dataclass(frozen=True, slots=True)
 class Experience:
     """Costs of passes and draft steps, chances of guesses, and the yield of the best rounds."""
@@ -146,9 +158,10 @@ class Experience:
     @property
     def step_s(self) -> float:
         """Seconds of a draft step."""
+        if self.seen_step_s:
+            return self.curve.times * self.seen_step_s
         pass_s = float(self.curve.compute_s(np.ones(1))[0])
-        unseen_s = self.draft_share * self._without_latency(pass_s)
-        return self.curve.times * self.seen_step_s or unseen_s
+        return self.draft_share * self._without_latency(pass_s)
 
     def _without_latency(self, pass_s: float) -> float:
         """Seconds of a pass here, at least a tenth of it: latency varies."""
@@ -179,21 +192,24 @@ class Experience:
     def rate(self) -> float:
         """Tokens a second of the best rounds of late: what a second is worth."""
         expected = self.rounds + self.chances.honesty * self.claimed
-        return max(1 / self.plain_s, (expected + 1) / (self.seconds + self.plain_s))
+        plain_s = self.plain_s
+        return max(1 / plain_s, (expected + 1) / (self.plain_tokens * plain_s + plain_s))
 
-    def rate_with(self, tokens: Floats, seconds: Floats, n_texts: int = 1) -> Floats:
-        """Tokens a second of the best rounds of late and one more. Of several texts, whose number
-        changes, some without guesses count as well: a second is worth as much as they bring."""
+    def best_of_late(self, n_texts: int = 1) -> Yield:
+        """Tokens and seconds of the best rounds of late. Of several texts, whose number changes,
+        some without guesses count as well: a second is worth as much as they bring."""
         expected = self.rounds + self.chances.honesty * self.claimed
-        n_plain = PLAIN_ROUNDS * n_texts if n_texts > 1 else 0.0
-        before_s = self.seconds + n_plain * self.plain_s_of(n_texts)
-        return (expected + n_plain + tokens) / np.maximum(before_s + seconds, 1e-9)
+        if n_texts == 1:
+            return Yield(expected, self.seconds)
+        n_plain = PLAIN_ROUNDS * n_texts
+        return Yield(expected + n_plain, self.seconds + n_plain * self.plain_s_of(n_texts))
 
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of the best rounds of late and one on lines that are only imagined."""
         steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
         tokens = n_texts * (1 + np.cumsum(self.chances.line(0.0, len(steps))))
-        return float(self.rate_with(tokens, self.guessing_s(steps, n_texts), n_texts).max())
+        seconds = self.guessing_s(steps, n_texts)
+        return float(self.best_of_late(n_texts).rate_with(tokens, seconds).max())
 
     def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1) -> Floats:
         """Seconds of rounds of so many draft steps, each of which hangs a node in every text."""
@@ -256,7 +272,8 @@ class Experience:
             accepted = np.cumsum([0.0, *honest])
             steps = np.arange(len(accepted))
             round_s = self.guessing_s(steps)
-            best = int(replace(self, chances=chances).rate_with(1 + accepted, round_s).argmax())
+            late = replace(self, chances=chances).best_of_late()
+            best = int(late.rate_with(1 + accepted, round_s).argmax())
             rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.honesty
             spent_s += float(round_s[best])
             right = takewhile(lambda one: one.was_first, tried[at : at + best])

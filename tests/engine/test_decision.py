@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from edgespec.engine.chances import Chances
 from edgespec.engine.decision import RoundPlan, RoundPlanner
@@ -90,6 +93,26 @@ def test_drafting_goes_on_while_reads_hide_rows_and_ends_when_they_do_not() -> N
     hidden = planner(0.8, curve(*RESIDENT, read_s=0.5))
     assert hidden.grows_on(unlimited(hidden), line(0.9, 0.9, 0.9))
     assert not hidden.grows_on(unlimited(hidden), line(*[0.5] * 20))
+
+
+def test_looking_far_ahead_asks_the_curve_no_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all points share is computed once: a round chooses four times among nine and more."""
+    n_asked, computing = 0, PassCurve.compute_s
+
+    def compute_s(known: PassCurve, n_rows: NDArray[Any]) -> NDArray[np.float64]:
+        nonlocal n_asked
+        n_asked += 1
+        return computing(known, n_rows)
+
+    monkeypatch.setattr(PassCurve, "compute_s", compute_s)
+    value = planner(0.97)
+    plan, counts = unlimited(value), []
+    for horizons in ((1,), RoundPlanner.horizons):
+        monkeypatch.setattr(RoundPlanner, "horizons", horizons)
+        n_asked = 0
+        value.imagined(plan, line(0.9))
+        counts.append(n_asked)
+    assert counts == [3, 3]
 
 
 def test_nothing_is_tried_before_a_pass_was_seen() -> None:
