@@ -34,7 +34,7 @@ COMMANDS = {
     "doctor": "examine this machine, and what limits a pair on it",
     "models": "list, describe, download, compare and make models",
 }
-"""What each command does."""
+"""Names of commands, and a phrase on each for `--help`."""
 
 _EXAMPLES = """\
 examples:

@@ -1,0 +1,221 @@
+"""Prints tokens a second of requests at once: `edgespec serve` beside llama.cpp's server, in the
+same control group, by disk bandwidth.
+
+    sudo .venv/bin/python tests/measure_servers.py --llama-server PATH [--json FILE] [--minutes M]
+
+Clients send prompts to /v1/completions all at once, greedily, after one short request. Each run is
+a server of its own over cold files; runs of a bandwidth take turns, and repeat while there is time.
+edgespec's budget is the group's limit, less what a bench leaves to the group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from edgespec.cli.commands.bench import BUDGET_SHARE
+from edgespec.cli.invocation import read_prompts
+from edgespec.jobs import limits
+from edgespec.jobs.launching import drop_cache
+from edgespec.models.embedded import models_folder
+from edgespec.settings.units import format_size, parse_size
+
+START_S, ANSWER_S = 120, 600
+WARM_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server and how many texts are sent to it at once."""
+
+    server: str
+    drafts: bool
+    n_texts: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.server}{', draft' if self.drafts else ''} x{self.n_texts}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one server did."""
+
+    case: str
+    tokens_per_s: float
+    """Of all texts together, prompts included."""
+    text_s: tuple[float, ...]
+    """Seconds for a token of each text, prompts included."""
+    n_tokens: int
+    texts: tuple[str, ...]
+    peak_bytes: int
+
+
+def command(case: Case, options: argparse.Namespace, port: int) -> list[str]:
+    draft = ["-md", str(options.draft)] if case.drafts else []
+    shared = ["-m", str(options.model), *draft, "-np", str(case.n_texts), "--port", str(port)]
+    shared += ["-t", str(options.threads)]
+    if case.server == "edgespec":
+        budget = f"{int(BUDGET_SHARE * options.memory)}B"
+        shared += ["--no-tuned", *([] if draft else ["--no-draft"])]
+        edgespec = [sys.executable, "-m", "edgespec", "serve", "-c", str(options.ctx_size)]
+        return [*edgespec, *shared, "--memory-budget", budget, "--quiet"]
+    ctx = ["-c", str(case.n_texts * options.ctx_size), "--cache-ram", "0", "--no-warmup"]
+    types = ["--spec-type", "draft-simple"] if draft else []
+    return [str(options.llama_server), *shared, *ctx, *types]
+
+
+@dataclass(frozen=True)
+class Answer:
+    n_tokens: int
+    seconds: float
+    text: str
+
+
+def ask(address: str, prompt: str, n_tokens: int) -> Answer:
+    body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(body).encode(), headers
+    )
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+        told = json.load(response)
+    seconds = time.monotonic() - began
+    return Answer(told["usage"]["completion_tokens"], seconds, told["choices"][0]["text"])
+
+
+@contextmanager
+def served(case: Case, options: argparse.Namespace, limiter: limits.Limiter) -> Iterator[Any]:
+    """The process and the address of a server that is ready."""
+    for path in (options.model, options.draft):
+        drop_cache(path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with limiter.bind() as prefix, TemporaryFile() as log:
+        words = [*prefix, *command(case, options, port)]
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        try:
+            address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+            while not _is_ready(address):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise RuntimeError(log.read().decode(errors="replace")[-2000:])
+                time.sleep(0.1)
+            yield process, address
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def run(
+    case: Case, prompts: Sequence[str], options: argparse.Namespace, limiter: limits.Limiter
+) -> Run:
+    """Texts at once or, where it is one at a time, two one after the other."""
+    n_tokens = options.tokens if case.drafts or case.n_texts > 1 else options.tokens // 4
+    chosen = prompts[: max(2, case.n_texts)]
+    with served(case, options, limiter) as (process, address):
+        ask(address, "import os", WARM_TOKENS)
+        began = time.monotonic()
+        with ThreadPoolExecutor(case.n_texts) as pool:
+            answers = list(pool.map(lambda prompt: ask(address, prompt, n_tokens), chosen))
+        wall_s = time.monotonic() - began
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    done = sum(answer.n_tokens for answer in answers)
+    return Run(
+        case.name,
+        done / wall_s,
+        tuple(answer.seconds / max(1, answer.n_tokens) for answer in answers),
+        done,
+        tuple(answer.text for answer in answers),
+        1024 * int(status.partition("VmHWM:")[2].split()[0]),
+    )
+
+
+def table(runs: Sequence[Run]) -> list[str]:
+    lines = [f"{'':28}{'tokens/s':>9}{'runs':>6}{'s a token':>11}{'slowest':>9}{'peak':>11}"]
+    for name in dict.fromkeys(one.case for one in runs):
+        of = [one for one in runs if one.case == name]
+        text_s = [seconds for one in of for seconds in one.text_s]
+        rate = statistics.median(one.tokens_per_s for one in of)
+        peak = format_size(max(one.peak_bytes for one in of))
+        lines.append(
+            f"{name:28}{rate:9.2f}{len(of):6}{statistics.median(text_s):11.3f}"
+            f"{max(text_s):9.3f}{peak:>11}"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--llama-server", type=Path, help="without it edgespec alone is measured")
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-md", "--draft", type=Path, required=True)
+    parser.add_argument("--memory", type=parse_size, required=True, help="limit of the group")
+    parser.add_argument("--rates", nargs="+", default=["300M", "unlimited"])
+    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("-n", "--tokens", type=int, default=32)
+    parser.add_argument("-c", "--ctx-size", type=int, default=256)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=11.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    prompts = read_prompts(models_folder() / "held_out_prompts.jsonl")
+    cases = [Case("edgespec", drafts, n) for n in options.parallel for drafts in (True, False)]
+    if options.llama_server:
+        cases += [Case("llama-server", drafts, max(options.parallel)) for drafts in (True, False)]
+    found: dict[str, list[Run]] = {}
+    last = time.monotonic() + 60 * options.minutes
+    for n_done, rate in enumerate(options.rates):
+        read = None if rate == "unlimited" else int(rate.removesuffix("M")) * 10**6
+        bound = limits.ProcessLimits(options.memory, read)
+        limiter, reasons = limits.find(bound, options.model)
+        if limiter is limits.UNLIMITED:
+            sys.exit(f"nothing was limited: {'; '.join(reasons)}")
+        runs, now = found.setdefault(rate, []), time.monotonic()
+        ended = now + max(0.0, last - now) / (len(options.rates) - n_done)
+        longest: dict[str, float] = {}
+        for repetition in range(len(prompts)):
+            chosen = [*prompts[repetition:], *prompts[:repetition]]
+            shift = repetition % len(cases)
+            for case in cases[shift:] + cases[:shift]:
+                began = time.monotonic()
+                if began + longest.get(case.name, 0.0) > ended and repetition:
+                    continue
+                runs.append(run(case, chosen, options, limiter))
+                longest[case.name] = max(longest.get(case.name, 0.0), time.monotonic() - began)
+                print(f"{rate:10} {case.name:28} {runs[-1].tokens_per_s:.2f} tokens/s", flush=True)
+        print(
+            "\n".join([f"\nreads {rate}, memory {format_size(options.memory)}", *table(runs), ""])
+        )
+        if options.json:
+            shown = {name: [asdict(one) for one in of] for name, of in found.items()}
+            options.json.write_text(json.dumps(shown, indent=1))
+
+
+if __name__ == "__main__":
+    main()
