@@ -99,7 +99,7 @@ class TextAccount:
 
 
 class Yield(NamedTuple):
-    """What some rounds brought."""
+    """Tokens and seconds of some rounds together."""
 
     tokens: float
     seconds: float
