@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Run:
+class ServerRun:
     """What one server did."""
 
     case: str
@@ -81,13 +81,13 @@ def command(case: Case, options: argparse.Namespace, port: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     n_tokens: int
     seconds: float
     text: str
 
 
-def ask(address: str, prompt: str, n_tokens: int) -> Answer:
+def ask(address: str, prompt: str, n_tokens: int) -> TimedAnswer:
     body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(
@@ -97,7 +97,7 @@ def ask(address: str, prompt: str, n_tokens: int) -> Answer:
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
         told = json.load(response)
     seconds = time.monotonic() - began
-    return Answer(told["usage"]["completion_tokens"], seconds, told["choices"][0]["text"])
+    return TimedAnswer(told["usage"]["completion_tokens"], seconds, told["choices"][0]["text"])
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def _is_ready(address: str) -> bool:
 
 def run(
     case: Case, prompts: Sequence[str], options: argparse.Namespace, limiter: limits.Limiter
-) -> Run:
+) -> ServerRun:
     """Texts at once or, where it is one at a time, two one after the other."""
     n_tokens = options.tokens if case.drafts or case.n_texts > 1 else options.tokens // 4
     chosen = prompts[: max(2, case.n_texts)]
@@ -146,7 +146,7 @@ def run(
         wall_s = time.monotonic() - began
         status = Path(f"/proc/{process.pid}/status").read_text()
     done = sum(answer.n_tokens for answer in answers)
-    return Run(
+    return ServerRun(
         case.name,
         done / wall_s,
         tuple(answer.seconds / max(1, answer.n_tokens) for answer in answers),
@@ -156,7 +156,7 @@ def run(
     )
 
 
-def table(runs: Sequence[Run]) -> list[str]:
+def table(runs: Sequence[ServerRun]) -> list[str]:
     lines = [f"{'':28}{'tokens/s':>9}{'runs':>6}{'s a token':>11}{'slowest':>9}{'peak':>11}"]
     for name in dict.fromkeys(one.case for one in runs):
         of = [one for one in runs if one.case == name]
@@ -188,7 +188,7 @@ def main() -> None:
     cases = [Case("edgespec", drafts, n) for n in options.parallel for drafts in (True, False)]
     if options.llama_server:
         cases += [Case("llama-server", drafts, max(options.parallel)) for drafts in (True, False)]
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[ServerRun]] = {}
     last = time.monotonic() + 60 * options.minutes
     for n_done, rate in enumerate(options.rates):
         read = None if rate == "unlimited" else int(rate.removesuffix("M")) * 10**6
