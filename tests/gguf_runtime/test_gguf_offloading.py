@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
@@ -98,7 +99,8 @@ def test_without_layers_on_a_gpu_there_is_no_such_row():
     assert not library_bytes(planned())
 
 
-def test_a_budget_without_room_for_it_is_refused_with_its_size():
+def test_a_budget_without_room_for_it_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
     least = planned().smallest_bytes
     budget = f"{(least + 20 * MIB) >> 20}MiB"
     planned(memory_budget=budget)

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import BudgetError, UsageError, WeightReadError
+from edgespec.memory import process
 from edgespec.memory.budget import MIB, plan_memory
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -161,6 +162,7 @@ def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.memory.needs.BATCH_SHARE", 0.5)
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
     path = write_llama(tmp_path, layers=2, ffn=16384)
     settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
     with pytest.raises(BudgetError) as refusal:

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import BudgetError
+from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -64,8 +65,9 @@ def _quantize(tensor: TensorProto) -> TensorProto:
 
 
 def test_a_budget_in_which_it_does_not_fit_is_refused_with_the_reason_and_one_that_works(
-    path: Path,
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
     settings = LoadSettings(model=path, ctx_size=N_CTX, memory_budget=10 * MIB)
     with pytest.raises(BudgetError, match=r"INT4 weights.*cannot be paged") as refusal:
         session.plan(settings)
