@@ -148,14 +148,22 @@ def rounded(values: torch.Tensor) -> list[float]:
     return [round(value, 3) for value in values.tolist()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def new_parser(
+    description: str | None, text_minutes: float, training_minutes: float
+) -> argparse.ArgumentParser:
+    """A parser of the files, times and threads of a recipe for the real model."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--target", type=Path, required=True, help="SmolLM2's GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate files")
-    parser.add_argument("--text-minutes", type=float, default=TEXT_MINUTES)
-    parser.add_argument("--training-minutes", type=float, default=TRAINING_MINUTES)
+    parser.add_argument("--text-minutes", type=float, default=text_minutes)
+    parser.add_argument("--training-minutes", type=float, default=training_minutes)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser
+
+
+def main() -> None:
+    parser = new_parser(__doc__, TEXT_MINUTES, TRAINING_MINUTES)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     folder = options.work / "texts"

@@ -3,7 +3,6 @@ this model writes itself. Every stage continues where it stopped: texts, trainin
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import gguf
@@ -16,7 +15,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 import gguf_llama
 from gguf_llama import Llama, turned
 from questions import dialogues
-from real_draft import SEED, RowsOfText, load_texts, train
+from real_draft import SEED, RowsOfText, load_texts, new_parser, train
 from self_text import write_texts
 
 LAYERS = (2, 15, 27)
@@ -205,13 +204,7 @@ def write(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, required=True, help="SmolLM2's GGUF file")
-    parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
-    parser.add_argument("--work", type=Path, required=True, help="folder of intermediate files")
-    parser.add_argument("--text-minutes", type=float, default=TEXT_MINUTES)
-    parser.add_argument("--training-minutes", type=float, default=TRAINING_MINUTES)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = new_parser(__doc__, TEXT_MINUTES, TRAINING_MINUTES)
     parser.add_argument("--kind", default="Q8_0", help="how the layer's matrices are stored")
     parser.add_argument("--n-guessed", type=int, default=N_GUESSED, help="0: all tokens")
     parser.add_argument("--borrow", action="store_true", help="leave the embeddings out")

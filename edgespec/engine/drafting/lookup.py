@@ -157,10 +157,12 @@ class LookupDrafter(FreeDrafter):
             self._index.append(token)
 
     def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion | None, int]]:
-        self.catch_up(committed[:-n_tokens])
-        said = []
-        for token in committed[len(self._index) :]:
-            said.append((self._opinion(self._answer_after(self._index.tokens[-LONGEST:])), token))
+        self.rest()
+        n_read, said = len(self._index), []
+        for place, token in enumerate(committed[n_read:], n_read):
+            if place >= len(committed) - n_tokens:
+                answer = self._answer_after(self._index.tokens[-LONGEST:])
+                said.append((self._opinion(answer), token))
             self._index.append(token)
         return said
 
