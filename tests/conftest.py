@@ -15,9 +15,9 @@ pytest.register_assert_rewrite(
     "engine_cases",
     "reference",
     "fake_model",
-    "edgespec.testing.paging_contract",
-    "edgespec.testing.port_contract",
-    "edgespec.testing.prepared_contract",
+    "paging_contract",
+    "port_contract",
+    "prepared_contract",
     "features_contract",
     "texts_contract",
 )

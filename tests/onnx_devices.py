@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.onnx import prepared, runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device, is_listed
 from edgespec_runtimes.onnx.prepare.providers import ChosenDevice
 from onnx_models import request
+from paging_contract import load_paged
 
 GIB = 1 << 30
 OPENVINO = "OpenVINOExecutionProvider"

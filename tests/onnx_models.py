@@ -10,11 +10,11 @@ import pytest
 
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged
-from edgespec.testing.port_contract import PortContract
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from onnx_files import write_llama
+from paging_contract import load_paged
+from port_contract import PortContract
 
 N_CTX = 128
 

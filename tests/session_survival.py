@@ -34,9 +34,9 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
 from edgespec.session.generation import Generation
 from edgespec.session.session import LoadedModels, Session
-from edgespec.testing.paging_contract import load_paged
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama
+from paging_contract import load_paged
 from session_cases import PLAN
 
 PROMPT = "the other one"

@@ -14,10 +14,10 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
-from edgespec.testing.paging_contract import load_paged
 from edgespec.tree import ROOT, TokenTree
 from gguf_files import tiny_llama
 from onnx_files import write_llama
+from paging_contract import load_paged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

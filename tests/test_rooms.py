@@ -34,7 +34,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtimes": RESOURCES,
     "tracing.trace_file": RESOURCES,
     "session": LOADING | {"chat", "completions", "grammar", "state"},
-    "testing": RESOURCES | {"runtimes"},
     "models": SESSION,
     "models.adapting": SESSION | {"jobs", "models"},
     "diagnosis": SESSION | {"models", "tuning"},

@@ -16,8 +16,8 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import HoldsTexts, PassPart, texts_of
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
+from port_contract import TEXT
 
 
 class TextsContract:

@@ -18,8 +18,6 @@ from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
-from edgespec.testing.port_contract import PortContract
-from edgespec.testing.state_contract import StateContract
 from edgespec.tree import TokenTree
 from engine_cases import (
     COUNTING,
@@ -35,6 +33,8 @@ from engine_cases import (
 )
 from fake_model import FakeModel, blend, fixed_text, random_language
 from features_contract import FeaturesContract
+from port_contract import PortContract
+from state_contract import StateContract
 from texts_contract import TextsContract
 
 # The fakes keep the contract that the runtimes keep

@@ -15,12 +15,12 @@ from edgespec.cli.entry import main
 from edgespec.errors import ModelError, StateError, UsageError
 from edgespec.ports.features import ReadsFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.state_contract import Pieces, pieces_of
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.head import GgufHead
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import ARRAY, I32, U32, Gguf, borrowing, tiny_eagle3, tiny_llama
+from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
 N_VALUES = 64

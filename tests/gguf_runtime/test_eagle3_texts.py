@@ -23,11 +23,11 @@ from edgespec.ports.features import WantsFeatures
 from edgespec.runtimes import ModelRequest
 from edgespec.session.loading import open_models
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from engine_cases import finish
 from gguf_files import borrowing, predictable_pair, tiny_eagle3, tiny_llama
+from paging_contract import load_paged
 from zoo_files import write_impostor
 
 PROMPT = (5, 9, 2, 130, 11, 7)

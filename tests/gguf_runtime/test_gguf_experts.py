@@ -12,11 +12,11 @@ import pytest
 from test_gguf_model import open_paged, open_resident, reference_logits
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.testing.paging_contract import PagingContract, one_by_one
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.model import GgufModel
 from expert_routing import misses, record
 from least_recent import LeastRecent
+from paging_contract import PagingContract, one_by_one
 from zoo_files import write_model
 from zoo_species import Species
 

@@ -17,7 +17,6 @@ from edgespec.errors import ModelError
 from edgespec.memory.budget import plan_memory
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import MetadataEntry, ValueType
@@ -26,6 +25,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import TOKENS, FeaturesContract, Received
 from gguf_files import tiny_llama
+from paging_contract import load_paged
 
 LAYERS = (1, 2, 3)
 

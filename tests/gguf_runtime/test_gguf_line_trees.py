@@ -12,12 +12,12 @@ import pytest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.measuring import MAX_LINE, MAX_LINES
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
+from paging_contract import load_paged, one_by_one
 from zoo_files import write_model
 from zoo_species import Species
 

@@ -12,10 +12,10 @@ import zoo_files
 from edgespec.engine.sampling import SamplingParams
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.gguf import runtime
 from engine_cases import GREEDY, generate
 from fake_model import FakeModel, fixed_text
+from paging_contract import load_paged
 from reference import LlamaCpp
 from zoo_files import write_model
 from zoo_species import Species

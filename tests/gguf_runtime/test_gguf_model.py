@@ -22,14 +22,14 @@ from edgespec.memory.needs import TREE_SIZES, ModelNeeds
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
-from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from paging_contract import PagingContract, load_paged, one_by_one
+from port_contract import TEXT, PortContract
 from texts_contract import TextsContract
 
 PAIR = embedded_pair()

@@ -19,8 +19,6 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec.session.loading import plan
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import load_paged, one_by_one
-from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi, devices, ggml, gpu, loading
@@ -30,6 +28,8 @@ from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from paging_contract import load_paged, one_by_one
+from port_contract import TEXT
 
 PAIR = embedded_pair()
 TARGET = read_header(PAIR.target)

@@ -18,14 +18,14 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
-from edgespec.testing.port_contract import PortContract
-from edgespec.testing.state_contract import StateContract
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_trial
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from paging_contract import PagingContract, load_paged, one_by_one
+from port_contract import PortContract
+from state_contract import StateContract
 from test_end_to_end import big, generate, plan
 
 __all__ = ["big"]

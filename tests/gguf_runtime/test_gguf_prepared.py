@@ -8,9 +8,9 @@ import pytest
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, PreparedModel
-from edgespec.testing.prepared_contract import PreparedContract
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
+from prepared_contract import PreparedContract
 
 REQUEST = ModelRequest(
     embedded_pair().target,

@@ -20,8 +20,6 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import load_paged, one_by_one
-from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
@@ -30,6 +28,8 @@ from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 from edgespec_runtimes.gguf.offloading import to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from paging_contract import load_paged, one_by_one
+from port_contract import TEXT, PortContract
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
 from zoo_files import write_model
 from zoo_species import Species

@@ -16,11 +16,11 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged, one_by_one
-from edgespec.testing.state_contract import N_KEPT, Pieces, StateContract, pieces_of
 from edgespec_runtimes.gguf import runtime, state
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
+from paging_contract import load_paged, one_by_one
+from state_contract import N_KEPT, Pieces, StateContract, pieces_of
 from zoo_species import Species
 
 TARGET = embedded_pair().target

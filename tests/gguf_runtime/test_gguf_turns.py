@@ -12,11 +12,11 @@ from edgespec.engine.prompt import N_LEFT
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.checkpoints import N_CHECKPOINTS
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
+from paging_contract import load_paged
 from zoo_files import write_model
 from zoo_species import Species
 

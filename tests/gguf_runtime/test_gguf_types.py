@@ -15,7 +15,6 @@ from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports.texts import PassPart
-from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
@@ -23,6 +22,7 @@ from edgespec_runtimes.gguf.llama.invariant_products import HALF
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.packing import packs_when_paged
 from edgespec_runtimes.gguf.rounding import multiplied_types
+from paging_contract import load_paged, one_by_one
 from reference import LlamaCpp
 
 PAIR = embedded_pair()

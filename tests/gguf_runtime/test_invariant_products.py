@@ -12,10 +12,10 @@ from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import load_paged, one_by_one
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
+from paging_contract import load_paged, one_by_one
 from session_cases import PLAN
 from zoo_files import write_model
 from zoo_species import Species

@@ -18,12 +18,12 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.port_contract import PortContract
-from edgespec.testing.state_contract import StateContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.isolation import IsolatedModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from port_contract import PortContract
+from state_contract import StateContract
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes inherit sockets otherwise")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import one_by_one
 from edgespec_runtimes.gguf import runtime
+from paging_contract import one_by_one
 from reference import LlamaCpp
 from zoo_files import write_model
 from zoo_species import Species

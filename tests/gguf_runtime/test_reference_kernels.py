@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, even_parts
-from edgespec.testing.paging_contract import load_paged, one_by_one
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH
+from paging_contract import load_paged, one_by_one
+from port_contract import TEXT
 
 N_CTX = 1024
 REQUEST = ModelRequest(

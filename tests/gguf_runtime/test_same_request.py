@@ -19,12 +19,12 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.runtimes import ModelRequest
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
-from edgespec.testing.paging_contract import load_paged
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
+from paging_contract import load_paged
+from port_contract import TEXT
 
 SLOW = pytest.mark.slow
 KINDS = ["Q8_0", "Q4_K_M", pytest.param("Q4_0", marks=SLOW), pytest.param("F16", marks=SLOW)]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from edgespec.runtimes import ModelRequest
-from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime, segments
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
 from gguf_files import tiny_llama
+from paging_contract import PagingContract, load_paged, one_by_one
 from reference import LlamaCpp
 from zoo_files import LARGER_VOCABULARIES, write_model
 from zoo_species import EXPERTS_ONLY, Species

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edgespec.testing.paging_contract import one_by_one
 from edgespec_runtimes.onnx import runtime
 from onnx_files import save, write_llama
 from onnx_models import open_paged, open_resident, request
+from paging_contract import one_by_one
 
 HIDDEN, WIDTH, EXPERTS = 64, 48, 4
 

@@ -18,8 +18,6 @@ from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import PagingContract, one_by_one
-from edgespec.testing.port_contract import TEXT, PortContract
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.source import read_source
@@ -27,6 +25,8 @@ from edgespec_runtimes.onnx.model import OnnxModel
 from genai_models import ALL, GEMMA, LLAMA, QWEN, changed_copy, with_two_tables, without_rings
 from onnx_models import N_CTX, open_paged, open_resident, request
 from onnx_reference import WholeModel
+from paging_contract import PagingContract, one_by_one
+from port_contract import TEXT, PortContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -18,14 +18,14 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import EdgespecError
 from edgespec.memory.budget import plan_memory
-from edgespec.testing.paging_contract import PagingContract, load_paged, one_by_one
-from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda
 from edgespec_runtimes.onnx.weights import offloading
 from onnx_devices import GIB, STAND_IN, open_offloaded, open_whole, place_share, prepare, use
 from onnx_models import ContractOfKind, made_in
 from onnx_reference import WholeModel
+from paging_contract import PagingContract, load_paged, one_by_one
+from port_contract import TEXT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -18,8 +18,6 @@ from edgespec.memory import process
 from edgespec.memory.budget import MIB, plan_memory
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import PagingContract, one_by_one
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.source import read_source
@@ -28,6 +26,8 @@ from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident, request
 from onnx_reference import WholeModel
+from paging_contract import PagingContract, one_by_one
+from port_contract import TEXT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.runtimes import PreparedModel
-from edgespec.testing.prepared_contract import PreparedContract
 from edgespec_runtimes.onnx import runtime
 from onnx_files import write_llama
 from onnx_models import request
+from prepared_contract import PreparedContract
 from session_cases import PLAN
 
 

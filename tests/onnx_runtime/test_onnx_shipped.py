@@ -23,10 +23,10 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
-from edgespec.testing.port_contract import PortContract
 from edgespec.tree import TokenTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
+from port_contract import PortContract
 from texts_contract import TextsContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")

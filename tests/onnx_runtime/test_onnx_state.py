@@ -13,10 +13,10 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
-from edgespec.testing.paging_contract import one_by_one
-from edgespec.testing.state_contract import N_KEPT, Pieces, StateContract, pieces_of
 from edgespec_runtimes.onnx import model as onnx_model
 from onnx_models import made_in, open_paged, open_resident
+from paging_contract import one_by_one
+from state_contract import N_KEPT, Pieces, StateContract, pieces_of
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.testing.paging_contract import one_by_one
-from edgespec.testing.port_contract import TEXT
 from edgespec_runtimes.onnx import runtime
 from onnx_devices import GIB, STAND_IN, use
 from onnx_files import save, write_llama
 from onnx_models import N_CTX, open_resident, request
 from onnx_reference import WholeModel
+from paging_contract import one_by_one
+from port_contract import TEXT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

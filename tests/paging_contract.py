@@ -17,8 +17,8 @@ from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import plan_memory
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
+from port_contract import TEXT
 
 
 def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:

@@ -22,8 +22,8 @@ from edgespec.memory.needs import HEADROOM_BYTES
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
-from edgespec.testing.port_contract import TEXT
 from edgespec.tree import ROOT, TokenTree
+from port_contract import TEXT
 
 _NEW_PROCESS = "EDGESPEC_TEST_IN_A_NEW_PROCESS"
 """Environment variable with the test that a new process runs."""

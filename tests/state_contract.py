@@ -15,7 +15,7 @@ import pytest
 from edgespec.errors import StateError
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
-from edgespec.testing.paging_contract import one_by_one
+from paging_contract import one_by_one
 
 N_KEPT, N_MORE = 23, 6
 

@@ -1,1 +1,0 @@
-"""Test tools for authors of runtimes: a fake model and contract tests."""
