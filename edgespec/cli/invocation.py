@@ -229,10 +229,10 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Let the draft that the recipe left for a fetched model guess for it."""
+    """Let the draft or the head that there is for a fetched model guess for it."""
     if (name := packaged.named(settings["model"])) and (draft := packaged.draft_of(name)):
         settings["draft"] = draft
-        notes.append(f"{name} has a draft of its own, which is used: --no-draft does without")
+        notes.append(f"{draft.stem} guesses for {name}: --no-draft does without")
 
 
 def _named_in(names: Names, role: str, args: Any) -> Any:

@@ -52,7 +52,7 @@ class KnownModel:
     files: tuple[KnownFile, ...]
     format: str
     role: Role | None = None
-    """Role of an embedded model."""
+    """Role of a model that comes with edgespec."""
     quantization: str | None = None
     parameters: int | None = None
     licence: str | None = None
@@ -149,13 +149,30 @@ _TAGGED = re.compile(r"\w[\w.-]+:[\w.-]+")
 
 
 def embedded() -> list[KnownModel]:
-    """Models of the manifest, whether their files are there or not. Raises ModelError."""
+    """Models of the manifests, whether their files are there or not. Raises ModelError."""
     described = manifest()
-    return [
+    models = [
         known
         for role, model in described.models().items()
         for known in _forms(role, model, described.licence)
     ]
+    return [*models, *_heads()]
+
+
+def _heads() -> Iterator[KnownModel]:
+    """Heads for models that are to be fetched."""
+    for name, model in packaged().items():
+        if head := model.head:
+            yield KnownModel(
+                name=f"{name}-head",
+                path=head.path,
+                files=(KnownFile(head.path, head.sha256),),
+                format="gguf",
+                role="head",
+                quantization=head.quantization,
+                parameters=head.parameters,
+                licence=head.licence,
+            )
 
 
 def cached() -> list[KnownModel]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgespec.errors import ModelError, UsageError
 from edgespec.settings.base import expanded, nearest
 
-Role = Literal["target", "draft", "mixture"]
+Role = Literal["target", "draft", "mixture", "head"]
 
 _PACKAGE = Path(__file__).parents[1]
 

@@ -30,6 +30,24 @@ CHUNK_BYTES = 1 << 20
 POLL_S = 0.1
 
 
+class ShippedHead(BaseModel):
+    """A head for a packaged model, which comes with edgespec."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    """Below the folder of the manifest."""
+    licence: str
+    parameters: int
+    quantization: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size_bytes: int = Field(gt=0)
+
+    @property
+    def path(self) -> Path:
+        return models_folder() / self.file
+
+
 class PackagedModel(BaseModel):
     """One entry of `packaged.toml`."""
 
@@ -45,6 +63,7 @@ class PackagedModel(BaseModel):
     quantization: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size_bytes: int = Field(gt=0)
+    head: ShippedHead | None = None
 
 
 def packaged() -> dict[str, PackagedModel]:
@@ -59,9 +78,12 @@ def place_of(name: str) -> Path:
 
 
 def draft_of(name: str) -> Path | None:
-    """Path of a draft that the recipe of a fetched model left in the cache folder, if it did."""
-    place = place_of(f"{name}-draft")
-    return place if place.exists() else None
+    """Path of what guesses for a fetched model: a draft that its recipe left in the cache folder,
+    else the head that comes with edgespec, if there is one."""
+    place, head = place_of(f"{name}-draft"), packaged()[name].head
+    if place.exists():
+        return place
+    return head.path if head else None
 
 
 def named(path: Path) -> str | None:

@@ -145,12 +145,26 @@ def measure(
         compared=compared,
         agreed=agreed,
         trees=trees,
-        together=SourcesFit(
-            WRITING_NODES,
-            sum(text.speculation.rounds for text in texts),
-            total_sources(text.speculation.sources for text in texts),
-        ),
+        together=_together(texts),
         notes=tuple(dict.fromkeys(note for text in texts for note in text.notes)),
+    )
+
+
+def with_lookups(
+    target: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    progress: Progress,
+) -> SourcesFit:
+    """Tokens per pass of what costs no draft: guesses from the text and the target's own words."""
+    return _together(greedy_texts(target, None, prompts, max_tokens, progress, _FULL_WITH_ALL))
+
+
+def _together(texts: Sequence[GenerationResult]) -> SourcesFit:
+    return SourcesFit(
+        WRITING_NODES,
+        sum(text.speculation.rounds for text in texts),
+        total_sources(text.speculation.sources for text in texts),
     )
 
 

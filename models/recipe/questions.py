@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+ANSWER = "<|im_start|>assistant\n"
+"""What an answer follows; the model finishes a user's message that ends with anything else."""
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 TOPICS = """
@@ -117,6 +119,40 @@ Write a {language} function that {task}.|Write a {language} program that {task} 
 How do I write code in {language} that {task}?|Show me {language} code that {task}, with comments.|
 Write a class in {language} for {topic}.|Write a unit test for a {language} function that {task}.
 """
+INVENTED = 0.7
+"""Share of the dialogues whose question the model finishes itself."""
+RAW = ">"
+"""Before what begins a text and no question."""
+QUESTIONS = """
+What|||||||What is|What are|How|How do I|How does|Why|Why do|Can you|Could you|I|I am|I have|I want|
+I'm|Tell me|Explain|Give me|List|Describe|Who|When|Where|Which|Is|Are|Do|Hello|Hi|My|Compare|Help|
+Please|Suggest|Name|Define|Summarize|If|The|In|Should|Translate|Let's
+"""
+CODE = """
+Write a Python function|Write a Python function that|Write a Python function to|Write a Python|
+Write a function|Write a function in JavaScript|Write a Java|Write a C program|Write a class|
+Write a SQL query|Write a bash|Implement|Create a|Write code|How do I|How can I use Python to|
+Here is my code:\n\n```python\n|What does this code do?\n\n```|Fix the bug in this function:\n\n|
+I have a Python|Using Python,|Given a list|Complete this function:\n\ndef|
+>def|>def|>def|>class|>class|>import|>import|>from|>#!/usr/bin/env python|>\"\"\"|>#include <|
+>function|>const|>public class|>import os|>def test_|>async def|>@dataclass|>SELECT|><html>
+"""
+WRITING = """
+Write a short story|Write a story|Write a poem|Write an essay|Write a paragraph|Write a letter|
+Write a blog post|Write an email|Write a speech|Write a description|Describe|Write a scene|
+Write a review|Write an article|Write the|Compose|Tell me a story|Create a|
+>The|>A|>In|>When|>It was|>I|>He|>She|>They|>Once|>There|>This|>At|>After|>One|>My|>On|>As|>For|>We|
+>You|>Some|>Many|>Most|>\"|>If|>Although|>During|>By|>With|>Mr.|>Her|>The old|>The first
+"""
+WORK = """
+Rewrite this text:|Repeat this text:|Correct the grammar of this text:|Shorten this text:|
+Convert this table to JSON:|Sort this list:|Rename the variable in this code:|
+Add comments to this code:|Write this text in the past tense:|Summarize the following text:|
+Fix the spelling:|Translate this to French:|Add type hints to this function:|
+Make this email more polite:|Turn this text into a list:|Extract the names from this text:|
+Refactor this function:|Convert this list to a table:|Rewrite the sentence in the passive voice:|
+Replace every name in this text:|Add a docstring:|Edit the following paragraph:
+"""
 SNIPPET = """\
 def {name}(values):
     total = 0
@@ -175,25 +211,40 @@ def asked(text: str, rng: random.Random) -> str:
 
 
 def message(text: str) -> str:
-    return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    return f"<|im_start|>user\n{text}<|im_end|>\n{ANSWER}"
+
+
+def invented(begins: str, follow_ups: list[str], rng: random.Random) -> list[str]:
+    """A dialogue whose first question the model finishes itself."""
+    system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if rng.random() < 0.8 else ""
+    return [f"{system}<|im_start|>user\n{begins}", ANSWER, *follow_ups]
 
 
 def conversation(rng: random.Random) -> list[str]:
     follow_ups = [message(filled(rng.choice(_lines(FOLLOW)), rng)) for _ in range(2)]
+    if rng.random() < INVENTED:
+        return invented(rng.choice(_lines(QUESTIONS)), follow_ups, rng)
     return [asked(filled(rng.choice(_lines(FIRST)), rng), rng), *follow_ups]
 
 
 def code(rng: random.Random) -> list[str]:
+    follow_up = message(rng.choice(["Explain the code.", "Add error handling.", "Make it faster."]))
+    if rng.random() < INVENTED:
+        begins = rng.choice(_lines(CODE))
+        if begins.startswith(RAW):
+            return [begins.removeprefix(RAW)]
+        return invented(begins, [follow_up], rng)
     if rng.random() < 0.4:
         head = rng.choice(_HEADS).rstrip(")") + ")"
         return [rng.choice(["", "import os\n\n\n", "# Helpers.\n\n"]) + f"def {head}:\n"]
-    return [
-        asked(filled(rng.choice(_lines(CODING)), rng), rng),
-        message(rng.choice(["Explain the code.", "Add error handling.", "Make it faster."])),
-    ]
+    return [asked(filled(rng.choice(_lines(CODING)), rng), rng), follow_up]
 
 
 def prose(rng: random.Random) -> list[str]:
+    if rng.random() < INVENTED:
+        begins = rng.choice(_lines(WRITING))
+        raw = begins.startswith(RAW)
+        return [begins.removeprefix(RAW)] if raw else invented(begins, [], rng)
     if rng.random() < 0.5:
         return [filled(rng.choice(_lines(BEGINNINGS)), rng)]
     return [asked(filled(rng.choice(_lines(STORIES)), rng), rng)]
@@ -201,6 +252,8 @@ def prose(rng: random.Random) -> list[str]:
 
 def repeating(rng: random.Random) -> list[str]:
     """Work on a text that the answer mostly repeats."""
+    if rng.random() < INVENTED:
+        return invented(f"{rng.choice(_lines(WORK))}\n\n", [], rng)
     source, requests = rng.choice(
         [
             (

@@ -15,17 +15,19 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 import gguf_llama
 from gguf_llama import Llama, turned
 from questions import dialogues
-from real_draft import SEED, RowsOfText, load_texts, new_parser, train
+from real_draft import SEED, RowsOfText, Wanted, load_texts, new_parser, train
 from self_text import write_texts
 
 LAYERS = (2, 15, 27)
 """Layers of the target whose inputs the head fuses, chosen as EAGLE-3 does."""
 BEGINS_AS = 29
 """The target's layer whose matrices the head's layer begins with."""
-STEPS, FADING = 2, 0.8
+STEPS, FADING = 4, 0.8
 """Guesses in a row while training, and how much less each one counts."""
-BATCH, RATE = 6, 0.04
-"""Rows of text in a step, and Muon's learning rate: few steps fit into minutes of one core."""
+STRIDE = 3
+"""Places between those from which a second guess and later ones are made."""
+BATCH, RATE = 8, 0.04
+"""Rows of text in a step, and Muon's learning rate."""
 N_GUESSED = 8192
 TEXT_MINUTES, TRAINING_MINUTES = 25.0, 30.0
 ABOUT = {
@@ -83,34 +85,37 @@ class EagleHead(nn.Module):
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         return linear((states / self.scale).flatten(-2), self.fc)
 
-    def forward(self, tokens: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
-        """Normed hidden states of each step [rows, places, values], where place n of a step is
-        about the token after `tokens[n]`, and `states[n]` belong to the token before that.
-
-        What the first step knows of place n stands on the target's states; the next step sees
-        there what the first one predicted, as in a tree."""
+    def forward(
+        self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Normed hidden states of each step [rows, places, values]. At place n of the first step
+        they are about the token after `tokens[n]`, and `states[n]` belong to the token before
+        that. Step s is at the places `starts + s`: what it knows of them is what the step before
+        predicted, and the target's states end at `starts`, as in a tree."""
         n = tokens.shape[1]
         turns = Llama.turns(self, 0, n)  # type: ignore[arg-type]
         embedded = self._normed(self.token_embd[tokens], self.blk["attn_norm"])
-        back = torch.arange(n)[:, None] - torch.arange(n)[None, :]
+        feature, at = self.fuse(states), torch.arange(n)
+        sees = [at[:, None] >= at]
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        said, feature = [], self.fuse(states)
+        said = []
         for step in range(STEPS):
-            q, k, v = self._qkv(embedded, feature, turns)
+            q, k, v = self._qkv(embedded[:, at], feature, turns[:, at])
             keys.append(k)
             values.append(v)
-            # the target's states up to where the guesses begin, and then the guesses
-            seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
             found = scaled_dot_product_attention(
-                q, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=torch.cat(seen, 1)
+                q, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=torch.cat(sees, 1)
             )
             x = feature + linear(found.transpose(1, 2).flatten(2), self.blk["attn_output"])
             y = self._normed(x, self.blk["ffn_norm"])
             inner = silu(linear(y, self.blk["ffn_gate"])) * linear(y, self.blk["ffn_up"])
             x = x + linear(inner, self.blk["ffn_down"])
             said.append(self._normed(x, self.output_norm))
-            feature = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :n]
+            if step == 0:
+                sees = [starts[:, None] >= at]
+            sees.append(torch.eye(len(starts), dtype=torch.bool))
+            feature, at = x if step else x[:, starts], starts + step + 1
         return said
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -130,21 +135,16 @@ class EagleHead(nn.Module):
 def divergence(head: EagleHead, texts: RowsOfText) -> tuple[torch.Tensor, torch.Tensor]:
     """Divergence from the target in nats per token over all steps, the later the less, and the
     share of tokens that both rank first, by step."""
-    wanted = texts.chances[:, 1:].float()
-    wanted = wanted - wanted.logsumexp(-1, keepdim=True)
-    known, places = texts.ids[:, 1:].unique(return_inverse=True)
-    rows = head.token_embd[known]
-    lost, agreed = torch.zeros(()), []
+    n = texts.tokens.shape[1] - 1
+    starts = torch.arange(int(torch.randint(STRIDE, ())), n - STEPS + 1, STRIDE)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        steps = head(texts.tokens[:, 1:], texts.features[:, :-1])
-    for step, hidden in enumerate(steps):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            offered = linear(hidden, rows)
-        offered = offered.float().log_softmax(-1)
-        nats = (wanted.exp() * (wanted - offered.gather(-1, places))).sum(-1)
-        lost = lost + FADING**step * nats[:, step:].mean()
-        agreed.append((offered.argmax(-1) == places[..., 0])[:, step:].float().mean())
-    return lost / sum(FADING**step for step in range(STEPS)), torch.stack(agreed)
+        steps = head(texts.tokens[:, 1:], texts.features[:, :-1], starts)
+    wanted = Wanted.of(texts.after_first(), head.token_embd)
+    found = torch.stack(
+        [wanted.compare(x, starts + step if step else slice(None)) for step, x in enumerate(steps)]
+    )
+    weights = FADING ** torch.arange(STEPS)
+    return (found[:, 0] * weights).sum() / weights.sum(), found[:, 1].detach()
 
 
 def likeliest(texts: RowsOfText, n_tokens: int) -> np.ndarray:

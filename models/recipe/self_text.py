@@ -4,6 +4,7 @@ Rows advance together, prompts token by token, so that no padding is computed.""
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,16 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gguf_llama import Llama, read
+from questions import ANSWER
 
 ROWS, LENGTH = 128, 320
 KEPT = 32
 """Candidates of a next token whose probabilities are kept."""
 TEMPERATURES = (0.0, 0.7)
+N_INVENTED = 24
+"""First tokens of a user's message or of a text that are drawn at temperature 1."""
+LOOP, TIMES = 12, 3
+"""Tokens that end a dialogue when they are said so many times in it."""
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
@@ -39,27 +45,51 @@ def tokenizer_of(path: Path) -> Tokenizer:
 class Speaker:
     """One row: what it is told, and when it says something of its own."""
 
-    def __init__(self, dialogues: Iterator[list[list[int]]], end: int, line_end: int) -> None:
+    def __init__(
+        self, dialogues: Iterator[list[list[int]]], end: int, line_end: int, answer: list[int]
+    ) -> None:
         self._dialogues = dialogues
-        self._end, self._line_end = end, line_end
+        self._end, self._line_end, self._answer = end, line_end, answer
         self._due: list[list[int]] = []
         self._told: list[int] = []
+        self._said: deque[int] = deque(maxlen=LOOP)
+        self._heard: Counter[tuple[int, ...]] = Counter()
+        self._n_to_invent = 0
+
+    @property
+    def invents(self) -> bool:
+        """The next tokens begin a user's message or a text, which are to differ between rows."""
+        return self._n_to_invent > 0
 
     def start(self) -> None:
         self._due = list(next(self._dialogues))
-        self._told = list(self._due.pop(0))
+        self._said.clear()
+        self._heard.clear()
+        self._tell([])
 
     def take(self, own: int, last: int) -> int:
         """The next token, given the model's choice and the token before."""
-        if self._told:
-            return self._told.pop(0)
-        if last == self._end:  # its answer is over: the next message, or another dialogue
+        if not self._told and last == self._end:  # an answer is over, perhaps the dialogue, too
             if self._due:
-                self._told = [self._line_end, *self._due.pop(0)]
+                self._tell([self._line_end])
             else:
                 self.start()
+        if self._told:
             return self._told.pop(0)
+        self._n_to_invent -= 1
+        self._said.append(own)
+        repeated = tuple(self._said)
+        self._heard[repeated] += 1
+        if len(repeated) == LOOP and self._heard[repeated] == TIMES:
+            self._due.clear()
+            return self._end
         return own
+
+    def _tell(self, before: list[int]) -> None:
+        told = self._due.pop(0)
+        answers = told[-len(self._answer) :] == self._answer
+        self._n_to_invent = 0 if answers else N_INVENTED
+        self._told = before + told
 
 
 @torch.inference_mode()
@@ -102,7 +132,9 @@ def write_rows(
         best = logits.topk(KEPT)
         ids[:, place] = best.indices.numpy()
         chances[:, place] = (best.values - logits.logsumexp(-1, keepdim=True)).numpy()
-        warm = best.values / temperatures.clamp(min=1e-3)[:, None]
+        invents = torch.tensor([speaker.invents for speaker in speakers])
+        heat = torch.where(invents, 1.0, temperatures.clamp(min=1e-3))
+        warm = best.values / heat[:, None]
         own = best.indices.gather(1, warm.softmax(-1).multinomial(1))[:, 0].tolist()
         pairs = zip(speakers, own, now.tolist(), strict=True)
         now = torch.tensor([speaker.take(mine, last) for speaker, mine, last in pairs])
@@ -126,6 +158,7 @@ def write_texts(
     encoded = ([codec.encode(text).ids for text in dialogue] for dialogue in dialogues)
     end = gguf.GGUFReader(path).fields["tokenizer.ggml.eos_token_id"].contents()
     (line_end,) = codec.encode("\n").ids
+    answer = codec.encode(ANSWER).ids
     hot = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(ROWS)])
     target = read(path).bfloat16()
     number = len(text_files(folder))
@@ -134,7 +167,7 @@ def write_texts(
     while spent_s < budget_s:
         started = time.monotonic()
         torch.manual_seed(number)
-        speakers = [Speaker(encoded, end, line_end) for _ in range(ROWS)]
+        speakers = [Speaker(encoded, end, line_end, answer) for _ in range(ROWS)]
         rows = write_rows(target, speakers, hot, LENGTH, layers)
         took = time.monotonic() - started
         file = folder / f"{number:03}.npz"

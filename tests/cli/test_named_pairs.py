@@ -1,4 +1,5 @@
-"""`--pair`: the embedded pair, or a fetched model with the draft that its recipe left."""
+"""`--pair`: the embedded pair, or a fetched model with the head that comes with edgespec, or the
+draft that its recipe left."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
-from edgespec.models import packaged
-from edgespec.models.embedded import embedded_pair
+from edgespec.models import catalogue, packaged
+from edgespec.models.embedded import embedded_pair, models_folder
+from edgespec.models.packaged import ShippedHead
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -40,14 +42,41 @@ def test_the_embedded_pair_has_a_name() -> None:
     assert (pair.target, pair.draft) == (embedded_pair().target, embedded_pair().draft)
 
 
-def test_a_fetched_model_has_no_draft_before_its_recipe_ran(target: Path) -> None:
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A head that comes with edgespec."""
+    shipped = ShippedHead(
+        file="smollm2/head.gguf",
+        licence="Apache-2.0",
+        parameters=1,
+        quantization="Q8_0",
+        sha256="0" * 64,
+        size_bytes=1,
+    )
+    model = packaged.packaged()["smollm2"].model_copy(update={"head": shipped})
+    for module in (packaged, fetching, catalogue):
+        monkeypatch.setattr(module, "packaged", lambda: {"smollm2": model})
+    return models_folder() / "smollm2/head.gguf"
+
+
+def test_a_fetched_model_has_the_head_that_comes_with_edgespec(target: Path, head: Path) -> None:
     pair = fetching.pair_named("smollm2", Console())
-    assert (pair.target, pair.draft) == (target, None)
+    assert (pair.target, pair.draft) == (target, head)
 
 
-def test_the_draft_that_the_recipe_left_is_found(target: Path) -> None:
+def test_a_draft_that_the_recipe_left_wins_over_it(target: Path, head: Path) -> None:
     draft = left_draft()
     assert fetching.pair_named("smollm2", Console()).draft == draft
+
+
+def test_the_head_that_comes_with_edgespec_guesses_without_a_flag(target: Path, head: Path) -> None:
+    command = settings_from(argparse.Namespace(model="smollm2", no_tuned=True))
+    assert command.load.draft == head
+
+
+def test_the_head_has_a_name(head: Path) -> None:
+    found = next(model for model in catalogue.embedded() if model.name == "smollm2-head")
+    assert (found.path, found.role) == (head, "head")
 
 
 def test_another_name_is_answered_with_those_that_there_are() -> None:

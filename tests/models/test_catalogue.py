@@ -64,6 +64,7 @@ def two_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(catalogue, "manifest", lambda: manifest)
     monkeypatch.setattr(catalogue, "models_folder", lambda: tmp_path)
+    monkeypatch.setattr(catalogue, "packaged", dict)
     return tmp_path
 
 

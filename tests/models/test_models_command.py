@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
+from edgespec.cli.commands import model_report
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
+from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
 from edgespec.session import session
+from edgespec.values import SourceStats
 from fake_model import FakeModel, random_language
 from gguf_files import tiny_llama
 
@@ -176,6 +179,28 @@ def test_a_pair_is_measured_at_five_tree_sizes(capsys, prompts: Path) -> None:
     assert (found["prompts"], found["tokens"]) == (2, 16)
     assert found["agreement"]["compared"] == 16
     assert all(1 <= tree["tokens_per_pass"] <= 8 for tree in found["trees"])
+
+
+def test_several_drafts_are_compared(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
+    flags = ["--prompts", prompts, "-n", "4", "-c", "64", "-t", "1"]
+    found = models(capsys, "check", "target", "draft", "target", *flags)
+    assert [pair["draft"] for pair in found["drafts"]] == [str(PAIR.draft), str(PAIR.target)]
+    assert found["drafts"][1]["agreement"]["top_1"] == 1
+    assert found["lookups"]["tokens_per_pass"] >= 1
+
+
+def test_drafts_that_are_compared_have_a_line_each() -> None:
+    trees = tuple(TreeFit(size, 10, 10, size) for size in (1, 4))
+    together = SourcesFit(4, 10, (SourceStats("draft", 40, 30),))
+    fit = PairFit(2, 50, 50, 40, trees, together)
+    lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
+    table = model_report.drafters_table({Path("small.gguf"): fit, Path("head.gguf"): fit}, lookups)
+    assert [line.split() for line in table[2:]] == [
+        ["draft", "top-1", "1", "4", "4,", "lookups", "too"],
+        ["small", "0.800", "1.10", "1.40", "4.00"],
+        ["head", "0.800", "1.10", "1.40", "4.00"],
+        ["lookups", "alone", "1.50"],
+    ]
 
 
 def test_a_target_that_does_not_fit_its_budget_is_paged_and_gives_the_same_figures(

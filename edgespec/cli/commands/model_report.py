@@ -5,7 +5,7 @@ Values in, text and dictionaries out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.models.adapting import Adapted
     from edgespec.models.catalogue import FileState
     from edgespec.models.describe import ListedModel, ModelDescription
-    from edgespec.models.pair_fit import PairFit, TreeFit
+    from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
     from edgespec.models.self_draft import Room, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails
 
@@ -199,6 +199,41 @@ def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
     ]
 
 
+def drafters_report(reports: Sequence[dict[str, Any]], lookups: SourcesFit) -> dict[str, Any]:
+    """The object that `models check --json` prints for several drafts."""
+    return {"drafts": reports, "lookups": _together_report(lookups)}
+
+
+def drafters_table(fits: Mapping[Path, PairFit], lookups: SourcesFit) -> list[str]:
+    """A line for each draft, and one for lookups without any."""
+    some = next(iter(fits.values()))
+    sizes = [tree.drafted_nodes for tree in some.trees]
+    n_together = lookups.drafted_nodes
+    rows = [("draft", "top-1", *(f"{size}" for size in sizes), f"{n_together}, lookups too")]
+    for draft, fit in fits.items():
+        yields = (f"{tree.tokens_per_pass:.2f}" for tree in fit.trees)
+        assert fit.together is not None
+        rows.append(
+            (draft.stem, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}")
+        )
+    rows.append(("lookups alone", "", *("" for _ in sizes), f"{lookups.tokens_per_pass:.2f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
+    return [
+        f"Tokens per pass by guesses in a tree, of {some.n_tokens:,} tokens that the target wrote "
+        f"after {some.n_prompts} prompts, greedily:",
+        "",
+        *(
+            "  ".join(
+                cell.rjust(width) if column else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ),
+        *(f"note: {note}" for note in notes),
+    ]
+
+
 def enlarge_report(written: EnlargeReport) -> dict[str, Any]:
     """The part of `models enlarge --json` about what was written."""
     return {
@@ -223,9 +258,11 @@ def _tree_line(tree: TreeFit) -> str:
 
 
 def _sources_report(fit: PairFit) -> dict[str, Any] | None:
-    if fit.together is None:
-        return None
-    return asdict(fit.together) | {"tokens_per_pass": fit.together.tokens_per_pass}
+    return _together_report(fit.together) if fit.together else None
+
+
+def _together_report(together: SourcesFit) -> dict[str, Any]:
+    return asdict(together) | {"tokens_per_pass": together.tokens_per_pass}
 
 
 def _source_lines(fit: PairFit) -> list[str]:

@@ -24,6 +24,7 @@ from edgespec.settings.units import format_size, parse_size
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
     from edgespec.models.pair_fit import PairFit
+    from edgespec.ports import Vocabulary
 
 Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
@@ -74,13 +75,42 @@ def run_path(args: argparse.Namespace) -> None:
 def run_check(args: argparse.Namespace) -> None:
     """`edgespec models check`."""
     console = Console(quiet="quiet" in args)
-    target, draft = catalogue.find(args.target), catalogue.find(args.draft)
+    target, drafts = catalogue.find(args.target), [catalogue.find(name) for name in args.draft]
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
-    measured = _measured(args, target, draft, read_prompts(file), console)
-    if "json" in args:
-        console.json(measured.report(draft))
+    prompts = read_prompts(file)
+    measured = {draft: _measured(args, target, draft, prompts, console) for draft in drafts}
+    if len(measured) > 1:
+        _compare(args, target, measured, prompts, console)
         return
-    console.write("\n".join(measured.table()))
+    ((draft, only),) = measured.items()
+    if "json" in args:
+        console.json(only.report(draft))
+        return
+    console.write("\n".join(only.table()))
+
+
+def _compare(
+    args: argparse.Namespace,
+    target: Path,
+    measured: dict[Path, MeasuredPair],
+    prompts: Prompts,
+    console: Console,
+) -> None:
+    """Write how several drafts guess, beside lookups without any."""
+    from edgespec.models import pair_fit
+    from edgespec.session import session
+
+    with session.open_models(_load_settings(args, target), pair_fit.LOADED_FOR) as models:
+        encoded = _encoded(models.target.vocabulary, prompts)
+        show = console.progress_with_rest
+        lookups = pair_fit.with_lookups(models.target, encoded, _max_tokens(args), show)
+    console.end_of_progress()
+    if "json" in args:
+        reports = [pair.report(draft) for draft, pair in measured.items()]
+        console.json(model_report.drafters_report(reports, lookups))
+        return
+    fits = {draft: pair.fit for draft, pair in measured.items()}
+    console.write("\n".join(model_report.drafters_table(fits, lookups)))
 
 
 def run_enlarge(args: argparse.Namespace) -> None:
@@ -235,13 +265,16 @@ def _measured(
     max_tokens, settings = _max_tokens(args), _load_settings(args, target, draft)
     with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
         assert models.draft is not None
-        encode = models.target.vocabulary.encode
-        tokens = [encode(text) if isinstance(text, str) else list(text) for text in prompts]
+        tokens = _encoded(models.target.vocabulary, prompts)
         show = console.progress_with_rest
         fit = pair_fit.measure(models.target, models.draft, tokens, max_tokens, show)
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
         return MeasuredPair(target, fit, models.plan, peak_bytes)
+
+
+def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:
+    return [vocabulary.encode(text) if isinstance(text, str) else list(text) for text in prompts]
 
 
 def _load_settings(

@@ -44,7 +44,8 @@ while it runs."""
 _CHECK_EXAMPLES = """\
 examples:
   edgespec models check target draft
-  edgespec models check big.gguf small.gguf --prompts questions.txt -n 128 --memory-budget 4GiB"""
+  edgespec models check big.gguf small.gguf --prompts questions.txt -n 128 --memory-budget 4GiB
+  edgespec models check big.gguf small.gguf head.gguf      (which of them guesses best)"""
 
 
 _ENLARGE = """\
@@ -177,7 +178,12 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.description = _CHECK
     parser.epilog = _CHECK_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
-    parser.add_argument("draft", metavar="DRAFT", help="the small model, a name or a path")
+    parser.add_argument(
+        "draft",
+        metavar="DRAFT",
+        nargs="+",
+        help="the small model, a name or a path; several are compared in one table",
+    )
     _measuring_flags(parser)
 
 
