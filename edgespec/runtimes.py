@@ -54,6 +54,8 @@ class ModelRequest:
     most_ctx: int = DEFAULT_CTX_SIZE
     target: Path | None = None
     """The model that a draft guesses for."""
+    target_ctx: int = 0
+    """Context of that model: a draft that follows whole texts has it instead of `most_ctx`."""
     budget_bytes: int | None = None
     """Budget of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF

@@ -222,24 +222,20 @@ class _Opening(Closeable):
             return
         # what the draft was trained on, but no more than texts or its window have
         window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
-        wanted = replace(
+        request_of_draft = replace(
             request,
             path=settings.draft,
             owner="draft",
             target=settings.model,
             ctx_size=0,
             most_ctx=min(target.info.n_ctx, window),
+            target_ctx=target.info.n_ctx,
             max_nodes=min(max_nodes, DRAFT_NODES),
             fewer_nodes=(),
             options=settings.options.get(draft_runtime.name),
             n_threads=settings.threads_draft or n_threads,
         )
-        draft = self._adopt(draft_runtime.prepare(wanted))
-        if isinstance(draft, WantsFeatures) and window < target.info.n_ctx:  # it holds whole texts
-            draft = draft_runtime.prepare(replace(wanted, most_ctx=target.info.n_ctx))
-            self._cleanup.callback(draft.close)
-            self._prepared[1].close()
-            self._prepared[1] = draft
+        draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
         if isinstance(draft, WantsFeatures):
             if not isinstance(target, OffersFeatures):
@@ -377,11 +373,7 @@ def _check_arguments(
             f"{settings.names.of('learn')} keeps texts for a draft to learn from: name one with "
             f"{settings.names.of('draft')}"
         )
-    return (
-        settings,
-        engine_settings,
-        arguments.callback("progress", progress),
-    )
+    return settings, engine_settings, arguments.callback("progress", progress)
 
 
 def _tree_sizes(rules: EngineSettings) -> tuple[int, ...]:

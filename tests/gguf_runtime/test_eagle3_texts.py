@@ -24,7 +24,9 @@ from edgespec.runtimes import ModelRequest
 from edgespec.session.loading import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
 from engine_cases import finish
 from gguf_files import borrowing, predictable_pair, tiny_eagle3, tiny_llama
 from paging_contract import load_paged
@@ -123,6 +125,23 @@ def test_a_head_that_knows_its_target_saves_passes(good: Files) -> None:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
     assert [source.source for source in result.speculation.sources] == ["draft"]
+
+
+def test_a_head_is_prepared_once_for_the_whole_text(
+    good: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, owners = GgufRuntime.prepare, []
+
+    def counted(self: GgufRuntime, request: ModelRequest) -> PreparedGguf:
+        owners.append(request.owner)
+        return prepare(self, request)
+
+    monkeypatch.setattr(GgufRuntime, "prepare", counted)
+    settings = good.settings().model_copy(update={"ctx_size": 128, "ctx_size_draft": 64})
+    with open_models(settings, ALONE) as models:
+        assert models.draft is not None
+        assert models.draft.info.n_ctx == models.target.info.n_ctx == 128
+    assert owners == ["target", "draft"]
 
 
 def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:

@@ -39,7 +39,8 @@ class PreparedHead(PreparedGguf):
             self._borrowed = BorrowedMatrices(self._head, target)
         try:
             lender = self._borrowed and self._borrowed.context
-            super().__init__(replace(request, n_texts=1), header, lender)
+            most_ctx = max(request.most_ctx, request.target_ctx)
+            super().__init__(replace(request, n_texts=1, most_ctx=most_ctx), header, lender)
         except BaseException:
             self._close_borrowed()
             raise
