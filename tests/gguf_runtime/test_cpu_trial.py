@@ -19,7 +19,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi, cpu, cpu_trial, loading, log
+from edgespec_runtimes.gguf.llama import cpu, cpu_trial, loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cpu import (
     LibraryFiles,
@@ -45,14 +45,12 @@ def dying_of(name: str) -> str:
 
 
 ENDS = {
-    f"say({cpu_trial.PLAIN + cpu_trial.PACKED!r})": TrialResult(TrialOutcome.WORKS),
-    f"say({cpu_trial.PLAIN!r}); {dying_of('SIGSEGV')}": TrialResult(
+    f"say({cpu.PLAIN + cpu.PACKED!r})": TrialResult(TrialOutcome.WORKS),
+    f"say({cpu.PLAIN!r}); {dying_of('SIGSEGV')}": TrialResult(
         TrialOutcome.PACKING_FAILS, "SIGSEGV"
     ),
-    f"say({cpu_trial.PLAIN!r}); {dying_of('SIGILL')}": TrialResult(
-        TrialOutcome.PACKING_FAILS, "SIGILL"
-    ),
-    f"say({cpu_trial.PLAIN!r}); os._exit({cpu_trial.WRONG})": TrialResult(
+    f"say({cpu.PLAIN!r}); {dying_of('SIGILL')}": TrialResult(TrialOutcome.PACKING_FAILS, "SIGILL"),
+    f"say({cpu.PLAIN!r}); os._exit({cpu.WRONG})": TrialResult(
         TrialOutcome.PACKING_FAILS, "wrong numbers"
     ),
     dying_of("SIGILL"): TrialResult(TrialOutcome.ILLEGAL, "SIGILL"),
@@ -88,7 +86,7 @@ def test_a_trial_that_cannot_start_says_nothing():
 
 def test_an_application_that_ignores_its_children_is_not_told_that_all_is_well():
     """`subprocess` then takes every child for one that ended with 0."""
-    code = f"say({cpu_trial.PLAIN!r}); {dying_of('SIGSEGV')}"
+    code = f"say({cpu.PLAIN!r}); {dying_of('SIGSEGV')}"
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert cpu.run_trial(child(code)).outcome is TrialOutcome.UNKNOWN
@@ -226,9 +224,7 @@ def test_a_frozen_application_is_not_started(
 
 def test_the_installed_library_shows_whether_its_packed_products_work():
     """The trial's parent survives if they do not."""
-    script, files = cpu_trial.__file__, ("ggml-base", "ggml-cpu")
-    libraries = [str(abi.library_file(stem)) for stem in files]
-    trial = cpu.run_trial([sys.executable, "-I", "-S", script, *libraries])
+    trial = cpu.run_trial([sys.executable, "-m", cpu_trial.__name__])
     assert trial.outcome in {TrialOutcome.WORKS, TrialOutcome.PACKING_FAILS}
     assert loading.packing().allowed == (trial.outcome is TrialOutcome.WORKS)
 

@@ -27,8 +27,8 @@ def is_invariant_when_packed(kind: int, n_in: int, n_out: int) -> bool:
 @functools.cache
 def _is_invariant_in(buffer_type: int, kind: int) -> bool:
     n_in, n_out = _PACKED_SHAPE
-    weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
-    rows = _values(N_ROWS * n_in, 0.37, n_in)
+    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
+    rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
     each = [rows[i : i + n_in] for i in range(0, len(rows), n_in)]
     alone = [ggml.product(buffer_type, kind, weights, row, n_in) for row in each]
     return b"".join(alone) == ggml.product(buffer_type, kind, weights, rows, n_in)
@@ -38,8 +38,8 @@ def _is_invariant_in(buffer_type: int, kind: int) -> bool:
 def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
     """True if unpacked weights of this type multiply up to `n_rows` rows as they multiply one."""
     n_in, n_out = _PAIR_SHAPE
-    weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
-    rows = _values(n_rows * n_in, 0.37, n_in)
+    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
+    rows = distinct_values(n_rows * n_in, 0.37, n_in)
     multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
     each = [multiply(rows[i : i + n_in], n_in) for i in range(0, len(rows), n_in)]
     numbers = {n for n in (2, 3, 4, n_rows - 1, n_rows) if n <= n_rows}
@@ -50,8 +50,8 @@ def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
 def is_invariant_from_two_rows(kind: int) -> bool:
     """True if unpacked weights of this type multiply any two or more rows alike."""
     n_in, n_out = _PAIR_SHAPE
-    weights = ggml.quantised(kind, _values(n_out * n_in, 0.73, n_in), n_in)
-    rows = _values(N_ROWS * n_in, 0.37, n_in)
+    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
+    rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
     multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
     together = multiply(rows, n_in)
     row_bytes = 4 * n_out
@@ -65,6 +65,6 @@ def is_invariant_from_two_rows(kind: int) -> bool:
     )
 
 
-def _values(n: int, step: float, n_in: int) -> list[float]:
+def distinct_values(n: int, step: float, n_in: int) -> list[float]:
     """Numbers between -1 and 1 that repeat nowhere."""
     return [math.sin(step * i + 0.01 * (i // n_in)) for i in range(n)]

@@ -31,13 +31,8 @@ class LlamaMemory:
 
     def save(self, sequence: int, begin: int, end: int) -> Any:
         """The keys and values of positions `begin` to `end` of `sequence`: a buffer of bytes."""
-        self.copy(sequence, self._spare, begin, end)
-        size = lib.llama_state_seq_get_size(self._context, self._spare)
-        saved = (ctypes.c_uint8 * size)()
-        written = lib.llama_state_seq_get_data(self._context, saved, size, self._spare)
-        self.remove(self._spare, -1, -1)
-        if written != size:
-            raise EdgespecError(f"llama.cpp saved {written} of {size} bytes of the KV cache")
+        saved = (ctypes.c_uint8 * self.piece_bytes(sequence, begin, end))()
+        self.save_into(saved, sequence, begin, end)
         return saved
 
     def piece_bytes(self, sequence: int, begin: int, end: int) -> int:

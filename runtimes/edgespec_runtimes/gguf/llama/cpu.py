@@ -15,10 +15,16 @@ from pathlib import Path
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError
-from edgespec_runtimes.gguf.llama import cpu_trial, trial_process
+from edgespec_runtimes.gguf.llama import trial_process
+
+PLAIN, PACKED = b"plain\n", b"packed\n"
+"""Output of a trial once the products of that kind are right."""
+WRONG = 3
+"""Its exit code if a product is wrong; 1 is Python's, for anything unexpected."""
 
 TIMEOUT_S = 30.0
-"""A trial takes a tenth of a second; a machine that is busy may take longer."""
+"""A trial takes a second; a machine that is busy may take longer."""
+_TRIAL = "edgespec_runtimes.gguf.llama.cpu_trial"
 
 
 class TrialOutcome(Enum):
@@ -50,12 +56,8 @@ class LibraryFiles:
 
     def key(self) -> str:
         """The cache key, which differs for another build, processor or kernel."""
-        files = trial_process.state_of(self.files)
+        files = trial_process.state_of((self.base, self.cpu))
         return trial_process.cache_key(self.version, files, [*trial_process.processor()])
-
-    @property
-    def files(self) -> tuple[Path, Path]:
-        return self.base, self.cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,9 @@ def trial_result(library: LibraryFiles) -> TrialResult:
     cache_file = trial_process.cache_file(key)
     if cached := _read(cache_file):
         return cached
-    script = Path(cpu_trial.__file__)
-    if obstacle := _obstacle(script):
-        return TrialResult(TrialOutcome.UNKNOWN, obstacle)
-    # isolated and without site-packages: it starts fast, and nothing of the application's runs
-    command = [sys.executable, "-I", "-S", str(script), *map(str, library.files)]
-    trial = run_trial(command)
+    if missing := trial_process.missing_interpreter():
+        return TrialResult(TrialOutcome.UNKNOWN, missing)
+    trial = run_trial([sys.executable, "-m", _TRIAL])
     if trial.outcome is not TrialOutcome.UNKNOWN:
         trial_process.write(cache_file, {"outcome": trial.outcome.value, "why": trial.why})
     return trial
@@ -148,24 +147,17 @@ def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResu
         return TrialResult(TrialOutcome.UNKNOWN, str(error))
     # The output counts, not the exit code alone: an application that ignores SIGCHLD gets 0.
     output, crash = done.stdout, crash_name(done.returncode)
-    if output == cpu_trial.PLAIN + cpu_trial.PACKED:
+    if output == PLAIN + PACKED:
         return TrialResult(TrialOutcome.WORKS)
-    if output == cpu_trial.PLAIN and crash:
+    if output == PLAIN and crash:
         return TrialResult(TrialOutcome.PACKING_FAILS, crash)
-    if output == cpu_trial.PLAIN and done.returncode == cpu_trial.WRONG:
+    if output == PLAIN and done.returncode == WRONG:
         return TrialResult(TrialOutcome.PACKING_FAILS, "wrong numbers")
     if not output and crash == "SIGILL":
         return TrialResult(TrialOutcome.ILLEGAL, crash)
     return TrialResult(
         TrialOutcome.UNKNOWN, f"it ended with {crash or f'exit code {done.returncode}'}"
     )
-
-
-def _obstacle(script: Path) -> str | None:
-    """The reason why no trial can be started, None if one can."""
-    if missing := trial_process.missing_interpreter():
-        return missing
-    return None if script.is_file() else f"{script} is no file"
 
 
 def _read(cache_file: Path | None) -> TrialResult | None:

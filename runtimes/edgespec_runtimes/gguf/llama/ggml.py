@@ -67,18 +67,17 @@ def row_bytes(kind: int, n_in: int) -> int:
 def packing_buffer_type(kind: int, n_in: int, n_out: int) -> int | None:
     """The buffer type that llama.cpp prefers for weights [n_out, n_in] of a type that multiply;
     None if they stay as they are."""
-    for buffer_type in _packing_buffer_types():
-        with ExitStack() as owned:
-            context = new_context(owned)
-            weights = new_tensor(context, kind, n_in, n_out)
-            fields = abi.GgmlTensor.from_address(weights)
-            fields.buffer = new_buffer(owned, buffer_type, 0)
-            product = _address(
-                "ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, 512)
-            )
-            if _call(ctypes.c_bool, "ggml_backend_dev_supports_op", _device(), product):
-                return buffer_type
-    return None
+    return next((b for b in packing_buffer_types() if packs(b, kind, n_in, n_out)), None)
+
+
+def packs(buffer_type: int, kind: int, n_in: int, n_out: int) -> bool:
+    """True if the CPU multiplies weights [n_out, n_in] of a type that lie in such a buffer."""
+    with ExitStack() as owned:
+        context = new_context(owned)
+        weights = new_tensor(context, kind, n_in, n_out)
+        abi.GgmlTensor.from_address(weights).buffer = new_buffer(owned, buffer_type, 0)
+        product = _address("ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, 512))
+        return bool(_call(ctypes.c_bool, "ggml_backend_dev_supports_op", _device(), product))
 
 
 def buffer_type_name(buffer_type: int) -> str:
@@ -226,7 +225,7 @@ def _device() -> int:
 
 
 @functools.cache
-def _packing_buffer_types() -> tuple[int, ...]:
+def packing_buffer_types() -> tuple[int, ...]:
     """llama.cpp's extra buffer types for the CPU, in the order of its preference."""
     registry = _address("ggml_backend_dev_backend_reg", _device())
     name = b"ggml_backend_dev_get_extra_bufts"

@@ -12,13 +12,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgespec.files import cache_folder
+from edgespec.files.unfinished import unfinished_file
 
 
 class NoAnswer(Exception):
@@ -77,13 +77,8 @@ def write(path: Path | None, result: Any) -> None:
         return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                json.dump(result, file)
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
+        with unfinished_file(path, alone=False) as file:
+            file.write(json.dumps(result).encode())
 
 
 def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
