@@ -13,7 +13,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.checkpoints import N_CHECKPOINTS
+from edgespec_runtimes.gguf.llama.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from paging_contract import load_paged

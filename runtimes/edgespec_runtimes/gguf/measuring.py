@@ -21,7 +21,6 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import row_tables, segments
-from edgespec_runtimes.gguf.checkpoints import N_CHECKPOINTS
 from edgespec_runtimes.gguf.experts import expert_sizes
 from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
@@ -30,6 +29,7 @@ from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
+from edgespec_runtimes.gguf.llama.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers

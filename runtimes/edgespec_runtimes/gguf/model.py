@@ -29,20 +29,18 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
-from edgespec_runtimes.gguf.checkpoints import Checkpoints
 from edgespec_runtimes.gguf.features import FeatureTap
 from edgespec_runtimes.gguf.llama import abi, contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
-from edgespec_runtimes.gguf.llama.lines import Lines
+from edgespec_runtimes.gguf.llama.recurrent import RecurrentText
 from edgespec_runtimes.gguf.llama.reference_kernels import (
     LEAST_TILED_BATCH,
     ReferenceKernels,
     captured_backends,
 )
-from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
-from edgespec_runtimes.gguf.state import HOME
+from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
@@ -124,8 +122,7 @@ class GgufModel:
         n_branches = shape.n_branches - 1
         self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
         self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
-        self._checkpoints = Checkpoints(self._memory, HOME, checkpoint_bytes)
-        self._lines = Lines(self._memory, self._texts.all[HOME])
+        self._recurrent = RecurrentText(self._memory, self._texts, checkpoint_bytes)
         self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
@@ -135,13 +132,13 @@ class GgufModel:
         return self.committed_of(0)
 
     def committed_of(self, text: int) -> int:
-        return self._texts.all[text].n_committed + len(self._lines.lag)
+        return self._texts.all[text].n_committed + len(self._recurrent.lag)
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
         """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
-        tokens = [*self._lines.lag, *tokens]
+        tokens = [*self._recurrent.lag, *tokens]
         start = self._texts.all[text].n_committed
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
@@ -151,8 +148,7 @@ class GgufModel:
         with self._running(len(tokens)):
             self._prefill(tokens, start, progress, text)
             if not self.info.tree_capable:
-                self._lines.lag = []
-                self._checkpoints.take(self.n_committed)
+                self._recurrent.end_prompt()
 
     def _prefill(
         self, tokens: Sequence[int], start: int, progress: Progress | None, text: int
@@ -176,7 +172,7 @@ class GgufModel:
             self._decode(chunk, positions, homes, range(0), before, report)
             branches.extend(size)
             if self._tap is not None and text == 0:
-                n_known = min(size, max(0, len(self._lines.lag) - begin))
+                n_known = min(size, max(0, len(self._recurrent.lag) - begin))
                 self._tap.hand_over(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
@@ -241,7 +237,7 @@ class GgufModel:
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`evaluate_together` of a recurrent model's text."""
-        lines, committed = self._lines, self.n_committed
+        lines, committed = self._recurrent, self.n_committed
         rows = lines.rows(part.tree, part.nodes, part.reads)
         n_rows, n_lag = len(rows.tokens), len(lines.lag)
         with_logits = sorted(rows.row_of.values())
@@ -290,7 +286,7 @@ class GgufModel:
             if self.info.tree_capable:
                 self._texts.all[text].commit(tree, path, keep)
             else:
-                self._lines.commit(tree, path)
+                self._recurrent.commit(tree, path)
             if self._tap is not None and text == 0:
                 keys = tree.key
                 kept = {int(keys[node]) for node in keep}
@@ -314,8 +310,8 @@ class GgufModel:
                 self._tap.drop()
             if self.info.tree_capable:
                 self._texts.truncate({text: n_tokens})
-            elif n_tokens < n_committed or self._lines.has_provisional:
-                self._go_back(n_tokens)
+            else:
+                self._recurrent.truncate(n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
@@ -332,7 +328,7 @@ class GgufModel:
             return state.state_bytes(self._memory, self.info.tree_capable)
 
     def write_state(self, hand_over: Write) -> None:
-        if self._lines.lag:
+        if self._recurrent.lag:
             self.prefill([])
         with self._users.use():
             self._texts.layout.put_in_order()
@@ -348,7 +344,9 @@ class GgufModel:
                 state.read(self._memory, n_tokens, self.info.tree_capable, read)
                 self._texts.all[0].extend(n_tokens)
             except BaseException:
-                self._forget()
+                self._recurrent.forget()
+                self._memory.clear()
+                self._texts.clear()
                 raise
 
     def paging(self) -> PagingStats:
@@ -441,22 +439,7 @@ class GgufModel:
         if self.info.tree_capable:
             self._texts.truncate(committed)
         else:
-            self._go_back(committed[0])
-
-    def _go_back(self, most: int) -> None:
-        """Leave the recurrent model with what it held of the text where a prompt ended."""
-        self._lines.drop_copies()
-        self._lines.forget()
-        if n_tokens := self._checkpoints.go_back(most):
-            self._texts.truncate({0: n_tokens})
-        else:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._checkpoints.clear()
-        self._lines.forget()
-        self._memory.clear()
-        self._texts.clear()
+            self._recurrent.go_back(committed[0])
 
     @contextmanager
     def _running(self, n_tokens: int) -> Iterator[None]:

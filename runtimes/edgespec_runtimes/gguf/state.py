@@ -13,9 +13,8 @@ from typing import Any
 from edgespec.errors import StateError
 from edgespec.ports.state import Read, Write
 from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES, LlamaMemory
+from edgespec_runtimes.gguf.llama.sequences import HOME
 
-HOME = 0
-"""The sequence of the first text, whose state is kept."""
 _STEP = struct.Struct("<I")
 """Tokens in a piece."""
 

@@ -16,6 +16,9 @@ from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.llama.layout import CellLayout, SequenceMemory, UsedCell
 
+HOME = 0
+"""The sequence of the first text, which alone is kept in files."""
+
 
 class Texts:
     """The texts of one cache: text i has the sequence i, those after them are for branches, the

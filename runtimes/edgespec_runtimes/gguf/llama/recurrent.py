@@ -1,0 +1,147 @@
+"""The text of a recurrent model, whose state cannot drop tokens: lines of a tree, and states where
+its prompts ended.
+
+A sequence with a state each computes a line. llama.cpp computes sequences of one length in one pass
+over the weights, others in several: shorter lines are padded. The first line is decoded in the
+text's own sequence, whose state is rolled back to what was accepted of it, the others in copies.
+What was accepted of another line is computed once more, before the next root.
+
+The next prompt seldom continues the text to its end: templates leave out what a model thought, and
+answers are cut or written again. Keys and values of attention need no copy, since those of the
+text's beginning stay in their cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from edgespec.errors import UsageError
+from edgespec.tree import TokenTree
+from edgespec_runtimes.gguf.llama.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
+
+N_CHECKPOINTS = 4
+"""States that are kept: a prompt may leave out what was thought in the calls of several tools."""
+
+
+class LineRows(NamedTuple):
+    """The rows of a pass, and the first one of each node."""
+
+    tokens: list[int]
+    positions: list[int]
+    sequences: list[list[int]]
+    row_of: dict[int, int]
+
+
+class RecurrentText:
+    """The only text of a model, in the sequence HOME, and what its state lags behind."""
+
+    def __init__(self, memory: LlamaMemory, texts: Texts, state_bytes: int) -> None:
+        """`state_bytes`: room for each state that is kept where a prompt ended."""
+        self.lag: list[int] = []
+        """Committed tokens that the state has not taken in."""
+        self._memory = memory
+        self._texts = texts
+        self._text = texts.all[HOME]
+        self._state_bytes = state_bytes
+        self._checkpoints: dict[int, Any] = {}
+        """State after each number of tokens where a prompt ended, ascending."""
+        self._first: list[int] = []
+        """Keys of the first line of the latest pass."""
+        self._n_before = 0
+        """Tokens before its root that the pass took in."""
+        self._n_lines = 1
+
+    def rows(self, tree: TokenTree, nodes: Sequence[int], reads: Sequence[int]) -> LineRows:
+        """The rows of a pass over `nodes` after the committed tokens and `reads`."""
+        parents = {int(tree.parent[node]) for node in nodes}
+        lines = [tree.path(node) for node in likely_first(tree, nodes) if node not in parents]
+        before = [*self.lag, *map(int, reads)]
+        longest = max(map(len, lines), default=0)
+        begin = self._text.n_committed
+        found = LineRows([], [], [], {})
+        for sequence, line in enumerate(lines or [[]]):
+            for place, node in enumerate(line):
+                found.row_of.setdefault(node, len(found.tokens) + len(before) + place)
+            tokens = [*before, *(int(tree.token[node]) for node in line)]
+            tokens += tokens[-1:] * (longest - len(line))
+            found.tokens.extend(tokens)
+            found.positions.extend(range(begin, begin + len(tokens)))
+            found.sequences.extend([[sequence]] * len(tokens))
+        self._first = [int(tree.key[node]) for node in lines[0]] if lines else []
+        self._n_before, self._n_lines = len(before), max(1, len(lines))
+        return found
+
+    def copy_state(self) -> None:
+        """Give each further line of the pass a copy of the text's state."""
+        if self._n_lines > 1:
+            # a state that was rolled back is copied as it was before: written back, it is the last
+            self._memory.restore_recurrent(self._memory.save_recurrent(HOME), HOME)
+            for sequence in range(1, self._n_lines):
+                self._memory.copy(HOME, sequence, 0, -1)
+
+    def take_in(self) -> None:
+        """The pass succeeded: what it read before its root is part of the state."""
+        self._text.extend(self._n_before)
+        self.lag = []
+        self._n_before = 0
+
+    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Drop all but `path`, which begins at the root."""
+        keys = [int(tree.key[node]) for node in path]
+        if keys[0] != self._first[0]:
+            raise UsageError("a path is committed that was not evaluated")
+        pairs = zip(keys, self._first, strict=False)
+        n_same = next((n for n, (one, other) in enumerate(pairs) if one != other), len(keys))
+        n_same = min(n_same, len(self._first))
+        self._drop_copies()
+        self._text.extend(n_same)
+        self._memory.remove(HOME, self._text.n_committed, -1)
+        self.lag = [int(tree.token[node]) for node in path[n_same:]]
+        self._first = []
+
+    def end_prompt(self) -> None:
+        """Keep the state where a prompt ended, which has taken in all tokens. One too many takes
+        the place of the state without which the fewest tokens would have to be read again."""
+        self.lag = []
+        n_tokens, kept = self._text.n_committed, self._checkpoints
+        if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self._state_bytes:
+            return
+        if len(kept) == N_CHECKPOINTS:
+            ends = [0, *kept]
+            distance = {end: end - before for before, end in itertools.pairwise(ends)}
+            del kept[min(distance, key=distance.__getitem__)]
+        kept[n_tokens] = self._memory.save_recurrent(HOME)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Shorten the text to where a prompt ended, at `n_tokens` or before; drop guesses."""
+        if n_tokens < self._text.n_committed + len(self.lag) or self._first:
+            self.go_back(n_tokens)
+
+    def go_back(self, most: int) -> None:
+        """Restore the latest kept state of `most` tokens or fewer; later ones are dropped. Without
+        one the text is empty."""
+        self._drop_copies()
+        self._reset()
+        self._checkpoints = {end: kept for end, kept in self._checkpoints.items() if end <= most}
+        if n_tokens := max(self._checkpoints, default=0):
+            self._memory.restore_recurrent(self._checkpoints[n_tokens], HOME)
+            self._texts.truncate({HOME: n_tokens})
+        else:
+            self._memory.clear()
+            self._texts.clear()
+
+    def forget(self) -> None:
+        """The cells were cleared: no kept state has its keys and values any more."""
+        self._checkpoints.clear()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.lag, self._first, self._n_before, self._n_lines = [], [], 0, 1
+
+    def _drop_copies(self) -> None:
+        for sequence in range(1, self._n_lines):
+            self._memory.remove(sequence, -1, -1)
+        self._n_lines = 1
