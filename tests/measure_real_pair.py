@@ -79,10 +79,12 @@ def main() -> None:
                     rules = replace(pair_fit.full_trees(nodes), lookup=row != "draft")
                     found = tokens_per_pass(models, texts, rules, row != "lookups")
                     cells.append(f"{row} {nodes}: {found:.2f}")
-            if options.draft:
-                rules = replace(pair_fit.full_trees(LINE), pacer=PacerName.LINEAR)
+            for row in rows:
+                rules = replace(
+                    pair_fit.full_trees(LINE), pacer=PacerName.LINEAR, lookup=row == "both"
+                )
                 found = tokens_per_pass(models, texts, rules, True)
-                cells.append(f"draft, line of {LINE}: {found:.2f}")
+                cells.append(f"{row}, line of {LINE}: {found:.2f}")
             print(f"{kind}: {'; '.join(cells)}", flush=True)
 
 

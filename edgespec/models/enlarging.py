@@ -38,6 +38,12 @@ class ModelTool(Protocol):
     ) -> EnlargeReport:
         """Write `out`, about `size_bytes` large, with the function of `source`."""
 
+    def is_head(self, draft: Path) -> bool:
+        """True for a draft that reads its target's hidden states."""
+
+    def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
+        """Write `out`: the head of `source`, for the model that was enlarged from it."""
+
     def n_layers(self, source: Path) -> int: ...
 
     def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
@@ -99,6 +105,17 @@ def enlarge(
     if out.is_file() and not overwrite:
         raise UsageError(f"{out} exists: --force overwrites it")
     return _tool_for(source).enlarge(source, out, size_bytes, progress)
+
+
+def fitting_draft(draft: Path, source: Path, enlarged: Path) -> Path:
+    """The draft of `source` for what was enlarged from it: a head is written beside `enlarged`,
+    any other draft guesses for both. Raises ModelError and EdgespecError."""
+    tool = load_tool()
+    if not tool.recognises(draft) or not tool.is_head(draft):
+        return draft
+    fitted = enlarged.with_name(f"{enlarged.stem}-head.gguf")
+    tool.fit_head(draft, source, enlarged, fitted)
+    return fitted
 
 
 def load_tool() -> ModelTool:

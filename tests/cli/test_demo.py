@@ -14,7 +14,7 @@ from edgespec.cli.fetching import NamedPair
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 
-PAIR = NamedPair("embedded", Path("t.gguf"), Path("d.gguf"), "0123456789abcdef")
+PAIR = NamedPair("embedded", Path("t.gguf"), embedded_pair().draft, "0123456789abcdef")
 
 
 @pytest.fixture
@@ -33,9 +33,10 @@ def test_the_target_is_enlarged_once(
 
     monkeypatch.setattr(demo, "enlarge", enlarge)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = demo.enlarged(PAIR, 64 << 20, console)
-    assert demo.enlarged(PAIR, 64 << 20, console) == first
-    assert demo.enlarged(PAIR, 32 << 20, console) != first
+    first, draft = demo.enlarged(PAIR, 64 << 20, console)
+    assert demo.enlarged(PAIR, 64 << 20, console) == (first, draft)
+    assert demo.enlarged(PAIR, 32 << 20, console) != (first, draft)
+    assert draft == PAIR.draft
     assert made == [64 << 20, 32 << 20]
     assert first.parent == tmp_path / "edgespec"
 

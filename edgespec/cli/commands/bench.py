@@ -115,7 +115,7 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
     prompts = chosen_prompts(settings)
     target, draft = settings.model, settings.draft
     if target is None:
-        target, draft = demo.enlarged(pair, settings.size, console), pair.draft
+        target, draft = demo.enlarged(pair, settings.size, console)
     began = datetime.now().astimezone()
     models_bytes = size_of(target) + (size_of(draft) if draft else 0)
     process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)

@@ -20,7 +20,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.endings import died
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
-from edgespec.models.enlarging import enlarge
+from edgespec.models.enlarging import enlarge, fitting_draft
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_size, parse_size
 
@@ -50,9 +50,9 @@ def demonstrate(
     pair: fetching.NamedPair, size_bytes: int, max_tokens: int, console: Console
 ) -> None:
     """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
-    target = enlarged(pair, size_bytes, console)
+    target, draft = enlarged(pair, size_bytes, console)
     target_bytes = target.stat().st_size
-    guesses = ("-md", pair.draft) if pair.draft else ("--lookup",)
+    guesses = ("-md", draft) if draft else ("--lookup",)
     models = ("-m", target, *guesses, "-c", CTX_SIZE, "--no-tuned")
     plan = json.loads(command("plan", *models, "--json", stdout=subprocess.PIPE))
     budget_bytes = plan["smallest_bytes"] + int(WEIGHTS_SHARE * target_bytes)
@@ -65,20 +65,22 @@ def demonstrate(
     shared = (*limits, "-p", PROMPT, "-n", max_tokens)
     console.write("\n--- the target alone\n" + PROMPT.rstrip("\n"))
     alone = _generated("-m", target, "-c", CTX_SIZE, "--no-tuned", "--no-draft", *shared)
-    source = "the draft" if pair.draft else "guesses from the text itself"
+    source = "the draft" if draft else "guesses from the text itself"
     console.write(f"\n--- with {source}\n" + PROMPT.rstrip("\n"))
     console.write(comparison(alone, _generated(*models, *shared), source))
 
 
-def enlarged(pair: fetching.NamedPair, size_bytes: int, console: Console) -> Path:
-    """The enlarged target in the cache folder, made when it is first asked for."""
+def enlarged(
+    pair: fetching.NamedPair, size_bytes: int, console: Console
+) -> tuple[Path, Path | None]:
+    """The enlarged target in the cache folder, made when it is first asked for, and its draft."""
     out = cache_folder.enlarged_target(pair.target_sha256, size_bytes, pair.name)
     cache_folder.make_folder()
     if not out.exists():
         console.note(f"enlarging the {pair.name} target to {format_size(size_bytes)}, once: {out}")
         enlarge(pair.target, out, size_bytes, console.progress)
         console.end_of_progress()
-    return out
+    return out, fitting_draft(pair.draft, pair.target, out) if pair.draft else None
 
 
 def command(*words: object, stdout: int | None = None) -> bytes:

@@ -10,9 +10,11 @@ from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
+from edgespec_runtimes.enlarge.gguf.heads import fit_head
 from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 
@@ -33,6 +35,12 @@ class GgufTool:
         self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
     ) -> EnlargeReport:
         return enlarge(source, out, size_bytes, progress)
+
+    def is_head(self, draft: Path) -> bool:
+        return is_head(read_header(draft))
+
+    def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
+        fit_head(head, source, enlarged, out)
 
     def n_layers(self, source: Path) -> int:
         return read_header(source).n_layers
