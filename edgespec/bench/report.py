@@ -86,10 +86,7 @@ class BenchReport:
 
     @property
     def reference(self) -> str | None:
-        if not self.modes:
-            return None
-        first = self.modes[0]
-        return first.name if first.n_texts is None else first.name.rpartition(" x")[0]
+        return self.modes[0].strategy if self.modes else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; every run is in it."""

@@ -110,4 +110,3 @@ Answer = Decoded | RawRead | Surveyed | Failed
 
 MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
 CHILD = Child("edgespec.bench.child", MESSAGES)
-to_json, from_json = MESSAGES.to_json, MESSAGES.from_json

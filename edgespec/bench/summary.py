@@ -99,6 +99,11 @@ class ModeSummary:
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses in all runs; empty for other libraries' modes."""
 
+    @property
+    def strategy(self) -> str:
+        """The name without the number of texts."""
+        return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
+
 
 def spread(values: Sequence[float]) -> Spread:
     """The spread of at least one value."""

@@ -77,7 +77,7 @@ def curve_lines(report: BenchReport) -> list[str]:
     for mode in report.modes:
         if mode.n_texts is not None and mode.text_tokens_per_s is not None:
             together, each = mode.tokens_per_s.median, mode.text_tokens_per_s.median
-            by_number = rates.setdefault(mode.name.rpartition(" x")[0], {})
+            by_number = rates.setdefault(mode.strategy, {})
             by_number[mode.n_texts] = f"{figure(together)} ({figure(each)})"
     if not rates:
         return []

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -23,6 +23,8 @@ from edgespec.concurrency import endings
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages
 from edgespec.jobs.other_work import OtherWork
+
+T = TypeVar("T")
 
 POLL_S = 0.05
 
@@ -42,6 +44,13 @@ class Launched:
     answer: Any
     others: float = 0.0
     """Share of the cores that other processes took."""
+
+    def result(self, kind: type[T]) -> T:
+        """The answer, which is of this kind. Raises the error of a job that failed."""
+        if isinstance(self.answer, Failed):
+            raise self.answer.error
+        assert isinstance(self.answer, kind)
+        return self.answer
 
 
 def launch(

@@ -32,6 +32,9 @@ for weights."""
 TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 16)
 """Sizes of trees that a plan chooses from, the root included, largest first."""
 
+AUTO_TEXTS = (1, 2, 4, 8)
+"""Numbers that are tried: a pass over more texts is long to wait for, whatever it brings."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
@@ -212,3 +215,15 @@ def best_tree_size(plans: Sequence[MemoryPlan], worth: Callable[[MemoryPlan], fl
         usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
         return (usual or resident[:1])[-1]
     return max(plans, key=worth)
+
+
+def best_number(plans: Sequence[MemoryPlan]) -> int:
+    """The number of texts at once of the best of `plans`, which are in the order of that number.
+
+    The largest that keeps all weights in memory; where none does, the one with the most texts for
+    the bytes that a pass reads.
+    """
+    resident = [plan for plan in plans if not plan.paged]
+    if resident:
+        return resident[-1].n_parallel
+    return max(plans, key=lambda plan: plan.n_parallel / max(1, plan.bytes_per_pass)).n_parallel

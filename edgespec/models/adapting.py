@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgespec import extras
 from edgespec.errors import ModelError, UsageError
@@ -134,11 +133,7 @@ def train(
             progress("adapting the draft", float(share.read_text()))
 
     job = AdaptJob(draft, out, name, tuple(texts), n_threads, share)
-    answer: Any = launch(job, CHILD, tick=tick).answer
-    if isinstance(answer, Failed):
-        raise answer.error
-    assert isinstance(answer, Adapted)
-    return answer
+    return launch(job, CHILD, tick=tick).result(Adapted)
 
 
 def _choose(pairs: Sequence[PairOfTexts], draft: ModelInfo, target: Path | None) -> PairOfTexts:

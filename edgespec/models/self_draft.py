@@ -34,8 +34,6 @@ BITS = {
     "Q2_K": 3.4,
 }
 """A weight, about, all tensors of a model taken together; what is written is measured."""
-TYPES = ("Q8_0", "Q4_0", "Q2_K")
-"""Tried unless others are named: many layers in a coarse type, or few in a fine one."""
 SEARCH_TYPE = "Q4_0"
 WIDTH = 3
 """Layers that compete, in each round, for being left out next: those that single-handedly mattered

@@ -80,7 +80,7 @@ class ExpertCache(Closeable):
         self._trace = trace
         self._room = [layer.room_bytes for layer in layers]
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._entries: list[dict[int, _Entry]] = [{} for _ in layers]
         self._transient: dict[tuple[int, int, int], _Entry] = {}
         """Slices that are read for one product only, by layer, matrix and expert."""
@@ -109,10 +109,6 @@ class ExpertCache(Closeable):
     def address(self, layer: int, matrix: int) -> int:
         """Address of the stacked matrix; readable until `close`, whatever it holds."""
         return self._memory.address(layer, matrix)
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
 
     @property
     def stats(self) -> ExpertStats:
@@ -252,7 +248,7 @@ class ExpertCache(Closeable):
             if not self._make_room(room_bytes):
                 break
             entry = self._transient[layer, matrix, expert] = _Entry({matrix})
-            self._used_bytes += room_bytes
+            self.used_bytes += room_bytes
             self._group.add((layer, matrix, expert))
             self._queue.append(_Task(layer, expert, matrix, entry))
             group.append(expert)
@@ -274,7 +270,7 @@ class ExpertCache(Closeable):
         ]
         for layer, matrix, expert in unused:
             del self._transient[layer, matrix, expert]
-            self._used_bytes -= self._slice_room[layer][matrix]
+            self.used_bytes -= self._slice_room[layer][matrix]
             self._forget(layer, matrix, expert)
 
     def _entry(self, layer: int, matrix: int, expert: int) -> _Entry:
@@ -329,7 +325,7 @@ class ExpertCache(Closeable):
         if not self._make_room(self._room[layer]):
             return False
         self._entries[layer][expert] = _Entry(set(range(len(self.layers[layer].matrices))))
-        self._used_bytes += self._room[layer]
+        self.used_bytes += self._room[layer]
         self._eviction.add(layer, expert)
         return True
 
@@ -366,7 +362,7 @@ class ExpertCache(Closeable):
     def _make_room(self, nbytes: int) -> bool:
         """Evict experts until so many bytes fit; False if too few may be evicted."""
         self._drop_transient()
-        while self._used_bytes + nbytes > self._capacity:
+        while self.used_bytes + nbytes > self._capacity:
             victim = self._eviction.victim(self._may_evict)
             if victim is None:
                 return False
@@ -378,7 +374,7 @@ class ExpertCache(Closeable):
 
     def _drop(self, layer: int, expert: int) -> None:
         del self._entries[layer][expert]
-        self._used_bytes -= self._room[layer]
+        self.used_bytes -= self._room[layer]
         self._eviction.remove(layer, expert)
         for matrix in range(len(self.layers[layer].matrices)):
             self._forget(layer, matrix, expert)
@@ -418,7 +414,7 @@ class ExpertCache(Closeable):
         self._busy_bytes += nbytes
         if not self._n_reading:
             self._busy.note(bytes=self._busy_bytes).end()
-            self._trace.count_bytes("experts (MiB)", held=self._used_bytes)
+            self._trace.count_bytes("experts (MiB)", held=self.used_bytes)
 
     def _read(self, task: _Task) -> None:
         n, failure = 0, None

@@ -22,8 +22,7 @@ from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import bytes_needed
 from edgespec.memory import heap, process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import TREE_SIZES, plan_models
-from edgespec.memory.parallel import AUTO_TEXTS, best_number
+from edgespec.memory.needs import AUTO_TEXTS, TREE_SIZES, best_number, plan_models
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 from pydantic import PlainSerializer
 from pydantic_core import to_jsonable_python
@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.jobs.launching import Child, Launched, launch
+from edgespec.jobs.launching import Child, launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages, answer_one
 from edgespec.jobs.other_work import TOO_MUCH
@@ -31,7 +31,6 @@ from edgespec.session.loading import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
-T = TypeVar("T")
 Load = Annotated[LoadSettings, PlainSerializer(lambda load: to_jsonable_python(load.as_given()))]
 """Settings of loading; options of runtimes travel by name, as users give them."""
 
@@ -97,20 +96,12 @@ def run_trial(
 ) -> TrialFigures:
     """Figures of a process of its own. Raises what loading and decoding raise there."""
     launched = launch(trial, CHILD, limiter, tick=tick)
-    return replace(_answer(launched, TrialFigures), others=launched.others)
+    return replace(launched.result(TrialFigures), others=launched.others)
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
     """The plan that a trial with these settings would have. Raises what planning raises."""
-    return _answer(launch(PlanJob(load, engine), CHILD), MemoryPlan)
-
-
-def _answer(launched: Launched, kind: type[T]) -> T:
-    answer: Any = launched.answer
-    if isinstance(answer, Failed):
-        raise answer.error
-    assert isinstance(answer, kind)
-    return answer
+    return launch(PlanJob(load, engine), CHILD).result(MemoryPlan)
 
 
 def _do(job: TuningTrial | PlanJob) -> TrialFigures | MemoryPlan:

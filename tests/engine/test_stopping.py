@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.stopping import TextStream
+from edgespec.engine.transcript import TextStream
 from edgespec.errors import UsageError
 
 

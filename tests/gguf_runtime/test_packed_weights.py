@@ -62,7 +62,7 @@ def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
     assert paged._weights is not None
     paged.evaluate(*line(range(400, 404)))
     streamed = [weight.address for swaps in paged._weights._swaps for weight, _ in swaps]
-    assert not paged._weights._packed.keys().isdisjoint(streamed)
+    assert not paged._weights.packed.keys().isdisjoint(streamed)
     buffers = {abi.GgmlTensor.from_address(address).buffer for address in streamed}
     assert all(abi.buffer_is_host(buffer) for buffer in buffers)
 

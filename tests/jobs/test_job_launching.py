@@ -15,12 +15,11 @@ import pytest
 from bench_rows import row
 from edgespec.bench.runs import (
     CHILD,
+    MESSAGES,
     Decode,
     RawRead,
     ReadRaw,
     Survey,
-    from_json,
-    to_json,
 )
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
@@ -44,13 +43,13 @@ def test_jobs_and_answers_survive_their_json():
         failed,
         row("auto", 1.0).decoded,
     ):
-        assert from_json(to_json(value)) == value
+        assert MESSAGES.from_json(MESSAGES.to_json(value)) == value
 
 
 @pytest.mark.parametrize("line", [b"", b"3", b'{"kind": "Path", "body": {}}'])
 def test_what_is_neither_is_refused(line: bytes):
     with pytest.raises(ValueError, match=r"^"):
-        from_json(line)
+        MESSAGES.from_json(line)
 
 
 def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.memory.budget import MemoryPlan, SegmentSize
-from edgespec.memory.parallel import best_number
+from edgespec.memory.needs import best_number
 
 
 def plan(n_parallel: int, streamed_bytes: int) -> MemoryPlan:

@@ -11,7 +11,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory import process
 from edgespec.memory.budget import MIB
-from edgespec.memory.parallel import AUTO_TEXTS
+from edgespec.memory.needs import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings

@@ -221,14 +221,13 @@ def in_parallel(
 def picture(report: BenchReport) -> str:
     """The SVG of tokens a second by mode: medians, whiskers from the slowest to the fastest run."""
     ours = {mode.name for mode in ENGINE_MODES}
-    is_curve = any(mode.n_texts for mode in report.modes)
     rows = []
     for mode in report.modes:
         rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)
         if mode.ratio and mode.name != report.reference:
             text += f", {mode.ratio.median:.2f} times {report.reference}"
-        strategy = mode.name.rpartition(" x")[0] if is_curve else mode.name
-        kind = "best" if strategy == "auto" else "ours" if strategy in ours else "theirs"
+        is_ours = mode.strategy in ours
+        kind = "best" if mode.strategy == "auto" else "ours" if is_ours else "theirs"
         rows.append(charts.Bar(mode.name, rate.median, rate.least, rate.most, text, kind))
     return charts.bars(rows, "tokens/s")
 

@@ -36,7 +36,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    """`edgespec models list`."""
     from edgespec.models.describe import listing
 
     console = Console(quiet="quiet" in args)
@@ -51,7 +50,6 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def run_show(args: argparse.Namespace) -> None:
-    """`edgespec models show`."""
     from edgespec.models.describe import describe
 
     console = Console(quiet="quiet" in args)
@@ -64,7 +62,6 @@ def run_show(args: argparse.Namespace) -> None:
 
 
 def run_path(args: argparse.Namespace) -> None:
-    """`edgespec models path`."""
     path = str(catalogue.find(args.model))
     if "json" in args:
         Console().json({"path": path})
@@ -73,7 +70,6 @@ def run_path(args: argparse.Namespace) -> None:
 
 
 def run_check(args: argparse.Namespace) -> None:
-    """`edgespec models check`."""
     console = Console(quiet="quiet" in args)
     target, drafts = catalogue.find(args.target), [catalogue.find(name) for name in args.draft]
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
@@ -114,7 +110,6 @@ def _compare(
 
 
 def run_enlarge(args: argparse.Namespace) -> None:
-    """`edgespec models enlarge`."""
     from edgespec.models import enlarging
 
     console = Console(quiet="quiet" in args)
@@ -130,7 +125,6 @@ def run_enlarge(args: argparse.Namespace) -> None:
 
 
 def run_draft(args: argparse.Namespace) -> None:
-    """`edgespec models draft`."""
     from edgespec.models import self_draft
     from edgespec.session import session
 
@@ -168,7 +162,6 @@ def run_draft(args: argparse.Namespace) -> None:
 
 
 def run_adapt(args: argparse.Namespace) -> None:
-    """`edgespec models adapt`."""
     from edgespec.files.unfinished import scratch_folder
     from edgespec.memory import process
     from edgespec.models import adapting
@@ -204,7 +197,6 @@ def run_adapt(args: argparse.Namespace) -> None:
 
 
 def run_forget(args: argparse.Namespace) -> None:
-    """`edgespec models forget`."""
     from edgespec.files.kept_texts import KeptTexts
 
     folder = cache_folder.learnt()

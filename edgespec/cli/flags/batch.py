@@ -36,7 +36,6 @@ exit codes: 0 all were answered, 1 some have errors or the run failed, 130 inter
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a batch."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
     parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
@@ -46,11 +45,5 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_parallel(parser)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
-    requests = parser.add_argument_group("requests")
-    requests.add_argument(
-        "--max-body",
-        metavar="SIZE",
-        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
-        "each token of the context)",
-    )
+    groups.add_max_body(parser.add_argument_group("requests"))
     parser.add_argument("--quiet", action="store_true", help="print no notes or progress")

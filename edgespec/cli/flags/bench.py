@@ -46,7 +46,6 @@ that is not given, the bench says so and nothing but edgespec's own budget is li
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a bench."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     models = parser.add_argument_group("models")

@@ -29,7 +29,6 @@ SLASH_COMMANDS = _EXAMPLES[_EXAMPLES.index("Enter sends") :]
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a conversation."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)

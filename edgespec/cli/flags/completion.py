@@ -11,7 +11,6 @@ examples:
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the name of a shell."""
     parser.description = "Print a script that makes a shell complete edgespec's commands and flags."
     parser.epilog = _EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh"))

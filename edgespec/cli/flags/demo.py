@@ -9,7 +9,6 @@ TOKENS = 40
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a demonstration."""
     parser.description = (
         "Complete a Python function with a model about twice as large as its memory budget,\n"
         "first alone, then with a draft. The model comes with edgespec and is enlarged once, to a\n"

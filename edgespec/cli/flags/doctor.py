@@ -18,7 +18,6 @@ storage allows: computing may take longer."""
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of an examination."""
     parser.description = (
         "Examine this machine: cores, memory, disks and their speed, GPUs, libraries and the\n"
         "cache folder. With models, also measure what limits their speed and what would help."

@@ -18,7 +18,6 @@ the same seed gives the same text with and without it."""
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of one text."""
     parser.description = "Continue a prompt."
     parser.epilog = _EXAMPLES
     prompt = parser.add_argument_group("prompt (or text piped to stdin)")

@@ -165,5 +165,14 @@ def add_output(parser: ArgumentParser) -> _ArgumentGroup:
     return group
 
 
+def add_max_body(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-body",
+        metavar="SIZE",
+        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
+        "each token of the context)",
+    )
+
+
 def _choices(names: Iterable[str]) -> str:
     return f"{{{','.join(names)}}}"

@@ -16,7 +16,6 @@ A budget that is too small ends with exit code 4 and the smallest budget that wo
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a plan."""
     parser.description = "Show how a memory budget would be divided, and the predicted speed."
     parser.epilog = _EXAMPLES
     groups.add_models(parser)

@@ -25,7 +25,6 @@ It serves one client at a time."""
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of an RPC server."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {HOST})")
     parser.add_argument("-p", "--port", metavar="N", help=f"port (default: {PORT})")

@@ -27,7 +27,6 @@ request leaves out are those that the model's makers recommend, otherwise llama.
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of a server."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
@@ -57,12 +56,7 @@ def add_to(parser: ArgumentParser) -> None:
         metavar="N",
         help=f"requests that may wait; more are refused with status 503 (default: {QUEUE})",
     )
-    group.add_argument(
-        "--max-body",
-        metavar="SIZE",
-        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
-        "each token of the context)",
-    )
+    groups.add_max_body(group)
     group.add_argument(
         "--max-prompt", metavar="N", help="most tokens of a prompt (default: the context)"
     )

@@ -36,7 +36,6 @@ context) are listed with their predicted speed, and never chosen."""
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Give `parser` the flags of tuning."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     groups.add_models(parser, tuning=True)
     groups.add_memory(parser)

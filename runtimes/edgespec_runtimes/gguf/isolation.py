@@ -181,7 +181,7 @@ class IsolatedModel:
             raise
         assert isinstance(opened, IsolatedOpened)
         self.info = opened.info
-        self._origin = opened.origin
+        self.state_origin = opened.origin
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
         self._call("prefill", [int(token) for token in tokens], progress=progress)
@@ -196,10 +196,6 @@ class IsolatedModel:
 
     def truncate(self, n_tokens: int) -> None:
         self._call("truncate", n_tokens)
-
-    @property
-    def state_origin(self) -> StateOrigin:
-        return self._origin
 
     @property
     def state_bytes(self) -> int:

@@ -94,7 +94,7 @@ class GgufModel:
             ),
             used_share=weights.used_share if weights else info.used_share,
         )
-        self._origin = origin
+        self.state_origin = origin
         on_node = weights.on_node if weights else None
         callback = weights.callback if weights else None
         self._tap: FeatureTap | None = None
@@ -317,10 +317,6 @@ class GgufModel:
         with self._users.use():
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
-
-    @property
-    def state_origin(self) -> StateOrigin:
-        return self._origin
 
     @property
     def state_bytes(self) -> int:

@@ -11,7 +11,7 @@ slice: llama.cpp skips that product.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,7 +70,8 @@ class PagedWeights:
         self._ring_bytes = ring_bytes
         self._stop = stop
         self._packer = Packer()
-        self._packed = packed_fields(self._packer, header, self.groups)
+        self.packed = packed_fields(self._packer, header, self.groups)
+        """Buffer fields, by address, of tensors that are packed before they are computed with."""
         self._reader = open_reader()
         self._pinned = PinnedSegments(trace)
         self._trace = trace
@@ -90,10 +91,10 @@ class PagedWeights:
             group for i, group in enumerate(self.groups) if i not in self._pinned_groups
         ]
         self.sliced = SlicedMatrices(
-            self.groups, self._streamed, n_threads, self._packer, self._packed
+            self.groups, self._streamed, n_threads, self._packer, self.packed
         )
         self._mapped = {w.address: w.pointer.value for w in weights}
-        self._plain = {address: BufferFields.of(address) for address in self._packed}
+        self._plain = {address: BufferFields.of(address) for address in self.packed}
         whole = {i: group for i, group in enumerate(self._streamed) if group.rows is None}
         self._swaps = [_offsets(group) for group in self._streamed]
         self._segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
@@ -110,11 +111,6 @@ class PagedWeights:
     @property
     def pinned_bytes(self) -> int:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
-
-    @property
-    def packed(self) -> Collection[int]:
-        """Addresses of the tensors that are packed before they are computed with."""
-        return self._packed
 
     @property
     def used_share(self) -> float:
@@ -356,7 +352,7 @@ class PagedWeights:
         """Point a weight to the address it was read to, and pack it if it is to be packed. The
         reading thread does not pack: ggml's other threads occupy the processor meanwhile."""
         weight.pointer.value = address
-        if fields := self._packed.get(weight.address):
+        if fields := self.packed.get(weight.address):
             self._packer.pack(address, weight.entry.type.code, *weight.entry.shape)
             fields.write_to(weight.address)
 

@@ -51,7 +51,7 @@ class OnnxModel:
         origin: StateOrigin,
     ) -> None:
         self.info = replace(info, prompt_batch=tokens_per_pass)
-        self._origin = origin
+        self.state_origin = origin
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._reported = Reads()
@@ -144,10 +144,6 @@ class OnnxModel:
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
             self._caches[target].begin_with(self._caches[source], n_tokens)
-
-    @property
-    def state_origin(self) -> StateOrigin:
-        return self._origin
 
     @property
     def state_bytes(self) -> int:

@@ -88,10 +88,6 @@ class Branches:
         return len(self.cells)
 
     @property
-    def has_provisional(self) -> bool:
-        return bool(self._chains)
-
-    @property
     def own_sequences(self) -> Collection[int]:
         return self._synced
 
