@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -23,7 +25,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
-from edgespec.tracing.spans import OFF, Trace
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelDetails, ModelInfo
 
 FINGERPRINT_DIGITS = 16
@@ -60,6 +62,14 @@ class ModelRequest:
     """Budget of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF
     """Receives spans of loading and, for a target, of its passes and reads."""
+
+    @contextmanager
+    def phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
+        """A phase of loading: a span, and its `seconds` if it succeeds."""
+        with self.trace.span(Track.ENGINE, f"{self.owner}: {name}"):
+            began = time.perf_counter()
+            yield
+            seconds[name] = time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)

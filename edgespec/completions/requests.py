@@ -15,24 +15,12 @@ from pydantic_core import PydanticCustomError
 from edgespec.completions import llama_fields
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
-from edgespec.settings.config import INT32_MAX
+from edgespec.settings.config import INT32_MAX, SamplingParams
 
 MOST_CHOICES = 128
 """Most texts that one request may ask for: prompts times copies."""
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_last_n",
-    "logit_bias",
-    "seed",
-)
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
 """Template variables that requests set by other fields, or not at all."""
 
@@ -159,7 +147,8 @@ class CommonRequest(_Part):
 
     def sampling_fields(self) -> dict[str, Any]:
         """The request's sampling settings, by the names of `SamplingParams`."""
-        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        names = SamplingParams.model_fields
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class ChatRequest(CommonRequest):

@@ -25,7 +25,7 @@ def test_help_and_version_need_no_model_library():
 
 
 NOT_FOR_A_TEXT = (
-    *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server", "testing"),
+    *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.flags.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
     *("engine.drafting.drawing", "engine.drafting.head", "engine.noting", "files.kept_texts"),
     *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.race"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,7 +17,7 @@ from edgespec.paging.mirror import find_mirror, open_reader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
-from edgespec.tracing.spans import OFF, Track
+from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import weights
 from edgespec_runtimes.gguf.file.chat_format import chat_format
@@ -48,6 +46,7 @@ class PreparedGguf:
     def __init__(self, request: ModelRequest, header: GgufFile, lender: Any = None) -> None:
         """`lender`: a context of the model whose matrices it computes with, as heads do."""
         self.seconds: dict[str, float] = {}
+        self._phase = partial(request.phase, seconds=self.seconds)
         self.is_isolated = False
         """True in a process that holds this model alone, where a lost server may end it."""
         self._request = request
@@ -57,7 +56,7 @@ class PreparedGguf:
         self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
         self._measured = MeasuredGguf(
-            request, header, self._stop, lambda: self._phase("mapping"), lender
+            request, header, self._stop, partial(self._phase, "mapping"), lender
         )
 
     @property
@@ -303,11 +302,3 @@ class PreparedGguf:
             "kernels for prompts": "those of single rows, but for tiles",
         }
         return StateOrigin(self._header.paths, settings)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """A phase of loading, whose seconds are recorded if it succeeds."""
-        with self._request.trace.span(Track.ENGINE, f"{self._request.owner}: {name}"):
-            began = time.perf_counter()
-            yield
-            self.seconds[name] = time.perf_counter() - began

@@ -7,9 +7,8 @@ are bound to are made without them.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
-from edgespec.tracing.spans import OFF, Track
+from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
@@ -68,6 +67,7 @@ class PreparedOnnx:
 
     def __init__(self, request: ModelRequest) -> None:
         self.seconds: dict[str, float] = {}
+        self._phase = partial(request.phase, seconds=self.seconds)
         self._request = request
         self._stop = StopFlag()
         self._choice = choose(OnnxOptions.of(request.options).provider)
@@ -332,14 +332,6 @@ class PreparedOnnx:
             "--provider": self._deployed.device.label,
         }
         return StateOrigin(self._source.files, settings)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """A part of loading; its seconds are kept if it succeeds."""
-        with self._request.trace.span(Track.ENGINE, f"{self._request.owner}: {name}"):
-            began = time.perf_counter()
-            yield
-            self.seconds[name] = time.perf_counter() - began
 
 
 def _with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:

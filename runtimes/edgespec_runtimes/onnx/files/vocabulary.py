@@ -39,7 +39,8 @@ class TokenizerVocabulary:
         self.n_vocab = len(table)
         self.eog_tokens = frozenset(eog)
         self._tokenizer = tokenizer
-        self._table = table
+        self.table = table
+        """Bytes that identify each token, in the order of ids."""
         self._pieces = pieces
         self.longest_piece_bytes = max(map(len, pieces), default=0)
 
@@ -50,11 +51,6 @@ class TokenizerVocabulary:
     def piece(self, token: int) -> bytes:
         check_token(token, self.n_vocab)
         return self._pieces[token]
-
-    @property
-    def table(self) -> Sequence[bytes]:
-        """Bytes that identify each token, in the order of ids."""
-        return self._table
 
 
 def read_vocabulary(

@@ -7,8 +7,8 @@ moved there whole, so that several processes may write the same one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,7 +84,8 @@ def _copied(
             with suppress(OSError):
                 outdated.unlink()
         try:
-            with _replacing(path) as out:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with unfinished_file(path, alone=False) as out:
                 write(out)
         except OSError as error:
             raise ModelError(
@@ -169,11 +170,3 @@ def _copy_by_row(
             out.write(some.T.tobytes())
             if progress:
                 progress("copying embeddings, once", min(1.0, (begin + step) / n_columns))
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is complete, and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_file(path, alone=False) as file:
-        yield file
