@@ -93,7 +93,10 @@ def test_its_process_ends_with_ours():
         "print(model._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        stdout=subprocess.PIPE,
+        check=False,
     )
     pid = int(done.stdout)
     deadline = time.monotonic() + 20
