@@ -253,6 +253,99 @@ def tiny_eagle3(
     return model
 
 
+def tiny_dflash(
+    *,
+    seed: int = 9,
+    layers: tuple[int, ...] = (1, 2, 3),
+    embedding: int = 64,
+    n_layers: int = 2,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_size: int = 32,
+    block_size: int = 8,
+    n_draft_vocab: int | None = None,
+) -> Gguf:
+    """A DFlash head for `tiny_llama` as llama.cpp's converter writes them, with random weights. Its
+    mask is the last token; it guesses `n_draft_vocab` tokens, or all of them without a table."""
+    tokens, merges = byte_level_vocabulary()
+    random = np.random.default_rng(seed)
+    plain = llama_metadata(tokens, merges, embedding, n_layers, heads, kv_heads, head_size, 96)
+    model = Gguf({key.replace("llama.", "dflash."): value for key, value in plain.items()})
+    model.metadata |= {
+        "general.architecture": (STRING, "dflash"),
+        "general.name": (STRING, "tiny block head"),
+        "dflash.target_layers": (ARRAY, I32, list(layers)),
+        "dflash.context_length": (U32, 128 + block_size),
+        "dflash.block_size": (U32, block_size),
+        "tokenizer.ggml.mask_token_id": (U32, len(tokens) - 1),
+    }
+
+    def add(name: str, *shape: int, spread: float = 0.15) -> None:
+        values = random.standard_normal(shape[::-1]).astype(np.float32) * spread
+        if "norm" in name:
+            values += 1
+        model.tensors.append(Tensor(name, shape, 0, pack_weights(values, "F32")))
+
+    if n_draft_vocab is not None:
+        table = np.sort(random.permutation(len(tokens))[:n_draft_vocab]).astype("<i8")
+        model.tensors.append(Tensor("d2t", (n_draft_vocab,), I64_CODE, table.tobytes()))
+    add("fc.weight", len(layers) * embedding, embedding)
+    add("enc.output_norm.weight", embedding)
+    add("token_embd.weight", embedding, len(tokens), spread=1.0)
+    for layer in range(n_layers):
+        at = f"blk.{layer}."
+        add(at + "attn_norm.weight", embedding)
+        for name, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            add(at + f"attn_{name}.weight", embedding, width * head_size)
+        add(at + "attn_q_norm.weight", head_size)
+        add(at + "attn_k_norm.weight", head_size)
+        add(at + "attn_output.weight", heads * head_size, embedding)
+        add(at + "ffn_norm.weight", embedding)
+        add(at + "ffn_gate.weight", embedding, 96)
+        add(at + "ffn_up.weight", embedding, 96)
+        add(at + "ffn_down.weight", 96, embedding)
+    add("output_norm.weight", embedding)
+    add("output.weight", embedding, n_draft_vocab or len(tokens))
+    return model
+
+
+def repeating_pair() -> tuple[Gguf, Gguf]:
+    """A target that repeats the last token, and a DFlash head that knows it.
+
+    The target's layers add nothing to the token's embedding, which is its output, too. The head's
+    masks look at the block's first token, known by the sign of one of its values, and hand on its
+    embedding."""
+    target = tiny_llama(layers=4, tied=True, kind="F32")
+    head = tiny_dflash(n_layers=1, heads=1, kv_heads=1, head_size=64)
+    shared, marked = target.tensor("token_embd.weight"), 63
+    table = np.frombuffer(shared.data, "<f4").reshape(-1, 64).copy()
+    table[:, marked], table[-1] = 4.0, 0.0
+    table[-1, marked] = -4.0
+    shared.data = table.tobytes()
+    own, ones, mark = np.eye(64, dtype="<f4"), np.ones(64, "<f4"), np.zeros((64, 64), "<f4")
+    mark[marked, marked] = 1.0
+    for layer in range(4):
+        for name in (f"blk.{layer}.attn_output.weight", f"blk.{layer}.ffn_down.weight"):
+            target.tensor(name).data = bytes(len(target.tensor(name).data))
+    values = {
+        "fc.weight": np.zeros((64, 192), "<f4"),
+        "token_embd.weight": table,
+        "output.weight": table,
+        "output_norm.weight": np.frombuffer(target.tensor("output_norm.weight").data, "<f4"),
+        "blk.0.attn_norm.weight": ones,
+        "blk.0.attn_q.weight": -mark,
+        "blk.0.attn_k.weight": mark,
+        "blk.0.attn_v.weight": own - mark,
+        "blk.0.attn_output.weight": 50 * own,
+        "blk.0.attn_q_norm.weight": ones,
+        "blk.0.attn_k_norm.weight": ones,
+        "blk.0.ffn_down.weight": np.zeros((64, 96), "<f4"),
+    }
+    for name, weights in values.items():
+        head.tensor(name).data = weights.astype("<f4").tobytes()
+    return target, head
+
+
 def borrowing(head: Gguf, target: Gguf, *names: str) -> Gguf:
     """The head's file without its matrices `names`; the whole head gets the target's instead."""
     lent = {tensor.name: tensor for tensor in target.tensors}

@@ -236,7 +236,8 @@ class RoundPlanner:
 
         def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
-            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + n_steps * step_s
+            steps_s = -(-n_steps // so_far.step_depth) * step_s
+            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + steps_s
             values = late.rate_with(self.n_texts + accepted, spent_s + seconds)
             if tree.draws:  # all that was drawn is verified
                 values[: n_nodes + n_steps - first_row] = -math.inf

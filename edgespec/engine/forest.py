@@ -245,10 +245,13 @@ class Forest:
                 ends += (node + shift if node else ROOT for node in nodes)
                 shift += len(growth.tree) - 1
         free_sources = self._growths[0].round.free_sources
+        step_depth = self._growths[0].round.step_depth
         n_ends = 1
         if open_nodes and len(self._growths) > 1:
             n_ends = max(1, len(_peers(self._ready(open_nodes))))
-        return RoundSoFar(tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends)
+        return RoundSoFar(
+            tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends, step_depth
+        )
 
     def _limited(self, growth: GrowingTree, most: int) -> Limits:
         limits = growth.round.limits

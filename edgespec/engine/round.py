@@ -163,6 +163,11 @@ class RoundInProgress:
         """Sources of nodes that cost no step."""
         return self.grower.free_sources if self.grower is not None else ()
 
+    @property
+    def step_depth(self) -> int:
+        """Nodes in a row that one draft step adds."""
+        return self.grower.step_depth if self.grower is not None else 1
+
     def accept(
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, request: ActiveRequest
     ) -> Accepted:

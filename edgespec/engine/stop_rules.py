@@ -31,6 +31,8 @@ class RoundSoFar:
     """Sources whose nodes cost next to nothing to guess."""
     n_ends: int = 1
     """Ends that grow in one step: one of each text that is nearly as probable as the best."""
+    step_depth: int = 1
+    """Nodes in a row that one step adds."""
 
     @property
     def best_open(self) -> int | None:

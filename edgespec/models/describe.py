@@ -54,7 +54,7 @@ def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
     """Describe the model at `path`, a file or a folder. Raises ModelError."""
     runtime = runtimes.find(path)
     request = ModelRequest(
-        path=path, owner="target", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
+        path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
     )
     prepared = runtime.prepare(request)
     try:

@@ -77,3 +77,16 @@ class ReadsFeatures(LanguageModel, Protocol):
     def lacks_features(self, n_tokens: int) -> bool:
         """True if features are missing without which the text's first `n_tokens`, or what follows
         them, cannot be read."""
+
+
+@runtime_checkable
+class GuessesBlocks(ReadsFeatures, Protocol):
+    """Optional protocol of a head that guesses several tokens in one pass (block diffusion).
+
+    A token is read with its own features. `evaluate` says what follows a node by its depth alone:
+    guesses of one pass do not know each other, nor other tokens of the tree than its root.
+    """
+
+    @property
+    def block_guesses(self) -> int:
+        """Tokens in a row that a pass guesses."""

@@ -78,6 +78,13 @@ def test_a_line_of_seven_is_seen_from_a_bare_root_though_one_guess_does_not_pay(
     assert value.grows_on(unlimited(value), line())
 
 
+def test_a_step_that_adds_several_nodes_costs_once() -> None:
+    value = planner(0.97)
+    value = with_experience(value, seen_step_s=0.04)
+    assert not value.grows_on(unlimited(value), line())
+    assert value.grows_on(unlimited(value), replace(line(), step_depth=7))
+
+
 def test_seven_likely_guesses_are_verified_and_seven_poor_ones_are_not() -> None:
     value = planner(0.97)
     assert value.best(unlimited(value), line(*[0.98] * 7)).n_rows == 8

@@ -44,8 +44,10 @@ class TreeGrower:
         )
         self.trust = trust or Trust()
         self._mixer = Mixer()
-        windows = (each.window for each in self._drafters if isinstance(each, ModelDrafter))
-        self._window = next(windows, None)
+        models = [each for each in self._drafters if isinstance(each, ModelDrafter)]
+        self._window = models[0].window if models else None
+        self.step_depth = models[0].step_depth if models else 1
+        """Nodes in a row that a step of the draft model adds."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
 

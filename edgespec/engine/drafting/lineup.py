@@ -16,7 +16,7 @@ from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.drafting.trust import Trust
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import ReadsFeatures
+from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 
 
 def line_up(
@@ -46,7 +46,11 @@ def line_up(
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
-        if isinstance(draft, ReadsFeatures):
+        if isinstance(draft, GuessesBlocks):
+            from edgespec.engine.drafting.block import BlockDrafter
+
+            guessing.insert(0, BlockDrafter(draft, *terms))
+        elif isinstance(draft, ReadsFeatures):
             from edgespec.engine.drafting.head import HeadDrafter
 
             guessing.insert(0, HeadDrafter(draft, *terms))

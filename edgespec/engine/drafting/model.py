@@ -39,6 +39,8 @@ class ModelDrafter:
 
     source = "draft"
     is_free = False
+    step_depth = 1
+    """Nodes in a row that a step adds."""
 
     def __init__(
         self,

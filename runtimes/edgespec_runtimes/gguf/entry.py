@@ -132,7 +132,7 @@ class GgufRuntime:
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
-        validate(header)
+        validate(header, as_draft=True)
         return details_of(header)
 
 

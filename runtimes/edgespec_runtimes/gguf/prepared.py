@@ -106,7 +106,7 @@ class PreparedGguf:
             if self._header.integer(self._header.key("nextn_predict_layers"), 0):
                 notes.append(
                     f"{self.info.name} has layers of its own for guessing (MTP), which edgespec "
-                    "does not use: name a draft or an EAGLE-3 head with -md"
+                    "does not use: name a draft, an EAGLE-3 or a DFlash head with -md"
                 )
         return notes
 

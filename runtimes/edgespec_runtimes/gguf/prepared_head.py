@@ -1,4 +1,4 @@
-"""Opens EAGLE-3 heads: drafts that read hidden states of their target."""
+"""Opens heads, EAGLE-3 and DFlash: drafts that read hidden states of their target."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from edgespec.errors import Cancelled, ModelError
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf.block_head import GgufBlockHead
 from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
-from edgespec_runtimes.gguf.file.heads import head_shape, lacks_matrices
+from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, lacks_matrices
 from edgespec_runtimes.gguf.head import GgufHead
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.contexts import ContextShape
@@ -39,8 +40,7 @@ class PreparedHead(PreparedGguf):
             self._borrowed = BorrowedMatrices(self._head, target)
         try:
             lender = self._borrowed and self._borrowed.context
-            most_ctx = max(request.most_ctx, request.target_ctx)
-            super().__init__(replace(request, n_texts=1, most_ctx=most_ctx), header, lender)
+            super().__init__(_one_text(request, self._head), header, lender)
         except BaseException:
             self._close_borrowed()
             raise
@@ -61,10 +61,13 @@ class PreparedHead(PreparedGguf):
         n_values = self._header.embedding_length
         shape, _ = self._measured.contexts[0]
         n_fused = self._head.n_values * len(self._head.layers)
-        # those of the text, those of nodes and llama.cpp's own, and what is being fused
-        n_rows = self.info.n_ctx + 3 * shape.n_rows
-        nbytes = 4 * (n_rows * n_values + 4 * shape.n_rows * n_fused)
-        rows = [MemoryRow(self._request.owner, "features of the text", nbytes)]
+        if self._head.block is None:
+            # those of the text, those of nodes and llama.cpp's own, and what is being fused
+            n_rows = self.info.n_ctx + 3 * shape.n_rows
+            what, nbytes = "features of the text", n_rows * n_values + 4 * shape.n_rows * n_fused
+        else:  # they become keys and values at once
+            what, nbytes = "features being read", 4 * shape.largest_batch * n_fused
+        rows = [MemoryRow(self._request.owner, what, 4 * nbytes)]
         if self._borrowed is not None:
             rows += self._borrowed.rows(self._request.owner, shape.largest_batch)
         return replace(needs, fixed=(*needs.fixed, *rows))
@@ -73,14 +76,15 @@ class PreparedHead(PreparedGguf):
         self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
     ) -> GgufModel:
         borrowed, self._borrowed = self._borrowed, None
+        kind = GgufHead if self._head.block is None else GgufBlockHead
         if borrowed is None:
-            return GgufHead(model, shape, *parts, head=self._head, **settings)
+            return kind(model, shape, *parts, head=self._head, **settings)
         try:
             borrowed.fill(shape.largest_batch, self._stop)
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
             model.lender = borrowed.context
-            return GgufHead(model, shape, *parts, head=self._head, borrowed=borrowed, **settings)
+            return kind(model, shape, *parts, head=self._head, borrowed=borrowed, **settings)
         except BaseException:
             borrowed.close()
             raise
@@ -89,3 +93,20 @@ class PreparedHead(PreparedGguf):
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.close()
+
+
+def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
+    """The request for a head of this shape. A block stands behind the text, so that the context has
+    room for both; the graph has logits of each row, so that batches are no larger than blocks."""
+    most_ctx = max(request.most_ctx, request.target_ctx)
+    if head.block is None:
+        return replace(request, n_texts=1, most_ctx=most_ctx)
+    size = head.block.size
+    return replace(
+        request,
+        n_texts=1,
+        max_nodes=size,
+        max_branches=1,
+        batch_size=size,
+        most_ctx=most_ctx + size,
+    )

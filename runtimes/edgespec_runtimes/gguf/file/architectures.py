@@ -47,7 +47,7 @@ HEAD = _Purpose(
 )
 OTHER_HEAD = _Purpose(
     "is a drafting head of a kind that edgespec does not run",
-    "name an EAGLE-3 head or a whole model of the target's family as the draft",
+    "name an EAGLE-3 or DFlash head, or a whole model of the target's family as the draft",
 )
 BROKEN = _Purpose(
     "ends llama-cpp-python 0.3.36 when its graph is built",
@@ -69,8 +69,8 @@ PURPOSES: dict[str, _Purpose] = {
     **dict.fromkeys(("t5", "t5encoder"), ENCODER),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSION),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), SPEECH),
-    "eagle3": HEAD,
-    **dict.fromkeys(("dflash", "gemma4-assistant"), OTHER_HEAD),
+    **dict.fromkeys(("eagle3", "dflash"), HEAD),
+    "gemma4-assistant": OTHER_HEAD,
     "clip": VISION,
     "chameleon": MIXED,
     "plm": BROKEN,

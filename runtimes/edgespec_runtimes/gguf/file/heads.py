@@ -13,12 +13,33 @@ import numpy as np
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 
-EAGLE3 = "eagle3"
+EAGLE3, DFLASH = "eagle3", "dflash"
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 _WITHOUT_OUTPUT = ("bitnet",)
 """Architectures whose graph has no output to lend: it multiplies with the embeddings."""
 N_FUSED = 3
 """Layers of the target that an EAGLE-3 head fuses."""
+MASK_TOKEN = "tokenizer.ggml.mask_token_id"
+BLOCK_SIZE = 16
+"""Tokens of a DFlash head's block where its file names no number, as in llama.cpp."""
+MOST_BLOCK_SIZE = 256
+_OTHER_BLOCKS = {
+    "selector_hidden.weight": "DFlash2, whose guesses a selector of its own chooses",
+    "markov_w1.weight": "DSpark, which corrects each guess by the one before it",
+    "blk.0.hc_attn_fn.weight": "DSpark of DeepSeek-V4",
+}
+"""Tensors of heads that llama.cpp computes as DFlash, and the heads that have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """The block of a DFlash head: the last token, and masks in the places of what follows."""
+
+    size: int
+    """Tokens of the block, the last one of the text included."""
+    mask_token: int
+    is_causal: bool
+    """True if a place sees none after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,8 @@ class HeadShape:
     """The target's, if the head has none of its own."""
     output: TensorEntry | None = None
     """The target's, if the head has none of its own."""
+    block: BlockShape | None = None
+    """None for a head that guesses one token at a time."""
 
     @property
     def borrows(self) -> bool:
@@ -41,34 +64,90 @@ class HeadShape:
 
 def is_head(header: GgufFile) -> bool:
     """True for a head that this runtime can use as a draft."""
-    return header.architecture == EAGLE3
+    return header.architecture in (EAGLE3, DFLASH)
 
 
 def lacks_matrices(header: GgufFile) -> bool:
     """True for a head that computes with embeddings or an output of its target."""
-    return not {EMBEDDINGS, OUTPUT} <= header.tensors_by_name.keys()
+    own = header.tensors_by_name
+    return EMBEDDINGS not in own or _output_name(header) not in own
 
 
 def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
     """The part of its target that a head reads. Raises ModelError for one that cannot be used."""
-    layers = header.metadata.get(header.key("target_layers"))
-    is_array = isinstance(layers, GgufArray) and layers.kind in (ValueType.INT32, ValueType.UINT32)
-    if not isinstance(layers, GgufArray) or not is_array or len(layers) != N_FUSED:
-        raise ModelError(
-            f"{header.path} names no {N_FUSED} target_layers: convert the head again with "
-            "llama.cpp's convert_hf_to_gguf.py and --target-model-dir"
-        )
-    if header.n_layers != 1:
+    layers = _target_layers(header)
+    block, n_values = None, header.embedding_length
+    if header.architecture == DFLASH:
+        block = _block_shape(header)
+    elif header.n_layers != 1:
         raise ModelError(
             f"{header.path} has {header.n_layers} layers, and an EAGLE-3 head has one: name another"
         )
-    own = header.tensors_by_name
+    else:
+        n_values = header.integer(header.key("target_hidden_size"))
+    own, output_name = header.tensors_by_name, _output_name(header)
     embeddings = None if EMBEDDINGS in own else _lent(header, target, EMBEDDINGS)
-    output = None if OUTPUT in own else _lent(header, target, OUTPUT)
-    _check_tokens(header, output or own[OUTPUT])
-    n_values = header.integer(header.key("target_hidden_size"))
-    numbers = tuple(int(layer) for layer in layers.values())
-    return HeadShape(numbers, n_values, embeddings, output)
+    output = None if output_name in own else _lent(header, target, OUTPUT)
+    _check_tokens(header, output or own[output_name])
+    return HeadShape(layers, n_values, embeddings, output, block)
+
+
+def _output_name(header: GgufFile) -> str:
+    """The tensor that is the head's output if it has one: DFlash uses embeddings for both."""
+    is_tied = OUTPUT not in header.tensors_by_name and header.architecture == DFLASH
+    return EMBEDDINGS if is_tied else OUTPUT
+
+
+def _target_layers(header: GgufFile) -> tuple[int, ...]:
+    layers = header.metadata.get(header.key("target_layers"))
+    is_array = isinstance(layers, GgufArray) and layers.kind in (ValueType.INT32, ValueType.UINT32)
+    wanted = f"{N_FUSED} " if header.architecture == EAGLE3 else ""
+    if (
+        not isinstance(layers, GgufArray)
+        or not is_array
+        or not len(layers)
+        or (wanted and len(layers) != N_FUSED)
+    ):
+        raise ModelError(
+            f"{header.path} names no {wanted}target_layers: convert the head again with "
+            "llama.cpp's convert_hf_to_gguf.py and --target-model-dir"
+        )
+    return tuple(int(layer) for layer in layers.values())
+
+
+def _block_shape(header: GgufFile) -> BlockShape:
+    """The block of a plain DFlash head. Raises ModelError for its relatives, which llama.cpp
+    computes from the same architecture, and for what its graph would not survive."""
+    for name, kind in _OTHER_BLOCKS.items():
+        if name in header.tensors_by_name:
+            raise ModelError(
+                f"{header.path} is a head of the kind {kind}, which edgespec does not run: name "
+                "a plain DFlash or EAGLE-3 head, or a whole model of the target's family"
+            )
+    if MASK_TOKEN not in header.metadata:
+        raise ModelError(
+            f"{header.path} has no mask token ({MASK_TOKEN}), which a DFlash head puts in the "
+            "places of its guesses: convert it again with a newer convert_hf_to_gguf.py"
+        )
+    mask_token = header.integer(MASK_TOKEN)
+    size = header.integer(header.key("block_size"), BLOCK_SIZE)
+    key_size, value_size = (
+        header.integer(header.key(f"attention.{name}_length"), 0) for name in ("key", "value")
+    )
+    counts = (header.key(f"attention.head_count{suffix}") for suffix in ("", "_kv"))
+    wrong = ""
+    if not 1 < size <= MOST_BLOCK_SIZE:
+        wrong = f"its blocks have {size} tokens, not 2 to {MOST_BLOCK_SIZE}"
+    elif not 0 <= mask_token < header.n_vocab:
+        wrong = f"its mask is token {mask_token} of {header.n_vocab}"
+    elif key_size != value_size:
+        wrong = f"its keys have {key_size} values and its values {value_size}"
+    elif any(isinstance(header.metadata.get(count), GgufArray) for count in counts):
+        wrong = "its layers have different numbers of heads"
+    if wrong:
+        raise ModelError(f"{header.path} is damaged: {wrong}; download or convert it again")
+    is_causal = header.metadata.get(header.key("attention.causal")) is True
+    return BlockShape(size, mask_token, is_causal)
 
 
 def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:

@@ -1,12 +1,13 @@
-"""Texts with an EAGLE-3 head are the target's own: greedy and sampled, resident and paged, turn
-after turn, several at once, and from a saved state."""
+"""Texts with a head, EAGLE-3 or DFlash, are the target's own: greedy and sampled, resident and
+paged, turn after turn, several at once, and from a saved state."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,14 @@ from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from engine_cases import finish
-from gguf_files import borrowing, predictable_pair, tiny_eagle3, tiny_llama
+from gguf_files import (
+    borrowing,
+    predictable_pair,
+    repeating_pair,
+    tiny_dflash,
+    tiny_eagle3,
+    tiny_llama,
+)
 from paging_contract import load_paged
 from zoo_files import write_impostor
 
@@ -38,6 +46,9 @@ ALONE = EngineSettings(lookup=False)
 """The head guesses, and nothing else."""
 LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
 """It guesses in every round, whatever the clock says."""
+
+PAIRS = {"EAGLE-3": predictable_pair, "DFlash": repeating_pair}
+"""Targets and heads that know them."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +66,30 @@ class Files:
         )
 
 
-@pytest.fixture(scope="module", params=["knows the target", "borrows", "knows nothing"])
+@pytest.fixture(
+    scope="module",
+    params=product(("EAGLE-3", "DFlash"), ("knows the target", "borrows", "knows nothing")),
+    ids=" ".join,
+)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    folder = tmp_path_factory.mktemp("eagle3")
-    target, head = predictable_pair("Q8_0")
-    if request.param == "knows nothing":
-        target, head = tiny_llama(layers=4, tied=False), tiny_eagle3()
-    else:
+    folder = tmp_path_factory.mktemp("heads")
+    kind, what = request.param
+    target, head = predictable_pair("Q8_0") if kind == "EAGLE-3" else repeating_pair()
+    if what == "knows nothing":
+        target = tiny_llama(layers=4, tied=False)
+        head = tiny_eagle3() if kind == "EAGLE-3" else tiny_dflash()
+    elif kind == "EAGLE-3":
         head.tensors = predictable_pair("F32")[1].tensors
-    if request.param == "borrows":
+    if what == "borrows":
         head = borrowing(head, target, "token_embd.weight", "output.weight")
     return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Files:
+@pytest.fixture(scope="module", params=PAIRS)
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A head that knows its target."""
     folder = tmp_path_factory.mktemp("good")
-    target, head = predictable_pair()
+    target, head = PAIRS[request.param]()
     return Files(target.write(folder / "target.gguf"), head.write(folder / "head.gguf"))
 
 
@@ -178,28 +195,37 @@ def test_a_saved_state_brings_the_head_s_own(good: Files, tmp_path: Path) -> Non
 def test_what_a_head_costs_is_in_the_plan(good: Files) -> None:
     rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(good.settings()).rows}
     assert rows["target", "features (3 layers)"] > 0
-    assert rows["draft", "features of the text"] >= 4 * 64 * 128
+    of_text, of_block = (
+        rows.get(("draft", f"features {what}")) for what in ("of the text", "being read")
+    )
+    assert (of_text is None) != (of_block is None)
+    assert of_text is None or of_text >= 4 * 64 * 128
+    assert of_block is None or of_block >= 4 * 8 * 3 * 64
     alone = edgespec.plan(LoadSettings(model=good.target, memory_budget="4GiB"))
     assert not any("features" in row.what for row in alone.rows)
 
 
-def test_matrices_of_the_target_are_in_the_plan(good: Files, tmp_path: Path) -> None:
-    target, head = predictable_pair()
+@pytest.mark.parametrize("kind", PAIRS)
+def test_matrices_of_the_target_are_in_the_plan(kind: str, tmp_path: Path) -> None:
+    target, head = PAIRS[kind]()
     matrices = {"output.weight": "copy of the target's output"}
-    matrices["token_embd.weight"] = "rows of the target's embeddings"
+    if kind == "EAGLE-3":  # both are one matrix of the other target
+        matrices["token_embd.weight"] = "rows of the target's embeddings"
     for name, what in matrices.items():
-        path = borrowing(head, target, name).write(tmp_path / f"{name}.gguf")
-        settings = good.settings().model_copy(update={"draft": path})
+        names = (name,) if kind == "EAGLE-3" else ("token_embd.weight", name)
+        path = borrowing(head, target, *names).write(tmp_path / f"{name}.gguf")
+        settings = Files(target.write(tmp_path / "target.gguf"), path).settings()
         rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}
         assert rows["draft", what] >= 297 * 64 * 4
         assert not any(rows.get(("draft", other)) for other in set(matrices.values()) - {what})
 
 
-def test_a_head_that_borrows_saves_passes(good: Files, tmp_path: Path) -> None:
-    target, head = predictable_pair()
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_head_that_borrows_saves_passes(kind: str, tmp_path: Path) -> None:
+    target, head = PAIRS[kind]()
     borrows = borrowing(head, target, "token_embd.weight", "output.weight")
-    settings = replace(good, head=borrows.write(tmp_path / "head.gguf")).settings()
-    with edgespec.load(settings, LINE) as session:
+    files = Files(target.write(tmp_path / "target.gguf"), borrows.write(tmp_path / "head.gguf"))
+    with edgespec.load(files.settings(), LINE) as session:
         result = session.generate(PROMPT, SamplingParams(temperature=0), N_TOKENS)
     assert result.speculation.tokens_per_pass > 3
 
@@ -243,11 +269,11 @@ def test_llama_cpp_s_line_of_a_whole_draft_is_not_run_with_a_head(good: Files) -
         runtime.run_baseline("llama-linear", request)
 
 
-@pytest.mark.parametrize("architecture", ["dflash", "gemma4-assistant"])
 def test_other_kinds_of_heads_are_refused_by_name(
-    architecture: str, good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    architecture = "gemma4-assistant"
     path = write_impostor(tmp_path / "head.gguf", architecture)
     assert main(["generate", "-m", str(good.target), "-md", str(path), "-p", "Hello"]) == 3
     complaint = capsys.readouterr().err.splitlines()[-1]
-    assert architecture in complaint and "name an EAGLE-3 head" in complaint
+    assert architecture in complaint and "name an EAGLE-3 or DFlash head" in complaint

@@ -1,0 +1,169 @@
+"""The port on a DFlash head, which llama.cpp computes: guesses of several tokens in one pass.
+
+Its cache holds no token: each place is what the head makes of the target's hidden states there. It
+knows no target: whoever has features gives them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.ports import Progress
+from edgespec.ports.state import Read, Write
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
+from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.llama.sequences import HOME
+from edgespec_runtimes.gguf.model import GgufModel
+
+_N_KNOWN = struct.Struct("<I")
+
+
+class GgufBlockHead(GgufModel):
+    """Implements `edgespec.ports.features.GuessesBlocks`.
+
+    Features enter the cache when they are given; a token is read when it counts as a part of the
+    text. A pass sees what was read, and leaves nothing in the cache.
+    """
+
+    def __init__(
+        self,
+        *parts: Any,
+        head: HeadShape,
+        borrowed: BorrowedMatrices | None = None,
+        **settings: Any,
+    ) -> None:
+        """Opens as `GgufModel` does; from then on `borrowed` is its own."""
+        super().__init__(*parts, **settings)
+        assert head.block is not None
+        self._borrowed = borrowed
+        self.feature_layers: Sequence[int] = head.layers
+        self.block_guesses = head.block.size - 1
+        self._mask_token = head.block.mask_token
+        self._n_fused = len(head.layers) * head.n_values
+        self._n_read = 0
+        self._block_sequence = self._shape.n_seq - 1
+        """The spare sequence: a pass is over when anything else needs it."""
+        n_ctx = max(0, self.info.n_ctx - head.block.size)
+        self.info = replace(self.info, n_ctx=n_ctx, max_nodes=self.block_guesses)
+        lib.llama_set_causal_attn(self._context, head.block.is_causal)
+        self._rows = lib.llama_batch_ext_init(self._context)
+
+    @property
+    def _n_known(self) -> int:
+        """Tokens whose features are in the cache."""
+        return self._texts.all[HOME].n_committed
+
+    def committed_of(self, text: int) -> int:
+        return self._n_read
+
+    def take_features(self, position: int, rows: np.ndarray) -> None:
+        if position > self._n_known:
+            return  # a pass needs what is before them, too
+        self.drop_features(position)
+        rows = rows[: max(0, self.info.n_ctx - position)]
+        step = self._shape.largest_batch
+        with self._users.use():
+            for n in range(0, len(rows), step):
+                states = np.ascontiguousarray(rows[n : n + step], np.float32)
+                self._inject(states.reshape(len(states), self._n_fused))
+
+    def drop_features(self, n_tokens: int) -> None:
+        if n_tokens < self._n_known:
+            with self._users.use():
+                self._texts.truncate({HOME: n_tokens})
+            self._n_read = min(self._n_read, n_tokens)
+
+    def lacks_features(self, n_tokens: int) -> bool:
+        return n_tokens > self._n_known
+
+    def prefill(
+        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
+    ) -> None:
+        """Count `tokens` as read: their features say all about them."""
+        if self.lacks_features(self._n_read + len(tokens)):
+            raise UsageError("a head reads tokens whose features were given, and some were not")
+        self._n_read += len(tokens)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        """Logits after each of `nodes`, by its depth: one pass over the root and masks, whatever
+        the other tokens are."""
+        depths = tree.depth[list(nodes)]
+        if not len(depths) or depths.max() >= self.block_guesses:
+            raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")
+        tokens = [int(tree.token[ROOT]), *[self._mask_token] * self.block_guesses]
+        places = range(self._n_read, self._n_read + len(tokens))
+        with self._running(len(tokens)):
+            self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
+            try:
+                sequences = [[self._block_sequence]] * len(tokens)
+                if self._borrowed is not None:
+                    self._borrowed.fetch(tokens)
+                # the graph computes logits of all rows, so that all are asked for
+                self._decode(tokens, places, sequences, range(len(tokens)), {})
+            finally:
+                self._memory.remove(self._block_sequence, -1, -1)
+            logits: np.ndarray = self._logits(len(tokens))[1 + depths]
+            return logits
+
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+    ) -> None:
+        self.prefill(tree.token[list(path)].tolist())
+
+    def truncate(self, n_tokens: int, text: int = 0) -> None:
+        if n_tokens > self._n_read:
+            raise UsageError(f"{n_tokens} tokens are more than the {self._n_read} committed")
+        self._n_read = n_tokens
+
+    def write_state(self, hand_over: Write) -> None:
+        """Hand over what is in the cache, of tokens that are yet to be read, too."""
+        hand_over(memoryview(_N_KNOWN.pack(self._n_known)))
+        if self._n_known:
+            super().write_state(hand_over)
+
+    def read_state(self, n_tokens: int, read: Read) -> None:
+        self.drop_features(0)
+        first = bytearray(_N_KNOWN.size)
+        if read.size() != len(first):
+            raise StateError("the saved state of a head does not begin with its number of features")
+        read(memoryview(first))
+        (n_known,) = _N_KNOWN.unpack(first)
+        if not n_tokens <= n_known <= self.info.n_ctx:
+            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
+        if n_known:
+            super().read_state(n_known, read)
+        self._n_read = n_tokens
+
+    def _release(self) -> None:
+        lib.llama_batch_ext_free(self._rows)
+        super()._release()
+        if self._borrowed is not None:
+            self._borrowed.close()
+
+    def _inject(self, states: np.ndarray) -> None:
+        """Append keys and values made of `states` [tokens, values] to the cache."""
+        lib.llama_batch_ext_clear(self._rows)
+        for place, row in enumerate(states, self._n_known):
+            pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            index = lib.llama_batch_ext_add_embd(
+                self._rows, HOME, lib.llama_embd(pointer, 1, row.size)
+            )
+            if index < 0:
+                raise EdgespecError(f"llama.cpp refuses features of a head (code {index})")
+            # three equal positions are one for the graphs of targets that see images
+            places = (ctypes.c_int32 * 4)(place, place, place, 0)
+            lib.llama_batch_ext_set_pos(self._rows, index, places)
+        code = lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._rows)
+        if code:
+            self._memory.remove(HOME, self._n_known, -1)
+            raise EdgespecError(f"llama.cpp failed to read features (code {code})")
+        self._texts.all[HOME].extend(len(states))

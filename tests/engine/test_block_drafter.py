@@ -1,0 +1,219 @@
+"""Heads that guess blocks: one pass a round gives the guesses of all depths, the tree takes the
+most probable paths, and the text is the target's own whatever they guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+
+from edgespec.engine.drafting.block import BlockDrafter
+from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.engine import Engine
+from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.ports.features import GuessesBlocks
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import GenerationResult
+from engine_cases import assert_nothing_provisional, finish
+from fake_model import FakeModel, blend, fake_features, random_language
+
+N_VOCAB = 40
+TARGET = random_language(0, N_VOCAB, order=3)
+DRAFT = blend(TARGET, random_language(1, N_VOCAB), 0.2)
+PROMPT = [5, 9, 2, 30, 11, 7]
+EVERY_ROUND = EngineSettings(lookup=False, fallback="full", draft_max=12, step_aside=False)
+
+
+class FakeBlockHead(FakeModel):
+    """A draft that guesses its own greedy text, and asserts that it knows the features of what it
+    has read, and that they are its text's."""
+
+    feature_layers: Sequence[int] = (0, 0, 0)
+    block_guesses = 5
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(DRAFT, N_VOCAB, **settings)  # type: ignore[arg-type]
+        self.known: list[np.ndarray] = []
+
+    def take_features(self, position: int, rows: np.ndarray) -> None:
+        assert rows.shape[1:] == (3, 2), "three layers of two values"
+        if position <= len(self.known):
+            self.known[position:] = [row[0].copy() for row in rows]
+
+    def drop_features(self, n_tokens: int) -> None:
+        del self.known[n_tokens:]
+
+    def lacks_features(self, n_tokens: int) -> bool:
+        return n_tokens > len(self.known)
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        self._begin()
+        try:
+            self._run_hook()
+        finally:
+            self._is_running = False
+        for n, known in enumerate(self.known[: self.n_committed]):
+            assert np.array_equal(known, fake_features(self.committed[: n + 1]))
+        assert self.n_committed <= len(self.known)
+        text, rows = [*self.committed, int(tree.token[ROOT])], []
+        for _ in range(self.block_guesses):
+            rows.append(DRAFT(tuple(text)))
+            text.append(int(rows[-1].argmax()))
+        self.evaluations.append(len(nodes))
+        return np.stack(rows)[tree.depth[list(nodes)]]
+
+
+def run(
+    draft: FakeModel | None,
+    temperature: float = 0.0,
+    n_tokens: int = 60,
+    target: FakeModel | None = None,
+    settings: EngineSettings = EVERY_ROUND,
+    prompts: Sequence[Sequence[int]] = (PROMPT,),
+) -> list[GenerationResult]:
+    sampling = SamplingParams(temperature=temperature, seed=4)
+    with Engine(target or FakeModel(TARGET, N_VOCAB), draft, settings) as engine:
+        return [finish(engine.generate(prompt, sampling, n_tokens)) for prompt in prompts]
+
+
+def feed(head: FakeBlockHead, text: Sequence[int]) -> None:
+    """Give the head the features of a text."""
+    rows = np.stack([np.stack([fake_features(text[: n + 1])] * 3) for n in range(len(text))])
+    head.take_features(0, rows)
+
+
+@pytest.fixture
+def drafter() -> tuple[FakeBlockHead, BlockDrafter]:
+    head = FakeBlockHead()
+    assert isinstance(head, GuessesBlocks)
+    feed(head, PROMPT)
+    guesses = BlockDrafter(head, 4, 0.6, N_VOCAB, frozenset({3}))
+    guesses.catch_up(PROMPT)
+    return head, guesses
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("step_aside", [False, True])
+def test_the_text_is_the_target_s_own(temperature: float, lookup: bool, step_aside: bool) -> None:
+    settings = EngineSettings(lookup=lookup, step_aside=step_aside)
+    (with_head,) = run(FakeBlockHead(), temperature, settings=settings)
+    (alone,) = run(None, temperature)
+    assert with_head.tokens == alone.tokens
+
+
+def test_a_round_takes_one_pass_of_the_head() -> None:
+    head = FakeBlockHead()
+    (result,) = run(head)
+    assert result.speculation.accepted > 20
+    assert set(head.evaluations) == {head.block_guesses}
+    assert len(head.evaluations) <= result.speculation.rounds
+
+
+def test_the_tree_holds_the_most_probable_paths(
+    drafter: tuple[FakeBlockHead, BlockDrafter],
+) -> None:
+    """A path is as probable as the product of what was guessed at its depths (DDTree)."""
+    head, guesses = drafter
+    n_nodes = 14
+    grower, tree = TreeGrower([guesses]), TokenTree(8)
+    limits = Limits(n_nodes, n_nodes, 9)
+    pacer = BestFirstPacer()
+    assert grower.step(tree, grower.open_nodes(tree), pacer, limits)
+    assert len(head.evaluations) == 1 and not grower.open_nodes(tree)
+    said = [guesses.opinion(int(tree.key[node])) for node in range(2)]
+    assert said[0] != said[1]
+    at_depths = []
+    chosen = sorted(tree.cumulative[pacer.select(tree, limits)])[::-1]
+    for depth in range(head.block_guesses):
+        line = next(node for node in range(len(tree)) if tree.depth[node] == depth)
+        mixed = tree.confidence[tree.children(line)]
+        at_depths.append([*mixed])
+    products = [1.0]
+    for length in range(1, 1 + head.block_guesses):
+        products += [float(np.prod(path)) for path in product(*at_depths[:length])]
+    assert np.allclose(chosen, sorted(products)[::-1][:n_nodes])
+
+
+def test_what_others_hang_is_guessed_on_from_at_no_cost(
+    drafter: tuple[FakeBlockHead, BlockDrafter],
+) -> None:
+    head, guesses = drafter
+    tree, end = TokenTree(8), ROOT
+    for token in (4, 5, 3, 6, 7, 8):
+        end = tree.add(end, token, 0.9)
+    assert guesses.open_nodes(tree) == [ROOT] and not guesses.is_free
+    guesses.step(tree, [ROOT])
+    assert guesses.is_free
+    assert guesses.open_nodes(tree) == [1, 2, 4], "3 ends a text, and the block has five places"
+    guesses.step(tree, [1, 2, 4])
+    assert len(head.evaluations) == 1 and guesses.open_nodes(tree) == []
+
+
+def test_what_follows_an_accepted_path_is_guessed_anew(
+    drafter: tuple[FakeBlockHead, BlockDrafter],
+) -> None:
+    head, guesses = drafter
+    tree = TokenTree(8)
+    node = tree.add(ROOT, 4, 0.9)
+    root = tree.add(node, 5, 0.9)
+    guesses.step(tree, [ROOT])
+    feed(head, [*PROMPT, 8, 4])
+    guesses.follow(tree, [ROOT, node], root)
+    assert head.committed == (*PROMPT, 8, 4)
+    assert guesses.opinion(int(tree.key[root])) is None
+    assert guesses.open_nodes(tree.reroot(root)) == [ROOT] and not guesses.is_free
+
+
+def test_a_rehearsal_is_one_block_and_reads_the_text(
+    drafter: tuple[FakeBlockHead, BlockDrafter],
+) -> None:
+    head, guesses = drafter
+    text = [*PROMPT, *range(20, 30)]
+    feed(head, text)
+    said = guesses.rehearse(text, 9)
+    assert [token for _, token in said] == text[-5:]
+    assert head.evaluations == [5] and head.committed == tuple(text)
+    assert not guesses.is_free and guesses.rehearse(text, 1) == []
+
+
+@pytest.mark.parametrize("n_ctx", [1, 7, 20])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_no_limit_of_the_head_changes_a_token(temperature: float, n_ctx: int) -> None:
+    head, target = FakeBlockHead(n_ctx=n_ctx), FakeModel(TARGET, N_VOCAB, n_ctx=50)
+    (with_head,) = run(head, temperature, 25, target)
+    assert with_head.tokens == run(None, temperature, 25)[0].tokens
+    assert_nothing_provisional(target, head)
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 4])
+def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
+    def fail(model: FakeModel) -> None:
+        if len(model.evaluations) == n_steps:
+            raise RuntimeError("the head broke")
+
+    head, target = FakeBlockHead(hook=fail), FakeModel(TARGET, N_VOCAB)
+    with Engine(target, head, EVERY_ROUND) as engine:
+        with pytest.raises(RuntimeError, match="the head broke"):
+            list(engine.generate(PROMPT, SamplingParams(), 60))
+        head.hook = None
+        tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 60)]
+    assert tuple(tokens) == run(None)[0].tokens
+
+
+def test_turns_that_share_a_beginning_read_the_rest_alone() -> None:
+    prompts = [PROMPT, [*PROMPT[:4], 17, 3, 8, 12], [*PROMPT[:4], 17, 3, 1], [4], PROMPT[:2]]
+    results = run(FakeBlockHead(), n_tokens=20, prompts=prompts)
+    alone = run(None, n_tokens=20, prompts=prompts)
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
+    assert all(result.speculation.accepted > 5 for result in results)
+
+
+def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
+    with pytest.raises(UsageError, match="fake is a head"):
+        run(FakeBlockHead(), settings=EngineSettings(acceptance="rejection"))

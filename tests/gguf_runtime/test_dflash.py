@@ -1,0 +1,335 @@
+"""DFlash heads as llama.cpp converts them: what they guess is what llama.cpp's own driver reads
+from the same graph, whatever was read, shortened and kept before."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+
+from edgespec.cli.entry import main
+from edgespec.errors import ModelError, StateError, UsageError
+from edgespec.ports.features import GuessesBlocks, WantsFeatures
+from edgespec.runtimes import ModelRequest
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.block_head import GgufBlockHead
+from edgespec_runtimes.gguf.options import GgufOptions
+from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
+from state_contract import Pieces, pieces_of
+
+TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
+N_VALUES = 64
+ROOT_TOKEN = 40
+
+
+def states_of(tokens: Sequence[int]) -> np.ndarray:
+    """Hidden states of a target that does not exist: [tokens, 3, values]."""
+    table = np.random.default_rng(3).standard_normal((297, 3, N_VALUES)).astype(np.float32)
+    return table[list(tokens)]
+
+
+class OwnDriver:
+    """A head driven as llama.cpp's common/speculative.cpp drives `draft-dflash`."""
+
+    def __init__(self, path: Path, block_size: int = 8, is_causal: bool = False) -> None:
+        params = lib.llama_model_default_params()
+        params.use_mmap = False
+        self._model = lib.llama_model_load_from_file(str(path).encode(), params)
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = 256, 64, 64
+        settings.n_outputs_max = 64
+        settings.n_threads = settings.n_threads_batch = 1
+        settings.flash_attn_type, settings.kv_unified, settings.swa_full = 1, True, True
+        self._context = lib.llama_init_from_model(self._model, settings)
+        self._size = block_size
+        lib.llama_set_causal_attn(self._context, is_causal)
+
+    def close(self) -> None:
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
+
+    def block(self, states: np.ndarray) -> np.ndarray:
+        """Logits of the masks after a text with these `states` and a root: [masks, tokens]."""
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        batch = lib.llama_batch_ext_init(self._context)
+        for place, row in enumerate(states):
+            values = np.ascontiguousarray(row.ravel())
+            pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            index = lib.llama_batch_ext_add_embd(batch, 0, lib.llama_embd(pointer, 1, values.size))
+            self._place(batch, index, place)
+        if len(states):
+            assert not lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, batch)
+        lib.llama_batch_ext_clear(batch)
+        for n in range(self._size):
+            index = lib.llama_batch_ext_add_token(batch, 0, ROOT_TOKEN if not n else 296)
+            self._place(batch, index, len(states) + n)
+            lib.llama_batch_ext_set_output_logits(batch, index, True)
+        assert not lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, batch)
+        lib.llama_batch_ext_free(batch)
+        rows = [lib.llama_get_logits_ith(self._context, n)[:297] for n in range(1, self._size)]
+        return np.array(rows, np.float32)
+
+    def _place(self, batch: int, index: int, place: int) -> None:
+        assert index >= 0
+        lib.llama_batch_ext_set_pos(batch, index, (ctypes.c_int32 * 4)(place, place, place, 0))
+
+
+def causal(model: Gguf) -> Gguf:
+    model.metadata["dflash.attention.causal"] = (BOOL, True)
+    return model
+
+
+def sliding(model: Gguf) -> Gguf:
+    model.metadata |= {
+        "dflash.attention.sliding_window": (U32, 6),
+        "dflash.attention.sliding_window_pattern": (ARRAY, BOOL, [True, False]),
+    }
+    return model
+
+
+KINDS = {
+    "plain": tiny_dflash(),
+    "some tokens": tiny_dflash(n_draft_vocab=64),
+    "causal": causal(tiny_dflash()),
+    "sliding windows": sliding(tiny_dflash()),
+    "one output and embeddings": Gguf(
+        tiny_dflash().metadata, [t for t in tiny_dflash().tensors if t.name != "output.weight"]
+    ),
+    "two layers of the target": tiny_dflash(layers=(2, 3)),
+}
+
+
+def open_head(path: Path, owner: str = "draft", target: Path | None = None) -> GgufBlockHead:
+    request = ModelRequest(
+        path=path,
+        owner=owner,
+        ctx_size=64,
+        max_nodes=9,
+        max_branches=5,
+        n_threads=1,
+        options=GgufOptions(flash_attn="on"),
+        target=target,
+    )
+    with closing(runtime.prepare(request)) as prepared:
+        assert isinstance(prepared, WantsFeatures)
+        model = prepared.load(None)
+        assert isinstance(model, GgufBlockHead) and isinstance(model, GuessesBlocks)
+        return model
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[GgufBlockHead]:
+    with closing(open_head(tiny_dflash().write(tmp_path / "head.gguf"))) as head:
+        yield head
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDriver]:
+    path = tiny_dflash().write(tmp_path_factory.mktemp("driver") / "head.gguf")
+    with closing(OwnDriver(path)) as driver:
+        yield driver
+
+
+def read(head: GgufBlockHead, text: Sequence[int], n_layers: int = 3) -> None:
+    """Give the head a text with its features, from the beginning."""
+    head.truncate(0)
+    head.take_features(0, states_of(text)[:, :n_layers])
+    head.prefill(text)
+
+
+def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:
+    """Its guesses at all depths."""
+    line = TokenTree(root_token, head.block_guesses)
+    for node in range(head.block_guesses - 1):
+        line.add(node, 1, 1.0)
+    return head.evaluate(line, range(head.block_guesses))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_of_all_depths_are_those_of_llama_cpp_s_driver(kind: str, tmp_path: Path) -> None:
+    path = KINDS[kind].write(tmp_path / "head.gguf")
+    n_layers = 2 if kind.startswith("two") else 3
+    with closing(open_head(path)) as head, closing(OwnDriver(path, 8, kind == "causal")) as driver:
+        for text in (TEXT, TEXT[:3]):
+            head.drop_features(0)
+            read(head, text, n_layers)
+            expected = driver.block(states_of(text)[:, :n_layers])
+            assert np.array_equal(block(head), expected)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "names", [("output.weight",), ("token_embd.weight", "output.weight")], ids=["output", "both"]
+)
+def test_matrices_that_a_head_has_not_are_its_target_s(
+    names: tuple[str, ...], tied: bool, tmp_path: Path
+) -> None:
+    target, whole = tiny_llama(layers=4, tied=tied, kind="F32"), tiny_dflash()
+    path = borrowing(whole, target, *names).write(tmp_path / "head.gguf")
+    if names == ("output.weight",):  # llama.cpp takes the head's own embeddings for both
+        whole.tensor("output.weight").data = whole.tensor("token_embd.weight").data
+    lender = target.write(tmp_path / "target.gguf")
+    reference = whole.write(tmp_path / "whole.gguf")
+    with closing(open_head(path, target=lender)) as head, closing(OwnDriver(reference)) as driver:
+        for text in (TEXT, TEXT[:4]):
+            head.drop_features(0)
+            read(head, text)
+            assert np.array_equal(block(head), driver.block(states_of(text)))
+
+
+def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None:
+    read(head, TEXT)
+    tree = TokenTree(ROOT_TOKEN)
+    left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
+    below = tree.add(right, 42, 0.3)
+    logits = head.evaluate(tree, [ROOT, left, right, below])
+    assert np.array_equal(logits, block(head)[[0, 1, 1, 2]])
+
+
+def test_nothing_is_guessed_beyond_the_block(head: GgufBlockHead) -> None:
+    read(head, TEXT)
+    line = TokenTree(ROOT_TOKEN)
+    for node in range(head.block_guesses):
+        line.add(node, 1, 1.0)
+    with pytest.raises(UsageError, match="1 to 7 tokens"):
+        head.evaluate(line, [head.block_guesses])
+
+
+def test_a_pass_leaves_nothing_and_sees_nothing_that_was_not_read(
+    head: GgufBlockHead, driver: OwnDriver
+) -> None:
+    """Features of what follows may be known already."""
+    head.take_features(0, states_of(TEXT))
+    head.prefill(TEXT[:4])
+    for _ in range(2):
+        assert np.array_equal(block(head), driver.block(states_of(TEXT[:4])))
+    head.prefill(TEXT[4:])
+    assert np.array_equal(block(head), driver.block(states_of(TEXT)))
+    head.truncate(2)
+    assert np.array_equal(block(head), driver.block(states_of(TEXT[:2])))
+
+
+def test_a_shortened_text_is_continued(head: GgufBlockHead, driver: OwnDriver) -> None:
+    read(head, (*TEXT[:4], 1, 2, 3))
+    block(head)
+    head.drop_features(4)
+    assert head.n_committed == 4 and not head.lacks_features(4) and head.lacks_features(5)
+    head.take_features(4, states_of(TEXT[4:]))
+    head.prefill(TEXT[4:])
+    assert np.array_equal(block(head), driver.block(states_of(TEXT)))
+
+
+def test_features_with_a_gap_before_them_serve_no_text(head: GgufBlockHead) -> None:
+    head.take_features(3, states_of(TEXT[3:]))
+    assert head.lacks_features(1)
+    with pytest.raises(UsageError, match="some were not"):
+        head.prefill(TEXT)
+    assert head.n_committed == 0
+
+
+def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
+    head: GgufBlockHead, driver: OwnDriver
+) -> None:
+    text = [7 + n for n in range(64)]
+    assert head.info.n_ctx == 56
+    head.take_features(0, states_of(text))
+    head.prefill(text[:56])
+    assert head.lacks_features(57)
+    assert np.array_equal(block(head), driver.block(states_of(text[:56])))
+
+
+@pytest.mark.parametrize("n_read", [0, 4, len(TEXT)])
+def test_a_saved_state_goes_on_as_if_it_had_been_read(head: GgufBlockHead, n_read: int) -> None:
+    head.take_features(0, states_of(TEXT))
+    head.prefill(TEXT[:n_read])
+    before = block(head)
+    pieces = pieces_of(head)
+    read(head, TEXT[::-1])
+    head.read_state(n_read, Pieces(pieces))
+    assert head.n_committed == n_read and not head.lacks_features(len(TEXT))
+    assert np.array_equal(block(head), before)
+
+
+def test_what_is_no_state_is_refused(head: GgufBlockHead) -> None:
+    read(head, TEXT)
+    with pytest.raises(StateError):
+        head.read_state(len(TEXT), Pieces([b"much too short"]))
+    assert head.n_committed == 0 and head.lacks_features(1)
+
+
+def test_models_show_describes_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_dflash().write(tmp_path / "head.gguf")
+    assert main(["models", "show", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["architecture"] == "dflash" and shown["layers"] == 2
+
+
+def test_a_head_is_no_target(tmp_path: Path) -> None:
+    path = tiny_dflash().write(tmp_path / "head.gguf")
+    with pytest.raises(ModelError, match="name the model that it was trained for with -m"):
+        open_head(path, owner="target")
+
+
+def changed(**values: tuple | None) -> Gguf:
+    """A head with other metadata; None is none."""
+    model = tiny_dflash()
+    for name, value in values.items():
+        key = f"tokenizer.ggml.{name}" if name.startswith("mask") else f"dflash.{name}"
+        model.metadata.pop(key, None)
+        if value is not None:
+            model.metadata[key] = value
+    return model
+
+
+def with_tensor(name: str) -> Gguf:
+    model = tiny_dflash()
+    model.tensors.append(replace(model.tensor("fc.weight"), name=name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (with_tensor("selector_hidden.weight"), "DFlash2.* name a plain DFlash"),
+        (with_tensor("markov_w1.weight"), "DSpark.* name a plain DFlash"),
+        (changed(mask_token_id=None), "no mask token"),
+        (changed(mask_token_id=(U32, 297)), "token 297 of 297"),
+        (changed(block_size=(U32, 1)), "blocks have 1 tokens"),
+        (changed(target_layers=None), "names no target_layers"),
+        (changed(target_layers=(ARRAY, I32, [])), "names no target_layers"),
+        (changed(**{"attention.value_length": (U32, 16)}), "keys have 32 values"),
+        (changed(**{"attention.head_count": (ARRAY, U32, [2, 4])}), "different numbers of heads"),
+        (borrowing(tiny_dflash(), tiny_llama(), "token_embd.weight"), "takes its target's"),
+    ],
+)
+def test_what_a_head_needs_and_has_not_is_refused_by_name(
+    model: Gguf, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        open_head(model.write(tmp_path / "head.gguf"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (tiny_dflash(layers=(1, 2, 4)), "layers 1, 2, 4 of 1 to 3"),
+        (tiny_dflash(embedding=32), "64 values and the head reads 32"),
+    ],
+)
+def test_the_head_of_another_model_is_refused(
+    head: Gguf, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_llama(layers=4).write(tmp_path / "target.gguf")
+    path = head.write(tmp_path / "head.gguf")
+    assert main(["generate", "-m", str(target), "-md", str(path), "-p", "Hello"]) == 3
+    assert re.search(said, capsys.readouterr().err.splitlines()[-1])
