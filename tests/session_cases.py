@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.session.loading import POOL
 from edgespec.session.session import LoadedModels, Session
 from fake_model import FakeModel
 
@@ -23,8 +24,9 @@ PLAN = MemoryPlan(
 )
 
 
-def open_session(target: FakeModel, draft: FakeModel | None = None) -> Session:
-    plan = replace(PLAN, n_parallel=target.info.n_texts)
+def open_session(target: FakeModel, draft: FakeModel | None = None, pool_bytes: int = 0) -> Session:
+    rows = (MemoryRow("process", POOL, pool_bytes),) if pool_bytes else ()
+    plan = replace(PLAN, n_parallel=target.info.n_texts, rows=rows)
     models = LoadedModels(target, draft, plan, {"total": LOAD_S})
     return Session(models, EngineSettings(step_aside=False))
 

@@ -5,6 +5,7 @@ Knows requests and threads; the files' owners open and close them.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.service import Completions
 from edgespec.concurrency.owning import POLL_S
+from edgespec.concurrency.queueing import BytePool
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 from edgespec.memory import heap
 
@@ -62,15 +64,18 @@ class BatchRun:
         cancel: Callable[[], None],
         past: Past,
         n_at_once: int = 1,
+        pool_bytes: int = 0,
     ) -> None:
         """`lines` come from `numbered_lines`, None for one that is too long. `write` appends a line
-        to the output, and `cancel` ends all generations of the session soon."""
+        to the output, and `cancel` ends all generations of the session soon. Requests at once take
+        up to `pool_bytes` for grammars and large answers; 0: as many as they like."""
         self._completions = completions
         self._lines = lines
         self._write_line = write
         self._cancel = cancel
         self._past = past
         self._n_at_once = n_at_once
+        self._pool = BytePool(pool_bytes or sys.maxsize)
         self._seen = KeySet()
         self._reading = threading.Lock()
         self._at_input: list[threading.Thread] = []
@@ -196,13 +201,12 @@ class BatchRun:
         try:
             with self._preparing:
                 completion = self._start(request)
-            with completion:
-                if self.is_stopping:  # `cancel` may have come before it began
-                    raise Cancelled("the batch was stopped")
+            with self._pool.reserved(completion.pool_bytes, self._check_going), completion:
+                self._check_going()  # `cancel` may have come before it began
                 body = completion.whole()
-            if completion.is_cut:
-                raise Cancelled("the batch was stopped")
-            return 200, answer_line(request.custom_id, 200, body)
+                if completion.is_cut:
+                    raise Cancelled("the batch was stopped")
+                return 200, answer_line(request.custom_id, 200, body)
         except (Cancelled, SessionClosed):
             raise
         except Exception as error:  # noqa: BLE001 - the request's own, others go on
@@ -210,6 +214,10 @@ class BatchRun:
             return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
         finally:
             heap.return_free_memory()
+
+    def _check_going(self) -> None:
+        if self.is_stopping:
+            raise Cancelled("the batch was stopped")
 
     def _start(self, request: BatchRequest) -> Completion:
         parsed = request.parse()

@@ -42,6 +42,8 @@ class Delivery:
     """Most characters of several choices that are kept whole, together."""
     n_at_once: Callable[[], int] = one
     """Generations that the request may have under way, asked whenever one begins."""
+    pool_bytes: int = 0
+    """Memory that the request takes, from its turn to its answer, of what all requests share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Completion(Closeable):
     def __init__(self, sources: Sequence[ChoiceSource], delivery: Delivery) -> None:
         """Starts the first generation, and raises what that raises."""
         self._delivery = delivery
+        self.pool_bytes = delivery.pool_bytes
         self._piece_of = delivery.piece_of
         self._waiting = deque(sources[1:])
         """Generations that have not begun."""

@@ -37,6 +37,7 @@ from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.grammar.specification import (
+    GRAMMAR_BYTES,
     Grammar,
     json_schema,
     lark_grammar,
@@ -86,6 +87,10 @@ class _Prompt:
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
+def _not_counted(n_tokens: int, n_others: int | None, echoed: int) -> int:
+    return 0
+
+
 class Completions:
     """Answers under the name of one model."""
 
@@ -100,13 +105,15 @@ class Completions:
         most_characters: int | None = None,
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
+        answer_bytes: Callable[[int, int | None, int], int] = _not_counted,
     ) -> None:
         """`sampling` is what a request leaves open, by the names of `SamplingParams`.
 
         Answers that are kept whole have at most `most_logged_tokens(n)` tokens with `n` log
         probabilities beside each token's own, and several choices `most_characters` together;
         without these there is no limit. `on_result` hears of each generation that ends. A request
-        has up to `n_at_once()` generations under way.
+        has up to `n_at_once()` generations under way. `answer_bytes` are those of a large answer,
+        from its tokens, the log probabilities beside each token's own, and its prompts' characters.
         """
         self._session = session
         self.model = model or session.target.name
@@ -117,6 +124,7 @@ class Completions:
         self._most_characters = most_characters
         self._on_result = on_result
         self._n_at_once = n_at_once
+        self._answer_bytes = answer_bytes
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -138,11 +146,12 @@ class Completions:
             raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
+        kept_bytes = 0
         if tools or not request.stream:  # text that may be a call is held back
-            self._check_logprobs(request, [tokens])
+            kept_bytes = self._kept_bytes(request, [tokens])
         return ChatCompletion(
             self._sources(request, [tokens], progress, grammar),
-            self._delivery(request, "chat.completion", "chatcmpl"),
+            self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
             lambda: MessageWriter(prompt, bool(tools)),
         )
 
@@ -156,11 +165,10 @@ class Completions:
             for prompt, param in zip(request.prompt, params, strict=True)
         ]
         grammar = grammar_of(request.response_format)
-        if not request.stream:
-            self._check_logprobs(request, prompts)
+        kept_bytes = 0 if request.stream else self._kept_bytes(request, prompts)
         return TextCompletion(
             self._sources(request, prompts, progress, grammar),
-            self._delivery(request, "text_completion", "cmpl"),
+            self._delivery(request, "text_completion", "cmpl", grammar, kept_bytes),
         )
 
     def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
@@ -237,14 +245,21 @@ class Completions:
             fields["logit_bias"] = dict(fields.get("logit_bias", {})) | forbidden
         return SamplingParams(**fields)
 
-    def _check_logprobs(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> None:
-        """Raise RequestError where an answer that is kept whole may become too large."""
+    def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
+        """Memory of an answer that is kept whole. Raises RequestError where it may become too
+        large."""
         n_others, limit = request.n_logprobs, request.limit
-        if self._most_logged_tokens is None or n_others is None:
-            return
         copies = 1 if request.stream else request.copies
+        if copies * len(prompts) == 1 and n_others is None:
+            return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
-        most = self._most_logged_tokens(n_others)
+        if self._most_logged_tokens is not None and n_others is not None:
+            self._check_logprobs(n_tokens, n_others, self._most_logged_tokens(n_others))
+        echoed = copies * sum(len(prompt.echo) for prompt in prompts)
+        return self._answer_bytes(n_tokens, n_others, echoed)
+
+    @staticmethod
+    def _check_logprobs(n_tokens: int, n_others: int, most: int) -> None:
         if n_tokens > most:
             raise RequestError(
                 f"an answer of {n_tokens:,} tokens with {n_others} log probabilities beside each "
@@ -252,10 +267,17 @@ class Completions:
                 "logprobs",
             )
 
-    def _delivery(self, request: CommonRequest, kind: Any, prefix: str) -> Delivery:
+    def _delivery(
+        self,
+        request: CommonRequest,
+        kind: Any,
+        prefix: str,
+        grammar: Grammar | None,
+        kept_bytes: int,
+    ) -> Delivery:
         identity = f"{prefix}-{secrets.token_hex(12)}"
         # tokens with log probabilities are large, and would wait for their turn in a stream
-        is_one = request.stream and request.n_logprobs is not None
+        is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Delivery(
             Envelope(kind, identity, int(self._clock()), self.model),
             self._session.piece,
@@ -263,6 +285,7 @@ class Completions:
             self._on_result,
             self._most_characters,
             one if is_one else self._n_at_once,
+            kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
         )
 
 

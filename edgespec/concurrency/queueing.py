@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they asked for it.
+"""A lock and a pool of bytes that threads get in the order in which they asked for them.
 
 Python's own lock goes to whoever comes first, most often the thread that has just released it.
 """
@@ -6,6 +6,8 @@ Python's own lock goes to whoever comes first, most often the thread that has ju
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edgespec.concurrency.owning import POLL_S
 
@@ -34,3 +36,38 @@ class FairLock:
         with self._change:
             self._line.pop(0)
             self._change.notify_all()
+
+
+class BytePool:
+    """Bytes that threads reserve, each of them at most once at a time."""
+
+    def __init__(self, n_bytes: int) -> None:
+        """None may ask for more than `n_bytes`."""
+        self._free_bytes = n_bytes
+        self._line: list[object] = []
+        self._change = threading.Condition()
+
+    @contextmanager
+    def reserved(self, n_bytes: int, check: Callable[[], None]) -> Iterator[None]:
+        """Wait for the bytes, and keep them. `check` is called now and then, and may raise."""
+        if n_bytes:
+            self._reserve(n_bytes, check)
+        try:
+            yield
+        finally:
+            with self._change:
+                self._free_bytes += n_bytes
+                self._change.notify_all()
+
+    def _reserve(self, n_bytes: int, check: Callable[[], None]) -> None:
+        mine = object()
+        with self._change:
+            self._line.append(mine)
+            try:
+                while self._line[0] is not mine or n_bytes > self._free_bytes:
+                    check()
+                    self._change.wait(POLL_S)
+                self._free_bytes -= n_bytes
+            finally:
+                self._line.remove(mine)
+                self._change.notify_all()

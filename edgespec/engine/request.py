@@ -56,6 +56,11 @@ class ActiveRequest:
         self.held = self.shift.left(held, len(self.prompt))
         self.tally.dropped_tokens += len(held) - len(self.held)
 
+    def forget_grammar(self) -> None:
+        """Free what the grammar takes: the text has ended."""
+        self.terms = replace(self.terms, constraint=None)
+        self.sampler.forget_constraint()
+
     def check_cancelled(self) -> None:
         """Raise Cancelled if the request was cancelled."""
         if self.cancelled.is_set():

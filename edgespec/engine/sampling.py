@@ -97,6 +97,10 @@ class Sampler:
         """
         return float(self._coin.random())
 
+    def forget_constraint(self) -> None:
+        """Free the constraint of a text that has ended."""
+        self._constraint = None
+
     def forced(self, most: int) -> list[int]:
         """Tokens that must come next, whatever the logits say; none without a constraint."""
         if self._constraint is None or most < 1:

@@ -37,21 +37,32 @@ class Turn:
     """Tokens to come; None before the turn has begun."""
     thread: int | None = None
     """Identifier of the thread that advanced it last, and that has the turn between two tokens."""
+    has_place: bool = False
+    """True from the moment at which it may begin."""
     is_over: bool = False
     is_dropped: bool = False
     """True if nobody refers to its generation any more: the next in line closes it."""
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.request is not None and self.request.terms.constraint is not None
 
 
 class SharedEngine(Closeable):
     """Lets as many requests have the engine as it has texts, in the order of their first tokens.
 
-    A request has a text until it ends, between its tokens, too. Later ones wait; a thread that
-    would wait for itself gets a UsageError.
+    A request has a text until it ends, between its tokens, too. Later ones wait; where memory for
+    grammars is lacking, those without pass by. A thread that would wait for itself gets a
+    UsageError.
     """
 
-    def __init__(self, engine: Engine, release: Callable[[], None]) -> None:
-        """`release` frees the models, which are the caller's until `close`."""
+    def __init__(
+        self, engine: Engine, release: Callable[[], None], n_grammars: int | None = None
+    ) -> None:
+        """`release` frees the models, which are the caller's until `close`; requests with grammars
+        run `n_grammars` at a time."""
         self._engine = engine
+        self._n_grammars = engine.n_texts if n_grammars is None else n_grammars
         self._release_models = release
         self._users = Users("the session", SessionClosed)
         self._line: list[Turn] = []
@@ -65,7 +76,7 @@ class SharedEngine(Closeable):
     @property
     def n_waiting(self) -> int:
         """Turns in line for which there is no place yet."""
-        return max(0, len(self._line) - self._engine.n_texts)
+        return sum(not turn.has_place for turn in self._line)
 
     def use(self) -> AbstractContextManager[None]:
         """Context manager for a use of the models outside a turn. Raises SessionClosed."""
@@ -111,7 +122,7 @@ class SharedEngine(Closeable):
         wait for itself if it waited for another thread's generation."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
-        running = [turn.thread for turn in self._line[: self._engine.n_texts]]
+        running = [turn.thread for turn in self._line if turn.has_place]
         if running.count(threading.get_ident()) == self._engine.n_texts:
             raise UsageError(_UNDER_WAY)
 
@@ -139,6 +150,8 @@ class SharedEngine(Closeable):
                     turn.events.close()
             finally:
                 turn.is_over = True
+                if turn.request is not None:
+                    turn.request.forget_grammar()
                 with self._change:
                     if turn in self._line:
                         self._line.remove(turn)
@@ -168,29 +181,47 @@ class SharedEngine(Closeable):
                 if turn not in self._line:
                     self._line.append(turn)
                 while not self._may_begin(turn):
-                    ahead = self._line[: self._line.index(turn)]
-                    dropped = next((other for other in ahead if other.is_dropped), None)
+                    dropped = next((other for other in self._line if other.is_dropped), None)
                     if dropped is not None:
                         self._drop(dropped)
-                    elif ahead and all(other.thread == turn.thread for other in ahead):
+                    elif self._waits_for_itself(turn):
                         raise UsageError(_UNDER_WAY)
                     else:
                         self._check_waiting(turn)
                         self._change.wait(POLL_S)
+                turn.has_place = True
             except BaseException:
                 if turn.events is None and turn in self._line:
+                    turn.has_place = False
                     self._line.remove(turn)
                     self._change.notify_all()
                 raise
 
     def _may_begin(self, turn: Turn) -> bool:
-        """True if it runs already, or if there is a place for it."""
-        ahead = self._line[: self._line.index(turn)]
-        if turn.events is not None or not ahead:
+        """True if it runs already, or if there is a place for it that nobody before it takes."""
+        if turn.has_place:
             return True
-        if turn.request is None or any(other.request is None for other in ahead):
-            return False
-        return len(ahead) < self._engine.n_texts and self._engine.has_place_for(turn.request)
+        going = [other for other in self._line if other.has_place]
+        n_places = self._engine.n_texts - len(going)
+        n_grammars = self._n_grammars - sum(other.has_grammar for other in going)
+        for other in self._line:
+            if other.request is None:
+                return turn is self._line[0]
+            fits = n_places > 0 and n_grammars >= other.has_grammar
+            if other is turn:
+                return fits and self._engine.has_place_for(other.request)
+            if fits and not other.has_place:
+                n_places -= 1
+                n_grammars -= other.has_grammar
+        return False
+
+    def _waits_for_itself(self, turn: Turn) -> bool:
+        """True if this thread has every place for which the turn could wait."""
+        going = [other for other in self._line if other.has_place]
+        holders = [other for other in going if other.has_grammar]
+        if not turn.has_grammar or len(holders) < self._n_grammars:
+            holders = going
+        return bool(holders) and all(other.thread == turn.thread for other in holders)
 
     def _drop(self, turn: Turn) -> None:
         """Remove a turn whose generation nobody refers to any more."""

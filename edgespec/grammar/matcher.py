@@ -6,6 +6,8 @@ Knows a vocabulary and no model; the sampler calls it before every token of the 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 import llguidance
@@ -48,7 +50,15 @@ class GrammarCompiler:
         )
 
     def start(self, grammar: Grammar) -> GrammarState:
-        """The grammar before its first token. Raises GrammarError for an invalid one."""
+        """The grammar before its first token. Raises GrammarError for an invalid one.
+
+        It takes no memory until it is used: what waits in line holds no compiled grammar.
+        """
+        self._matcher(grammar)
+        compile_it = partial(self._matcher, grammar)
+        return GrammarState(grammar, compile_it, self._n_logits, self._eog_tokens)
+
+    def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
             compiled = _compiled(grammar)
             matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
@@ -56,7 +66,7 @@ class GrammarCompiler:
             raise GrammarError(f"the {grammar.kind} is wrong: {_line(str(error))}") from error
         if matcher.is_error():
             raise GrammarError(f"the {grammar.kind} is wrong: {_line(matcher.get_error())}")
-        return GrammarState(grammar, matcher, self._n_logits, self._eog_tokens)
+        return matcher
 
 
 class GrammarState:
@@ -65,15 +75,19 @@ class GrammarState:
     def __init__(
         self,
         grammar: Grammar,
-        matcher: llguidance.LLMatcher,
+        compile_it: Callable[[], llguidance.LLMatcher],
         n_logits: int,
         eog_tokens: frozenset[int],
     ) -> None:
         self._grammar = grammar
-        self._matcher = matcher
+        self._compile = compile_it
         self._n_logits = n_logits
         self._eog_tokens = eog_tokens
         self._mask = bitmasks.allocate_token_bitmask(1, n_logits)
+
+    @cached_property
+    def _matcher(self) -> llguidance.LLMatcher:
+        return self._compile()
 
     def allowed(self) -> np.ndarray:
         """Mask of the tokens that may come next, bool [n_logits].

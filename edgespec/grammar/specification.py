@@ -23,10 +23,10 @@ MOST_CHARACTERS = 16 << 10
 """Most characters of a grammar; compiling takes up to 400 bytes for each."""
 LIBRARY_BYTES = 8 << 20
 BYTES_PER_TOKEN = 400
+"""Memory of the library and of a token of the vocabulary, rounded up from measured values: 7 MiB,
+and 200 bytes (besides the pieces that Python keeps) with a vocabulary of 150,000."""
 GRAMMAR_BYTES = 8 << 20
-"""Memory of the library, of a token of the vocabulary and of a grammar, rounded up from measured
-values: 7 MiB, 200 bytes (besides the pieces that Python keeps) with a vocabulary of 150,000, and
-for the largest grammar 6 MiB to compile, 8 to follow."""
+"""Memory of a grammar at work: the largest takes 6 MiB to compile and 8 to follow."""
 _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -78,9 +78,9 @@ def lark_grammar(source: str) -> Grammar:
     return Grammar("grammar", source)
 
 
-def bytes_needed(n_vocab: int, n_grammars: int = 1) -> int:
-    """Memory of the process that structured answers take, with so many grammars at once."""
-    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab + n_grammars * GRAMMAR_BYTES
+def library_bytes(n_vocab: int) -> int:
+    """Memory of the process that structured answers take besides the grammars at work."""
+    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab
 
 
 def check_installed() -> None:

@@ -166,12 +166,13 @@ class Service:
             async with _while_connected(request):
                 # an invalid request is refused now, not after the texts of others
                 parsed, completion = await self._prepared(body, kind, start)
-                if self._queue.is_busy:
+                turn = self._queue.turn(client, completion.pool_bytes)
+                if self._queue.is_busy(completion.pool_bytes):
                     completion.close()  # a request in line keeps its body alone
-                    await stack.enter_async_context(self._queue.turn(client))
+                    await stack.enter_async_context(turn)
                     parsed, completion = await self._prepared(body, kind, start)
                 else:
-                    await stack.enter_async_context(self._queue.turn(client))
+                    await stack.enter_async_context(turn)
                 stack.callback(_close, completion)
                 if not parsed.stream:
                     answer = await in_thread(completion.whole, completion.cancel)

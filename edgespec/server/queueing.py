@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,16 +14,29 @@ from edgespec.completions.refusals import overloaded
 from edgespec.values import GenerationResult, PagingStats
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request that has a turn, or waits for it."""
+
+    client: str
+    n_bytes: int
+    begun: asyncio.Future[None]
+
+
 class Queue:
     """Up to `n_slots` requests are answered and `most_waiting` wait; a further one is refused.
 
     The next turn goes to the client with the fewest requests under way, among equals to the one
-    that has waited longest since its last turn; requests of one client keep their order. Where the
-    queue is full, a newcomer replaces the latest request of a client with several more in line.
+    that has waited longest since its last turn; requests of one client keep their order. Requests
+    may need bytes of a pool: who is first of them in line gets what becomes free, and those that
+    need none pass by meanwhile. Where the queue is full, a newcomer replaces the latest request of
+    a client with several more in line.
     """
 
-    def __init__(self, most_waiting: int, n_slots: int = 1) -> None:
+    def __init__(self, most_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+        """No request needs more than `pool_bytes`; 0 stands for a pool without an end."""
         self.n_slots = n_slots
+        self._free_bytes = pool_bytes or sys.maxsize
         self._most = n_slots + most_waiting
         self.n_in_progress = 0
         self.is_ending = False
@@ -31,7 +45,7 @@ class Queue:
         """Held while a request is prepared, which takes far more memory than its bytes."""
         self._running: Counter[str] = Counter()
         """Requests that are answered, by client."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[_Turn]] = {}
         """Requests in line, by client; a client's last turn or first request orders them."""
 
     @property
@@ -39,10 +53,12 @@ class Queue:
         """Number of requests that are answered."""
         return self._running.total()
 
-    @property
-    def is_busy(self) -> bool:
-        """True if a turn has to be waited for."""
-        return self.n_processing >= self.n_slots
+    def is_busy(self, n_bytes: int = 0) -> bool:
+        """True if a turn has to be waited for, with so many bytes of the pool."""
+        if self.n_processing >= self.n_slots:
+            return True
+        waits = any(turn.n_bytes for turns in self._waiting.values() for turn in turns)
+        return n_bytes > 0 and (waits or n_bytes > self._free_bytes)
 
     def n_for_each(self) -> int:
         """Texts that one request may write at once, its own slot and those that nobody uses. Any
@@ -61,51 +77,73 @@ class Queue:
             self.n_in_progress -= 1
 
     @asynccontextmanager
-    async def turn(self, client: str = "") -> AsyncIterator[None]:
-        """The turn of a request that has a place. Raises Refusal if another takes the place."""
-        if self.is_busy:
-            await self._wait(client)
+    async def turn(self, client: str = "", n_bytes: int = 0) -> AsyncIterator[None]:
+        """The turn of a request that has a place, with so many bytes of the pool. Raises Refusal if
+        another takes the place."""
+        turn = _Turn(client, n_bytes, asyncio.get_running_loop().create_future())
+        if self.is_busy(n_bytes):
+            await self._wait(turn)
         else:
-            self._running[client] += 1
+            self._begin(turn)
         try:
             yield
         finally:
-            self._give_back(client)
+            self._give_back(turn)
 
-    async def _wait(self, client: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(turn)
+    async def _wait(self, turn: _Turn) -> None:
+        self._waiting.setdefault(turn.client, deque()).append(turn)
         try:
-            await turn
+            await turn.begun
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came at the same moment
-                if turn.exception() is None:
-                    self._give_back(client)
+            if turn.begun.done() and not turn.begun.cancelled():  # it came at the same moment
+                if turn.begun.exception() is None:
+                    self._give_back(turn)
             else:
-                self._leave(client, turn)
+                self._leave(turn)
             raise
 
-    def _give_back(self, client: str) -> None:
-        """End a turn, and give it to the next in line."""
-        self._running[client] -= 1
-        self._running += Counter()  # forget clients without requests
-        while self._waiting:
-            chosen = min(self._waiting, key=lambda other: self._running[other])
-            turns = self._waiting.pop(chosen)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[chosen] = turns  # behind the others
-            if not turn.done():  # else its client has gone, and its task has not run since
-                self._running[chosen] += 1
-                turn.set_result(None)
-                return
+    def _begin(self, turn: _Turn) -> None:
+        self._running[turn.client] += 1
+        self._free_bytes -= turn.n_bytes
+        turn.begun.set_result(None)
 
-    def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(client, deque())
+    def _give_back(self, turn: _Turn) -> None:
+        """End a turn, and let others begin."""
+        self._running[turn.client] -= 1
+        self._running += Counter()  # forget clients without requests
+        self._free_bytes += turn.n_bytes
+        self._begin_others()
+
+    def _begin_others(self) -> None:
+        """Begin the turns in line that find a slot and their bytes."""
+        while self.n_processing < self.n_slots and (turn := self._next()) is not None:
+            self._remove(turn)
+            turns = self._waiting.pop(turn.client, None)
+            if turns:
+                self._waiting[turn.client] = turns  # behind the others
+            if not turn.begun.done():  # else its client has gone, and its task has not run since
+                self._begin(turn)
+
+    def _next(self) -> _Turn | None:
+        """The turn in line that may begin first."""
+        may_take = True
+        for client in sorted(self._waiting, key=lambda other: self._running[other]):
+            for turn in self._waiting[client]:
+                if not turn.n_bytes or (may_take and turn.n_bytes <= self._free_bytes):
+                    return turn
+                may_take = False  # nobody takes bytes before who is first of those that need them
+        return None
+
+    def _leave(self, turn: _Turn) -> None:
+        self._remove(turn)
+        self._begin_others()  # those that waited behind it for bytes
+
+    def _remove(self, turn: _Turn) -> None:
+        turns = self._waiting.get(turn.client, deque())
         if turn in turns:
             turns.remove(turn)
             if not turns:
-                del self._waiting[client]
+                del self._waiting[turn.client]
 
     def _make_room(self, client: str) -> None:
         """Refuse a client's latest request in line where it has two more than `client`. Raises
@@ -115,9 +153,9 @@ class Queue:
         if greediest == client or len(self._waiting[greediest]) < n_own + 2:
             raise self._refusal
         turn = self._waiting[greediest][-1]
-        self._leave(greediest, turn)
-        if not turn.done():
-            turn.set_exception(self._refusal)
+        if not turn.begun.done():
+            turn.begun.set_exception(self._refusal)
+        self._leave(turn)
 
     @property
     def _refusal(self) -> Exception:

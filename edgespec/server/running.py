@@ -43,7 +43,7 @@ class Server:
         if sampling is None:
             sampling = session.chat_sampling
         figures = ServerFigures()
-        self._queue = Queue(most_waiting, session.n_parallel)
+        self._queue = Queue(most_waiting, session.n_parallel, session.pool_bytes)
         completions = Completions(
             session,
             model,
@@ -53,6 +53,7 @@ class Server:
             most_characters=requests.MOST_ANSWER_CHARACTERS,
             on_result=figures.count,
             n_at_once=self._queue.n_for_each,
+            answer_bytes=requests.answer_bytes,
         )
         self.chat_refusal = completions.chat_refusal
         """Reason why only text is continued; None for a model that converses."""

@@ -19,7 +19,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.engine.encoding import most_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, UsageError
-from edgespec.grammar.specification import bytes_needed
+from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import heap, process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import AUTO_TEXTS, TREE_SIZES, best_number, plan_models
@@ -36,9 +36,10 @@ from edgespec.tracing.spans import OFF, Trace, Track
 T = TypeVar("T")
 
 GRAMMARS = "grammars"
-"""The row of a plan that keeps memory for structured answers."""
-LOGPROBS = "log probabilities"
-"""The row that keeps memory for a server's answers with them."""
+"""The row of a plan that keeps memory for what structured answers share."""
+POOL = "grammars and large answers at work"
+"""The row that keeps memory for requests with grammars or log probabilities, and for several
+choices of one request: they reserve their bytes of it, and wait in line for them."""
 REQUESTS = "requests"
 """The row that keeps memory for a server's requests."""
 TEXTS_TO_LEARN = "texts to learn from"
@@ -273,12 +274,12 @@ class _Opening(Closeable):
         target = self._prepared[0]
         needs = [prepared.needs() for prepared in self._prepared]
         others = []
-        if self._settings.grammars:
-            nbytes = bytes_needed(target.info.n_vocab, self._n_parallel)
-            others.append(MemoryRow("process", GRAMMARS, nbytes))
-        if self._settings.logprobs:
-            nbytes = self._n_parallel * requests.ANSWER_BYTES
-            others.append(MemoryRow("process", LOGPROBS, nbytes))
+        grammars, logprobs = self._settings.grammars, self._settings.logprobs
+        if grammars:
+            others.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
+        grammar_bytes = GRAMMAR_BYTES if grammars else 0
+        if nbytes := requests.pool_bytes(grammar_bytes, logprobs, self._n_parallel):
+            others.append(MemoryRow("process", POOL, nbytes))
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._engine_settings.learn:

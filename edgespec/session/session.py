@@ -25,13 +25,14 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
-from edgespec.grammar.specification import Grammar, new_compiler
+from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.loading import (
     GRAMMARS,
+    POOL,
     STATE_FILES,
     LoadedModels,
     open_models,
@@ -107,8 +108,9 @@ class Session(Closeable):
         engine = Engine(
             target, draft, engine_settings, trace=trace, memory=memory, observer=observer
         )
-        self._engine = SharedEngine(engine, models.close)
-        room_bytes = sum(row.nbytes for row in models.plan.rows if row.what == STATE_FILES)
+        n_grammars = self.pool_bytes // GRAMMAR_BYTES or None
+        self._engine = SharedEngine(engine, models.close, n_grammars)
+        room_bytes = self._row_bytes(STATE_FILES)
         self._keeper = StateKeeper(engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = self._new_prompts()
@@ -146,6 +148,14 @@ class Session(Closeable):
     def n_waiting(self) -> int:
         """Generations that wait for the one that runs."""
         return self._engine.n_waiting
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that grammars and large answers at work may take together; 0: not limited."""
+        return self._row_bytes(POOL)
+
+    def _row_bytes(self, what: str) -> int:
+        return sum(row.nbytes for row in self.plan.rows if row.what == what)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's BOS if it wants one.

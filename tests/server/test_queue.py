@@ -43,11 +43,16 @@ class QueueTrial:
                 await self.end(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    @staticmethod
+    def _bytes_of(name: str) -> int:
+        """Request `a1+8` needs eight bytes of the pool."""
+        return int(name.partition("+")[2] or 0)
+
     async def _request(self, name: str) -> None:
         client = name[0]
         try:
             with self.queue.place(client):
-                async with self.queue.turn(client):
+                async with self.queue.turn(client, self._bytes_of(name)):
                     self.begun.append(name)
                     await self._ends[name].wait()
         except Refusal as refusal:
@@ -159,26 +164,73 @@ def test_one_client_does_not_fill_the_queue_for_the_others() -> None:
     run(trial())
 
 
+def test_requests_without_bytes_pass_those_that_wait_for_them() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        for name in ("a0+8", "b0+8", "c0+8", "c1", "d0"):
+            await asked.ask(name)
+        assert asked.begun == ["a0+8", "b0+8", "c1", "d0"]
+        await asked.end("d0")
+        assert len(asked.begun) == 4
+        await asked.end("b0+8")
+        assert asked.begun[4:] == ["c0+8"]
+        await asked.end_all()
+
+    run(trial())
+
+
+def test_who_needs_many_bytes_is_not_passed_by_those_who_need_few() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        for name in ("a0+8", "b0+16", "c0+4", "d0+4"):
+            await asked.ask(name)
+        assert asked.begun == ["a0+8"]
+        await asked.end("a0+8")
+        assert asked.begun == ["a0+8", "b0+16"]
+        await asked.end("b0+16")
+        assert asked.begun[2:] == ["c0+4", "d0+4"]
+        await asked.end_all()
+
+    run(trial())
+
+
+def test_who_leaves_while_waiting_for_bytes_lets_those_behind_begin() -> None:
+    async def trial() -> None:
+        asked = QueueTrial(Queue(9, 4, pool_bytes=16))
+        for name in ("a0+8", "b0+16", "c0+8"):
+            await asked.ask(name)
+        assert asked.begun == ["a0+8"]
+        await asked.leave("b0+16")
+        assert asked.begun == ["a0+8", "c0+8"]
+        await asked.end_all()
+        assert asked.queue._free_bytes == 16
+
+    run(trial())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_clients_do_no_turn_is_lost(seed: int) -> None:
     async def trial() -> None:
         chance = random.Random(seed)
-        asked = QueueTrial(Queue(chance.randrange(6), chance.randrange(1, 4)))
+        asked = QueueTrial(Queue(chance.randrange(6), chance.randrange(1, 4), pool_bytes=16))
         n_asked = dict.fromkeys("abcd", 0)
         for _ in range(80):
             match chance.choice(["ask", "ask", "end", "leave"]):
                 case "ask":
                     client = chance.choice("aaabcd")
-                    await asked.ask(f"{client}{n_asked[client]}")
+                    n_bytes = chance.choice(["", "", "+4", "+8", "+16"])
+                    await asked.ask(f"{client}{n_asked[client]}{n_bytes}")
                     n_asked[client] += 1
                 case "end" if asked.begun:
                     await asked.end(chance.choice(asked.begun))
                 case "leave" if asked._tasks:
                     await asked.leave(chance.choice(list(asked._tasks)))
             assert asked.queue.n_processing <= asked.queue.n_slots
+            assert asked.queue._free_bytes >= 0
         await asked.end_all()
         assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
         assert not asked.queue._waiting
+        assert asked.queue._free_bytes == 16
 
     run(trial())
 

@@ -3,8 +3,10 @@
 import pytest
 
 import edgespec
+from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.memory import requests
 from edgespec.models.embedded import embedded_pair
+from edgespec.session.loading import GRAMMARS, POOL
 from edgespec.settings.config import LoadSettings
 
 MIB = 1 << 20
@@ -31,7 +33,7 @@ def test_bodies_are_as_large_as_the_context_may_need(n_ctx, expected):
     assert requests.most_body_bytes(n_ctx) == expected
 
 
-def test_each_text_at_once_may_have_a_large_answer_and_a_grammar():
+def test_texts_at_once_share_what_grammars_and_large_answers_take():
     def kept(n_parallel: int) -> dict[str, int]:
         settings = LoadSettings(
             model=embedded_pair().target, n_parallel=n_parallel, grammars=True, logprobs=True
@@ -39,6 +41,14 @@ def test_each_text_at_once_may_have_a_large_answer_and_a_grammar():
         rows = edgespec.plan(settings).rows
         return {row.what: row.nbytes for row in rows if row.owner == "process"}
 
-    one, three = kept(1), kept(3)
-    for what, nbytes in (("log probabilities", requests.ANSWER_BYTES), ("grammars", 8 * MIB)):
-        assert three[what] - one[what] == 2 * nbytes
+    one, eight = kept(1), kept(8)
+    assert one[POOL] == eight[POOL] == GRAMMAR_BYTES + requests.ANSWER_BYTES
+    assert one[GRAMMARS] == eight[GRAMMARS]
+
+
+@pytest.mark.parametrize(
+    ("grammars", "answers", "n_texts", "mib"),
+    [(False, False, 8, 0), (True, False, 1, 8), (True, False, 8, 16), (False, True, 8, 8)],
+)
+def test_the_pool_holds_any_one_request(grammars, answers, n_texts, mib):
+    assert requests.pool_bytes(grammars * GRAMMAR_BYTES, answers, n_texts) == mib * MIB

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             loaded.cancel,
             past,
             loaded.n_parallel,
+            loaded.pool_bytes,
         )
         try:
             with interrupts.stopping(batch.stop):
@@ -178,6 +179,7 @@ def _completions(loaded: Session) -> Completions:
         sampling=loaded.chat_sampling,
         most_logged_tokens=requests.most_answer_tokens,
         most_characters=requests.MOST_ANSWER_CHARACTERS,
+        answer_bytes=requests.answer_bytes,
     )
 
 

@@ -1,0 +1,172 @@
+"""Generations with grammars share memory for a few of them: the others wait in line for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import SessionClosed, UsageError
+from edgespec.grammar.specification import GRAMMAR_BYTES
+from edgespec.ports.text_request import TextRequest
+from edgespec.session.generation import Generation
+from edgespec.session.session import Session
+from fake_model import FakeModel, random_language
+from session_cases import holds_passes, open_session, until
+
+N_VOCAB, N_TEXTS, N_GRAMMARS = 24, 4, 2
+LANGUAGE = random_language(1, N_VOCAB)
+
+
+class EvenTokens:
+    """Implements `Constraint`."""
+
+    def allowed(self) -> np.ndarray:
+        return np.arange(N_VOCAB) % 2 == 0
+
+    def take(self, token: int) -> None:
+        assert token % 2 == 0
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+
+@pytest.fixture
+def target() -> FakeModel:
+    return FakeModel(LANGUAGE, N_VOCAB, n_texts=N_TEXTS, n_ctx=256)
+
+
+@pytest.fixture
+def session(target: FakeModel) -> Iterator[Session]:
+    with open_session(target, pool_bytes=N_GRAMMARS * GRAMMAR_BYTES) as session:
+        yield session
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(9) as pool:
+        yield pool
+
+
+def with_grammar(session: Session, first: int = 1, n_tokens: int = 9) -> Generation:
+    request = TextRequest((first, 2), max_tokens=n_tokens, constraint=EvenTokens())
+    return session.submit(request)
+
+
+def at_work(session: Session) -> list[Generation]:
+    """Generations of this thread that have the memory for grammars."""
+    going = [with_grammar(session, n, 200) for n in range(N_GRAMMARS)]
+    for generation in going:
+        next(generation)
+    return going
+
+
+def in_line(session: Session, threads: ThreadPoolExecutor, first: int = 1) -> Future[Any]:
+    """One more, which waits."""
+    n_waiting = session.n_waiting
+    waiting = threads.submit(list, with_grammar(session, first))
+    until(lambda: session.n_waiting == n_waiting + 1)
+    return waiting
+
+
+def test_one_without_a_grammar_passes_those_that_wait(
+    session: Session, threads: ThreadPoolExecutor
+) -> None:
+    first, second = at_work(session)
+    waiting = in_line(session, threads)
+    assert len(session.generate([3, 2], max_tokens=9).tokens) == 9
+    assert not waiting.done()
+    first.close()
+    assert {event.token % 2 for event in waiting.result(timeout=10)} == {0}
+    second.close()
+
+
+def test_those_with_grammars_begin_in_their_order(
+    session: Session, threads: ThreadPoolExecutor
+) -> None:
+    going = at_work(session)
+    order: list[int] = []
+
+    def run(n: int) -> None:
+        order.extend(n for _ in with_grammar(session, n, 2))
+
+    waiting = []
+    for n in range(6):
+        waiting.append(threads.submit(run, n))
+        until(lambda expected=n + 1: session.n_waiting == expected)
+    going[0].close()
+    for each in waiting:
+        each.result(timeout=10)
+    assert order == [n for n in range(6) for _ in range(2)]
+    going[1].close()
+
+
+def test_cancelled_while_it_waits_it_ends_and_the_next_one_begins(
+    session: Session, threads: ThreadPoolExecutor
+) -> None:
+    going = at_work(session)
+    cancelled = with_grammar(session)
+    first = threads.submit(list, cancelled)
+    until(lambda: session.n_waiting == 1)
+    second = in_line(session, threads, 5)
+    cancelled.cancel()
+    assert first.result(timeout=10) == []
+    assert cancelled.result.finish_reason == "cancelled"
+    assert not second.done()
+    going[0].close()
+    assert len(second.result(timeout=10)) == 9
+    going[1].close()
+    assert session.n_waiting == 0
+
+
+def test_a_session_that_closes_ends_those_that_wait(
+    target: FakeModel, threads: ThreadPoolExecutor
+) -> None:
+    session = open_session(target, pool_bytes=GRAMMAR_BYTES)
+    holds_passes(target)
+    first = threads.submit(list, with_grammar(session))
+    until(lambda: len(session._engine._line) == 1)
+    waiting = in_line(session, threads)
+    session.close()
+    with pytest.raises(SessionClosed):
+        waiting.result(timeout=10)
+    wait([first], timeout=10)
+    assert first.done() and session.is_closed
+
+
+def test_a_thread_does_not_wait_for_its_own_grammars(session: Session) -> None:
+    going = [with_grammar(session, n) for n in range(N_GRAMMARS)]
+    for generation in going:
+        next(generation)
+    with pytest.raises(UsageError, match="wait for itself"):
+        next(with_grammar(session))
+    assert len(session.generate([3, 2], max_tokens=9).tokens) == 9
+    assert [len(list(generation)) for generation in going] == [8, 8]
+
+
+def test_work_between_texts_waits_for_those_that_passed_by(
+    session: Session, threads: ThreadPoolExecutor
+) -> None:
+    going = at_work(session)
+    waiting = in_line(session, threads)
+
+    def work() -> str:
+        with session._engine.alone():
+            return "" if waiting.done() else "too early"
+
+    between = threads.submit(work)
+    until(lambda: session.n_waiting == 2)
+    for generation in going:
+        generation.close()
+    assert len(waiting.result(timeout=10)) == 9
+    assert between.result(timeout=10) == ""
+
+
+def test_an_ended_text_holds_no_grammar(session: Session) -> None:
+    generation = with_grammar(session)
+    list(generation)
+    assert generation._request.terms.constraint is None
+    assert len(generation.result.tokens) == 9
