@@ -143,12 +143,12 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("name", "term", "broken"),
     [
-        ("rejection", "drawn.leftover", lambda p, q: p),
-        ("specinfer", "drawn.leftover", lambda p, q: p),
-        ("sequoia", "drawn.leftover", lambda p, q: p),
-        ("sequoia", "drawn.without", lambda q, guess: q),
-        ("spectr", "drawn.chance_of_any", lambda beta, k: beta),
-        ("block", "drawn.stands", lambda weight, p, q: weight),
+        ("rejection", "rejection.leftover", lambda p, q: p),
+        ("specinfer", "specinfer.leftover", lambda p, q: p),
+        ("sequoia", "sequoia.leftover", lambda p, q: p),
+        ("sequoia", "sequoia.without", lambda q, guess: q),
+        ("spectr", "spectr.chance_of_any", lambda beta, k: beta),
+        ("block", "block.stands", lambda weight, p, q: weight),
     ],
     ids=[
         "rejection: the residual",

@@ -1,9 +1,9 @@
-"""Protocol of acceptance rules, and the default one, exact replay."""
+"""Protocol of acceptance rules, and the growth that some of them need."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ class Growth:
 
 
 class AcceptanceRule(ABC):
-    """Picks the tokens of the text from a verified tree. To add one, write a class, register it."""
+    """Picks the tokens of the text from a verified tree. To add one, write a file, register it."""
 
     name: ClassVar[AcceptanceName | str]
     keeps: ClassVar[Keeps]
@@ -79,17 +79,49 @@ class AcceptanceRule(ABC):
         """
 
 
-class ExactReplay(AcceptanceRule):
-    """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
+class DrawnGuesses(AcceptanceRule):
+    """Base of rules that compare the target's probability p of a guess with the q it was drawn by.
 
-    What the tree holds cannot change the text, only how many tokens a pass yields: the sampler
-    meets the same logits, the same recent tokens and the same random draws as without a draft.
+    At temperature 0 nothing is drawn: the target's own token is picked, whatever was guessed.
     """
 
-    name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
-    keeps: ClassVar[Keeps] = Keeps.DRAWS
+    keeps: ClassVar[Keeps] = Keeps.DISTRIBUTION
+    growth: ClassVar[Growth | None] = Growth(width=1)
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
-        return sampler.draw(after[node])
+        draws = tree.draws.get(node)
+        if draws is None or not draws.guesses:
+            return sampler.draw(after[node])
+        if any(tree.child(node, g) not in after for g in draws.guesses):
+            return sampler.draw(after[node])
+        p = dense(*sampler.distribution(after[node]), len(after[node]))
+        q = dense(draws.tokens, draws.probabilities, len(after[node]))
+        return self.choose(p, q, draws.guesses, sampler)
+
+    @abstractmethod
+    def choose(
+        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    ) -> int:
+        """The next token, of the distribution p [n_vocab], where `guesses` were drawn from q."""
+
+
+def dense(tokens: Tokens, probabilities: Probabilities, n_vocab: int) -> Probabilities:
+    """Probabilities of all tokens, [n_vocab]."""
+    whole = np.zeros(n_vocab)
+    whole[tokens] = probabilities
+    return whole
+
+
+def leftover(p: Probabilities, q: Probabilities) -> Probabilities:
+    """The distribution of a token after a guess drawn from q was rejected: norm(max(0, p - q))."""
+    rest = np.maximum(p - q, 0.0)
+    total = rest.sum()
+    return rest / total if total > 0 else p  # equal ones reject nothing but by rounding
+
+
+def drawn(p: Probabilities, sampler: Sampler) -> int:
+    """A token of the distribution p [n_vocab]."""
+    reached = np.cumsum(p)
+    return int(np.searchsorted(reached, sampler.uniform() * reached[-1], side="right"))

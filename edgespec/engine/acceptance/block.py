@@ -1,0 +1,75 @@
+"""Block verification: a line of guesses is accepted or rejected as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edgespec.engine.acceptance.rule import DrawnGuesses, dense, drawn
+from edgespec.engine.sampling import Logits, Probabilities, Sampler
+from edgespec.settings.config import AcceptanceName
+from edgespec.tree import ROOT, TokenTree
+
+
+class BlockVerification(DrawnGuesses):
+    """Sun et al., arXiv 2403.10444, algorithm 2.
+
+    w, the weight of a line, is min(1, w p / q) of the weight before its last guess: what one guess
+    lacks another may make up for. Of all beginnings of the line that a toss accepts, the longest
+    stands. It accepts at least as many tokens as rejection sampling does.
+    """
+
+    name: ClassVar[str] = AcceptanceName.BLOCK
+    looks_ahead: ClassVar[bool] = True
+
+    def picks(
+        self, tree: TokenTree, after: Mapping[int, Logits], sampler: Sampler
+    ) -> Iterator[int]:
+        if sampler.params.temperature == 0:
+            yield from super().picks(tree, after, sampler)
+            return
+        nodes, guesses = _line(tree, after)
+        p = [
+            dense(*sampler.distribution(after[node], guesses[:depth]), len(after[node]))
+            for depth, node in enumerate(nodes)
+        ]
+        q = [dense(*tree.draws[node][:2], len(p[0])) for node in nodes[:-1]]
+        weights, length = [1.0], 0
+        for depth, guess in enumerate(guesses):
+            weights.append(min(1.0, weights[-1] * p[depth][guess] / q[depth][guess]))
+            is_last = depth + 1 == len(guesses)
+            chance = weights[-1] if is_last else stands(weights[-1], p[depth + 1], q[depth + 1])
+            if sampler.uniform() < chance:
+                length = depth + 1
+        yield from guesses[:length]
+        rest = p[length]
+        if length < len(guesses):
+            rest = np.maximum(weights[length] * p[length] - q[length], 0.0)
+        yield drawn(rest if rest.any() else p[length], sampler)
+
+    def choose(
+        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    ) -> int:
+        raise NotImplementedError("a line is accepted as a whole")
+
+
+def stands(weight: float, p: Probabilities, q: Probabilities) -> float:
+    """The chance that a line of this weight stands if nothing longer does, where p and q are the
+    distributions of the next token."""
+    rest = float(np.maximum(weight * p - q, 0.0).sum())
+    return rest / (rest + 1 - weight) if weight < 1 else 1.0
+
+
+def _line(tree: TokenTree, after: Mapping[int, Logits]) -> tuple[list[int], list[int]]:
+    """The verified nodes from the root down by the guess drawn after each, and these guesses."""
+    nodes: list[int] = [ROOT]
+    guesses: list[int] = []
+    while (draws := tree.draws.get(nodes[-1])) is not None and draws.guesses:
+        child = tree.child(nodes[-1], draws.guesses[0])
+        if child is None or child not in after:
+            break
+        nodes.append(child)
+        guesses.append(draws.guesses[0])
+    return nodes, guesses

@@ -1,0 +1,27 @@
+"""Exact replay, the default: the target's own sampler decides, draw by draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from edgespec.engine.acceptance.rule import AcceptanceRule
+from edgespec.engine.sampling import Logits, Sampler
+from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.tree import TokenTree
+
+
+class ExactReplay(AcceptanceRule):
+    """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
+
+    What the tree holds cannot change the text, only how many tokens a pass yields: the sampler
+    meets the same logits, the same recent tokens and the same random draws as without a draft.
+    """
+
+    name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
+    keeps: ClassVar[Keeps] = Keeps.DRAWS
+
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
+    ) -> int:
+        return sampler.draw(after[node])

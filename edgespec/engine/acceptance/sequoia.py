@@ -1,0 +1,39 @@
+"""Rejection sampling in several steps, on a tree of guesses drawn without replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn, leftover
+from edgespec.engine.sampling import Probabilities, Sampler
+from edgespec.settings.config import AcceptanceName
+
+
+class WithoutReplacement(DrawnGuesses):
+    """Sequoia: Chen et al., arXiv 2402.12374, algorithm 2.
+
+    As SpecInfer's, but no guess is drawn twice after one node: a rejected one is taken out of q,
+    which is what the next one was drawn from.
+    """
+
+    name: ClassVar[str] = AcceptanceName.SEQUOIA
+    growth: ClassVar[Growth | None] = Growth(width=8, with_replacement=False)
+
+    def choose(
+        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    ) -> int:
+        for guess in guesses:
+            if sampler.uniform() * q[guess] < p[guess]:
+                return guess
+            p = leftover(p, q)
+            q = without(q, guess)
+        return drawn(p, sampler)
+
+
+def without(q: Probabilities, guess: int) -> Probabilities:
+    """The distribution of the next draw after `guess`; all zeros if it was the last one."""
+    rest = q.copy()
+    rest[guess] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else rest

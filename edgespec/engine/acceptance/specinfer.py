@@ -1,0 +1,30 @@
+"""Rejection sampling in several steps, on a tree of guesses drawn with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn, leftover
+from edgespec.engine.sampling import Probabilities, Sampler
+from edgespec.settings.config import AcceptanceName
+
+
+class MultiStepRejection(DrawnGuesses):
+    """SpecInfer: Miao et al., arXiv 2305.09781, algorithm 2.
+
+    The guesses after a node are tried one after the other. Each one stands with the chance
+    min(1, p / q), where p is what the rejections before have left of the target's distribution.
+    """
+
+    name: ClassVar[str] = AcceptanceName.SPECINFER
+    growth: ClassVar[Growth | None] = Growth(width=8)
+
+    def choose(
+        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    ) -> int:
+        for guess in guesses:
+            if sampler.uniform() * q[guess] < p[guess]:
+                return guess
+            p = leftover(p, q)
+        return drawn(p, sampler)

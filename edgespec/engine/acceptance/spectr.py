@@ -1,0 +1,58 @@
+"""SpecTr's k-sequential selection among guesses drawn with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn
+from edgespec.engine.sampling import Probabilities, Sampler
+from edgespec.settings.config import AcceptanceName
+
+
+class KSequential(DrawnGuesses):
+    """SpecTr: Sun et al., arXiv 2310.15141, algorithm 2 (K-SEQ).
+
+    Each of k guesses stands with the chance min(1, p / (rho q)). The smallest rho with
+    1 - (1 - beta)^k <= rho beta, where beta = sum(min(q, p / rho)) is the chance of one guess,
+    leaves a distribution for the token after k rejections, and accepts within 1 - 1/e of the best
+    rule that there can be.
+    """
+
+    name: ClassVar[str] = AcceptanceName.SPECTR
+    growth: ClassVar[Growth | None] = Growth(width=8)
+
+    def choose(
+        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    ) -> int:
+        k = len(guesses)
+        inside = np.flatnonzero(q)
+        rho = division(p[inside], q[inside], k)
+        for guess in guesses:
+            if sampler.uniform() * rho * q[guess] < p[guess]:
+                return guess
+        accepted = np.minimum(q, p / rho)
+        beta = float(accepted.sum())
+        if beta == 0:
+            return drawn(p, sampler)
+        return drawn(np.maximum(p - accepted * chance_of_any(beta, k) / beta, 0.0), sampler)
+
+
+def chance_of_any(beta: float, k: int) -> float:
+    """The chance that one of k guesses stands, if beta is that of each."""
+    return float(1 - (1 - beta) ** k)
+
+
+def division(p: Probabilities, q: Probabilities, k: int) -> float:
+    """The smallest rho in [1, k] whose rest is a distribution, from above."""
+    low, high = 1.0, float(k)
+    while high - low > 1e-9 * high:
+        rho = (low + high) / 2
+        beta = float(np.minimum(q, p / rho).sum())
+        if chance_of_any(beta, k) <= rho * beta:
+            high = rho
+        else:
+            low = rho
+    return high

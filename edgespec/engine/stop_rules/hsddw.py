@@ -1,0 +1,42 @@
+"""HSDDW's dynamic window: the draft stops where it is unsure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.stop_rules.rule import RoundSoFar, StopRule
+from edgespec.settings.config import FallbackName
+from edgespec.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyWindow(StopRule):
+    """Syu and Lee, Findings of NAACL 2025, pages 8260 to 8273.
+
+    Verify when the entropy of the distribution that the newest token was guessed by exceeds a
+    threshold: the mean entropy where guesses were rejected so far. The paper's hierarchy of three
+    models is not part of it.
+    """
+
+    name: ClassVar[str] = FallbackName.HSDDW
+
+    threshold: float = 1.0
+    """Entropy in nats."""
+    n_rejected: float = 1.0
+    """Rejections that the mean is of; the first one is assumed."""
+    longest_mean: ClassVar[float] = 50.0
+
+    def fires(self, so_far: RoundSoFar) -> bool:
+        node = so_far.best_open
+        if node is None or node == ROOT:
+            return node is None
+        return so_far.tree.entropy(int(so_far.tree.parent[node])) > self.threshold
+
+    def observe(self, outcome: RoundOutcome) -> Self:
+        if not outcome.reached or outcome.reached[-1].was_right:
+            return self
+        n_rejected = min(self.longest_mean, self.n_rejected + 1)
+        step = (outcome.reached[-1].entropy - self.threshold) / n_rejected
+        return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
