@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.ports.texts import PassPart
 from edgespec.settings import arguments
+from edgespec.settings.base import nearest
 from edgespec.settings.config import (
     KEPT_BY,
     USUAL_DRAFT_MAX,
@@ -209,6 +209,5 @@ class RoundRules:
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:
     if arguments.text(kind, name) not in known:
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        hint = nearest(name, map(str, known))
         raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

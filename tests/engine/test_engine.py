@@ -350,7 +350,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": [""]}, "not empty"),
         ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "logit_bias names token 12"),
-        ({"pacer": "best-frist"}, "did you mean best-first"),
+        ({"pacer": "best-frist"}, "did you mean 'best-first'"),
         ({"fallback": "none"}, "unknown fallback 'none'"),
         ({"draft_max": 0}, "draft_max must be >= 1"),
         ({"draft_temperature": 0.0}, "draft_temperature must be > 0"),

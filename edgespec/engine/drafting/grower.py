@@ -39,9 +39,10 @@ class TreeGrower:
         self._drafters = tuple(drafters)
         self._ready = self._drafters
         """Drafters that can guess the next token of the text."""
-        self._free_sources = frozenset(
+        self.free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
+        """Sources whose nodes cost no model step: drafters without a model, and a grammar."""
         self.trust = trust or Trust()
         self._mixer = Mixer()
         models = [each for each in self._drafters if isinstance(each, ModelDrafter)]
@@ -50,11 +51,6 @@ class TreeGrower:
         """Nodes in a row that a step of the draft model adds."""
         self.n_guesses = 0
         """Nodes added to trees so far."""
-
-    @property
-    def free_sources(self) -> frozenset[str]:
-        """Sources whose nodes cost no model step: drafters without a model, and a grammar."""
-        return self._free_sources
 
     @property
     def is_ready(self) -> bool:
