@@ -43,7 +43,8 @@ class BenchSettings(Settings):
     draft: Path | None = None
     """Small model that guesses. Default: none with -m."""
     pair: str = "embedded"
-    """Pair whose target is enlarged: embedded, or smollm2, a real model that is fetched once."""
+    """Pair whose target is enlarged if need be: embedded, or a real model that is fetched once,
+    smollm2 or qwen2.5-coder."""
     size: Annotated[int, BeforeValidator(_size)] = 1 << 30
     """Size of the enlarged target."""
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import fetching
+from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError
@@ -82,6 +83,12 @@ def test_the_head_has_a_name(head: Path) -> None:
 def test_another_name_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="--pair smol: there are embedded, smollm2"):
         fetching.pair_named("smol", Console())
+
+
+def test_a_target_that_is_as_large_already_is_not_enlarged(target: Path) -> None:
+    pair = fetching.pair_named("smollm2", Console())
+    assert demo.enlarged(pair, 4, Console()) == (target, None)
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
 def test_enlarged_targets_of_two_pairs_have_two_files() -> None:

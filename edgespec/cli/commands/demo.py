@@ -73,7 +73,10 @@ def demonstrate(
 def enlarged(
     pair: fetching.NamedPair, size_bytes: int, console: Console
 ) -> tuple[Path, Path | None]:
-    """The enlarged target in the cache folder, made when it is first asked for, and its draft."""
+    """The enlarged target in the cache folder, made when it is first asked for, and its draft. A
+    target that is as large already is taken as it is."""
+    if pair.target.stat().st_size >= size_bytes:
+        return pair.target, pair.draft
     out = cache_folder.enlarged_target(pair.target_sha256, size_bytes, pair.name)
     cache_folder.make_folder()
     if not out.exists():

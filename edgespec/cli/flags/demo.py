@@ -17,7 +17,8 @@ def add_to(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--pair",
         metavar="NAME",
-        help="embedded, or smollm2: a real model that is downloaded once (default: embedded)",
+        help="embedded, or a real model that is downloaded once: smollm2, qwen2.5-coder (default: "
+        "embedded)",
     )
     parser.add_argument(
         "--size", metavar="SIZE", help=f"size of the enlarged model (default: {SIZE})"
