@@ -264,9 +264,11 @@ def tiny_dflash(
     head_size: int = 32,
     block_size: int = 8,
     n_draft_vocab: int | None = None,
+    n_candidates: int = 0,
 ) -> Gguf:
     """A DFlash head for `tiny_llama` as llama.cpp's converter writes them, with random weights. Its
-    mask is the last token; it guesses `n_draft_vocab` tokens, or all of them without a table."""
+    mask is the last token; it guesses `n_draft_vocab` tokens, or all of them without a table. With
+    candidates it is a DFlash2 head."""
     tokens, merges = byte_level_vocabulary()
     random = np.random.default_rng(seed)
     plain = llama_metadata(tokens, merges, embedding, n_layers, heads, kv_heads, head_size, 96)
@@ -306,6 +308,23 @@ def tiny_dflash(
         add(at + "ffn_down.weight", 96, embedding)
     add("output_norm.weight", embedding)
     add("output.weight", embedding, n_draft_vocab or len(tokens))
+    if n_candidates:
+        kernel, group, rank = 4, 16, 8
+        for name, value in (
+            ("conv_kernel_size", kernel),
+            ("conv_group_size", group),
+            ("selector_rank", rank),
+            ("selector_top_k", n_candidates),
+        ):
+            model.metadata[f"dflash.{name}"] = (U32, value)
+        for layer in range(n_layers):
+            for part in ("attn", "ffn"):
+                add(f"blk.{layer}.{part}_conv_base", embedding, kernel, 2)
+                n_projected = 2 * kernel * embedding // group
+                add(f"blk.{layer}.{part}_conv_proj.weight", embedding, n_projected)
+        add("selector_predecessor.weight", rank, len(tokens), spread=1.0)
+        add("selector_successor.weight", rank, len(tokens), spread=1.0)
+        add("selector_hidden.weight", embedding, rank, spread=1.0)
     return model
 
 

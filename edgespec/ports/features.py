@@ -83,10 +83,15 @@ class ReadsFeatures(LanguageModel, Protocol):
 class GuessesBlocks(ReadsFeatures, Protocol):
     """Optional protocol of a head that guesses several tokens in one pass (block diffusion).
 
-    A token is read with its own features. `evaluate` says what follows a node by its depth alone:
-    guesses of one pass do not know each other, nor other tokens of the tree than its root.
+    A token is read with its own features. `evaluate` says what follows a node by its depth, and by
+    its token if guesses are chained, whatever else is above it; for one text and root it takes one
+    pass in all.
     """
 
     @property
     def block_guesses(self) -> int:
         """Tokens in a row that a pass guesses."""
+
+    @property
+    def is_chained(self) -> bool:
+        """True if guesses after a node depend on its token, too."""

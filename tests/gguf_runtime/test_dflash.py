@@ -14,6 +14,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp_ext
 
 from edgespec.cli.entry import main
 from edgespec.errors import ModelError, StateError, UsageError
@@ -77,6 +78,20 @@ class OwnDriver:
         lib.llama_batch_ext_free(batch)
         rows = [lib.llama_get_logits_ith(self._context, n)[:297] for n in range(1, self._size)]
         return np.array(rows, np.float32)
+
+    def line(self, states: np.ndarray, n_candidates: int) -> list[int]:
+        """The guesses in a row that a DFlash2 head's driver makes of its table."""
+        llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
+        self.block(states)
+        table = np.array(
+            llama_cpp_ext.llama_get_embeddings_nextn(self._context)[: N_VALUES * self._size]
+        ).reshape(self._size, N_VALUES)
+        line, before = [], 0
+        for row in table[1:]:
+            begin = n_candidates * (1 + before)
+            before = int(row[begin : begin + n_candidates].argmax())
+            line.append(int(row[before]))
+        return line
 
     def _place(self, batch: int, index: int, place: int) -> None:
         assert index >= 0
@@ -164,6 +179,37 @@ def test_guesses_of_all_depths_are_those_of_llama_cpp_s_driver(kind: str, tmp_pa
             read(head, text, n_layers)
             expected = driver.block(states_of(text)[:, :n_layers])
             assert np.array_equal(block(head), expected)
+
+
+@pytest.mark.parametrize("block_size", [2, 7, 8])
+def test_the_best_line_of_chained_guesses_is_that_of_llama_cpp_s_driver(
+    block_size: int, tmp_path: Path
+) -> None:
+    """DFlash2: what follows a candidate is scored after that candidate."""
+    path = tiny_dflash(n_candidates=4, block_size=block_size).write(tmp_path / "head.gguf")
+    with closing(open_head(path)) as head, closing(OwnDriver(path, block_size)) as driver:
+        assert head.is_chained
+        for text in (TEXT, TEXT[:3]):
+            head.drop_features(0)
+            read(head, text)
+            tree, line = TokenTree(ROOT_TOKEN), []
+            for node in range(head.block_guesses):
+                (logits,) = head.evaluate(tree, [node])
+                assert np.isfinite(logits).sum() == 4
+                line.append(int(logits.argmax()))
+                tree.add(node, line[-1], 1.0)
+            assert line == driver.line(states_of(text), 4)
+
+
+def test_what_follows_a_guess_of_others_is_what_its_place_alone_says(tmp_path: Path) -> None:
+    """A selector scores nothing after a token that was none of its candidates."""
+    path = tiny_dflash(n_candidates=4).write(tmp_path / "head.gguf")
+    with closing(open_head(path)) as head, closing(OwnDriver(path)) as driver:
+        read(head, TEXT)
+        tree = TokenTree(ROOT_TOKEN)
+        strangers = np.flatnonzero(np.isinf(head.evaluate(tree, [ROOT])[0]))
+        node = tree.add(ROOT, int(strangers[0]), 0.1)
+        assert np.array_equal(head.evaluate(tree, [node])[0], driver.block(states_of(TEXT))[1])
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -279,9 +325,9 @@ def test_a_head_is_no_target(tmp_path: Path) -> None:
         open_head(path, owner="target")
 
 
-def changed(**values: tuple | None) -> Gguf:
+def changed(model: Gguf | None = None, **values: tuple | None) -> Gguf:
     """A head with other metadata; None is none."""
-    model = tiny_dflash()
+    model = model or tiny_dflash()
     for name, value in values.items():
         key = f"tokenizer.ggml.{name}" if name.startswith("mask") else f"dflash.{name}"
         model.metadata.pop(key, None)
@@ -299,8 +345,9 @@ def with_tensor(name: str) -> Gguf:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (with_tensor("selector_hidden.weight"), "DFlash2.* name a plain DFlash"),
-        (with_tensor("markov_w1.weight"), "DSpark.* name a plain DFlash"),
+        (with_tensor("markov_w1.weight"), "DSpark.* name a DFlash"),
+        (with_tensor("selector_hidden.weight"), "no dflash.selector_top_k"),
+        (changed(tiny_dflash(n_candidates=4), selector_top_k=(U32, 298)), "298 candidates of 297"),
         (changed(mask_token_id=None), "no mask token"),
         (changed(mask_token_id=(U32, 297)), "token 297 of 297"),
         (changed(block_size=(U32, 1)), "blocks have 1 tokens"),

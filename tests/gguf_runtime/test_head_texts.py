@@ -68,7 +68,10 @@ class Files:
 
 @pytest.fixture(
     scope="module",
-    params=product(("EAGLE-3", "DFlash"), ("knows the target", "borrows", "knows nothing")),
+    params=[
+        *product(("EAGLE-3", "DFlash"), ("knows the target", "borrows", "knows nothing")),
+        ("DFlash2", "knows nothing"),
+    ],
     ids=" ".join,
 )
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
@@ -77,7 +80,8 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     target, head = predictable_pair("Q8_0") if kind == "EAGLE-3" else repeating_pair()
     if what == "knows nothing":
         target = tiny_llama(layers=4, tied=False)
-        head = tiny_eagle3() if kind == "EAGLE-3" else tiny_dflash()
+        heads = {"EAGLE-3": tiny_eagle3, "DFlash": tiny_dflash}
+        head = heads[kind]() if kind in heads else tiny_dflash(n_candidates=4)
     elif kind == "EAGLE-3":
         head.tensors = predictable_pair("F32")[1].tensors
     if what == "borrows":

@@ -1,7 +1,8 @@
 """A head that guesses blocks, as a drafter: one pass gives the guesses of all depths.
 
-Every node of a depth has the same guesses, and a path's score is the product of its guesses'
-confidences, as in DDTree (arXiv 2604.12989). It knows heads through the port, and no target.
+Nodes of a depth have the same guesses, or those of them that have one token. A path's score is the
+product of its confidences, as in DDTree (arXiv 2604.12989). It knows heads through the port, and no
+target.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class BlockDrafter(HeadDrafter):
     ) -> None:
         super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
         self.step_depth = head.block_guesses
-        self._by_depth: list[Opinion | None] = []
-        """Guesses after nodes of depth 0, 1, ...; empty before the root was asked about."""
+        self._is_chained = head.is_chained
+        self._said: dict[tuple[int, int], Opinion | None] = {}
+        """Guesses after nodes by their depth, and their token if that matters."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """The root, and once it was asked about all nodes within the block."""
@@ -46,10 +48,16 @@ class BlockDrafter(HeadDrafter):
         ]
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        if not self.is_free:
-            self._guess(int(tree.token[ROOT]))
+        unseen = {self._place(tree, node): node for node in nodes}
+        unseen = {place: node for place, node in unseen.items() if place not in self._said}
+        if unseen:
+            self._take_opinions(tree, [*unseen.values()])
+        for place, node in unseen.items():
+            said = self._opinions[int(tree.key[node])]
+            self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")
         for node in nodes:
-            self._opinions[int(tree.key[node])] = self._by_depth[tree.depth[node]]
+            self._opinions[int(tree.key[node])] = self._said[self._place(tree, node)]
+        self.is_free = True
         return list(nodes)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
@@ -67,14 +75,18 @@ class BlockDrafter(HeadDrafter):
         self.rest()
         self._head.truncate(min(n_read, self._head.n_committed))
         self._head.prefill(committed[self._head.n_committed : n_read])
-        self._guess(text[0])
-        said = list(zip(self._by_depth, text[1:], strict=False))
+        tree = TokenTree(text[0], len(text))
+        for node, token in enumerate(text[1:-1]):
+            tree.add(node, token, confidence=1.0)
+        self.step(tree, range(len(tree)))
+        said = [self._opinions[int(key)] for key in tree.key[: len(tree)]]
         self.rest()
         self._head.prefill(text)
-        return [(opinion, token) for opinion, token in said if opinion is not None]
+        pairs = zip(said, text[1:], strict=True)
+        return [(opinion, token) for opinion, token in pairs if opinion is not None]
 
     def rest(self) -> None:
-        self._by_depth.clear()
+        self._said.clear()
         self._opinions.clear()
         self.is_free = False
 
@@ -82,15 +94,6 @@ class BlockDrafter(HeadDrafter):
         self.rest()
         super().rewind(n_tokens)
 
-    def _guess(self, root_token: int) -> None:
-        """Ask the head what follows `root_token` at all depths."""
-        line = TokenTree(root_token, self.step_depth)
-        for node in range(self.step_depth - 1):
-            line.add(node, root_token, 1.0)
-        self._take_opinions(line, range(self.step_depth))
-        said = [self._opinions.pop(int(key)) for key in line.key[: self.step_depth]]
-        self._by_depth = [
-            opinion and opinion._replace(kind=f"{1 + depth} ahead")
-            for depth, opinion in enumerate(said)
-        ]
-        self.is_free = True
+    def _place(self, tree: TokenTree, node: int) -> tuple[int, int]:
+        depth = int(tree.depth[node])
+        return depth, int(tree.token[node]) if self._is_chained and depth else ROOT

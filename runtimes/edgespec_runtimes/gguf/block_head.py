@@ -14,6 +14,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
+from llama_cpp import llama_cpp_ext
 
 from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports import Progress
@@ -50,11 +51,17 @@ class GgufBlockHead(GgufModel):
         self._mask_token = head.block.mask_token
         self._n_fused = len(head.layers) * head.n_values
         self._n_read = 0
+        self._n_candidates = head.block.n_candidates
+        self.is_chained = bool(self._n_candidates)
+        self._guessed: tuple[int, int] | None = None
+        """Length of the text and root of the latest pass, if its results are still there."""
         self._block_sequence = self._shape.n_seq - 1
         """The spare sequence: a pass is over when anything else needs it."""
         n_ctx = max(0, self.info.n_ctx - head.block.size)
         self.info = replace(self.info, n_ctx=n_ctx, max_nodes=self.block_guesses)
         lib.llama_set_causal_attn(self._context, head.block.is_causal)
+        if self.is_chained:
+            llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
         self._rows = lib.llama_batch_ext_init(self._context)
 
     @property
@@ -78,6 +85,7 @@ class GgufBlockHead(GgufModel):
 
     def drop_features(self, n_tokens: int) -> None:
         if n_tokens < self._n_known:
+            self._guessed = None
             with self._users.use():
                 self._texts.truncate({HOME: n_tokens})
             self._n_read = min(self._n_read, n_tokens)
@@ -94,25 +102,21 @@ class GgufBlockHead(GgufModel):
         self._n_read += len(tokens)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, by its depth: one pass over the root and masks, whatever
-        the other tokens are."""
+        """Logits after each of `nodes`, by its depth, and of a chained head by its token, too. The
+        first call for a text and a root makes a pass over the root and masks."""
         depths = tree.depth[list(nodes)]
         if not len(depths) or depths.max() >= self.block_guesses:
             raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")
-        tokens = [int(tree.token[ROOT]), *[self._mask_token] * self.block_guesses]
-        places = range(self._n_read, self._n_read + len(tokens))
-        with self._running(len(tokens)):
-            self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
-            try:
-                sequences = [[self._block_sequence]] * len(tokens)
-                if self._borrowed is not None:
-                    self._borrowed.fetch(tokens)
-                # the graph computes logits of all rows, so that all are asked for
-                self._decode(tokens, places, sequences, range(len(tokens)), {})
-            finally:
-                self._memory.remove(self._block_sequence, -1, -1)
-            logits: np.ndarray = self._logits(len(tokens))[1 + depths]
-            return logits
+        root = self._n_read, int(tree.token[ROOT])
+        if self._guessed != root:
+            self._guess(root[1])
+            self._guessed = root
+        with self._users.use():
+            logits: np.ndarray = self._logits(1 + self.block_guesses)[1 + depths]
+            if self.is_chained:
+                for row, node in zip(logits, nodes, strict=True):
+                    self._score(row, int(tree.depth[node]), int(tree.token[node]))
+        return logits
 
     def commit(
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
@@ -149,8 +153,42 @@ class GgufBlockHead(GgufModel):
         if self._borrowed is not None:
             self._borrowed.close()
 
+    def _guess(self, root_token: int) -> None:
+        """One pass over a block."""
+        self._guessed = None
+        tokens = [root_token, *[self._mask_token] * self.block_guesses]
+        places = range(self._n_read, self._n_read + len(tokens))
+        with self._running(len(tokens)):
+            self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
+            try:
+                sequences = [[self._block_sequence]] * len(tokens)
+                if self._borrowed is not None:
+                    self._borrowed.fetch(tokens)
+                # the graph computes logits of all rows, so that all are asked for
+                self._decode(tokens, places, sequences, range(len(tokens)), {})
+            finally:
+                self._memory.remove(self._block_sequence, -1, -1)
+
+    def _score(self, logits: np.ndarray, depth: int, token: int) -> None:
+        """Put the selector's scores of what follows `token` in the place of `logits`, unless that
+        is none of its own candidates.
+
+        A place of llama.cpp's table has k candidates, and then their k scores after each of the
+        place before; the first ones' are all those after the root."""
+        n, width = self._n_candidates, self._model.n_embd
+        pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        content: Any = (ctypes.c_float * ((2 + depth) * width)).from_address(address or 0)
+        before, row = np.frombuffer(content, np.float32).reshape(-1, width)[-2:]
+        (found,) = np.nonzero(before[:n] == token) if depth else ([0],)
+        if len(found):
+            begin = n * (1 + int(found[0]))
+            logits[:] = -np.inf
+            logits[row[:n].astype(np.int64)] = row[begin : begin + n]
+
     def _inject(self, states: np.ndarray) -> None:
         """Append keys and values made of `states` [tokens, values] to the cache."""
+        self._guessed = None
         lib.llama_batch_ext_clear(self._rows)
         for place, row in enumerate(states, self._n_known):
             pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

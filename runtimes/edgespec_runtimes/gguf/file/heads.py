@@ -23,8 +23,9 @@ MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 BLOCK_SIZE = 16
 """Tokens of a DFlash head's block where its file names no number, as in llama.cpp."""
 MOST_BLOCK_SIZE = 256
+_SELECTOR = "selector_hidden.weight"
+"""A tensor of DFlash2 alone."""
 _OTHER_BLOCKS = {
-    "selector_hidden.weight": "DFlash2, whose guesses a selector of its own chooses",
     "markov_w1.weight": "DSpark, which corrects each guess by the one before it",
     "blk.0.hc_attn_fn.weight": "DSpark of DeepSeek-V4",
 }
@@ -40,6 +41,9 @@ class BlockShape:
     mask_token: int
     is_causal: bool
     """True if a place sees none after it."""
+    n_candidates: int = 0
+    """Candidates of each place, which a selector scores after each of the place before (DFlash2);
+    0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +120,13 @@ def _target_layers(header: GgufFile) -> tuple[int, ...]:
 
 
 def _block_shape(header: GgufFile) -> BlockShape:
-    """The block of a plain DFlash head. Raises ModelError for its relatives, which llama.cpp
-    computes from the same architecture, and for what its graph would not survive."""
+    """The block of a DFlash head. Raises ModelError for its relatives, which llama.cpp computes
+    from the same architecture, and for what its graph would not survive."""
     for name, kind in _OTHER_BLOCKS.items():
         if name in header.tensors_by_name:
             raise ModelError(
                 f"{header.path} is a head of the kind {kind}, which edgespec does not run: name "
-                "a plain DFlash or EAGLE-3 head, or a whole model of the target's family"
+                "a DFlash or EAGLE-3 head, or a whole model of the target's family"
             )
     if MASK_TOKEN not in header.metadata:
         raise ModelError(
@@ -135,8 +139,16 @@ def _block_shape(header: GgufFile) -> BlockShape:
         header.integer(header.key(f"attention.{name}_length"), 0) for name in ("key", "value")
     )
     counts = (header.key(f"attention.head_count{suffix}") for suffix in ("", "_kv"))
+    bases = [tensor for tensor in header.tensors if tensor.name.endswith("_conv_base")]
+    n_candidates = 0
+    if _SELECTOR in header.tensors_by_name:
+        n_candidates = header.integer(header.key("selector_top_k"))
     wrong = ""
-    if not 1 < size <= MOST_BLOCK_SIZE:
+    if not 0 <= n_candidates <= header.n_vocab:
+        wrong = f"it has {n_candidates} candidates of {header.n_vocab} tokens"
+    elif any(tensor.type.name != "F32" for tensor in bases):
+        wrong = "its convolutions are not in F32"
+    elif not 1 < size <= MOST_BLOCK_SIZE:
         wrong = f"its blocks have {size} tokens, not 2 to {MOST_BLOCK_SIZE}"
     elif not 0 <= mask_token < header.n_vocab:
         wrong = f"its mask is token {mask_token} of {header.n_vocab}"
@@ -147,7 +159,7 @@ def _block_shape(header: GgufFile) -> BlockShape:
     if wrong:
         raise ModelError(f"{header.path} is damaged: {wrong}; download or convert it again")
     is_causal = header.metadata.get(header.key("attention.causal")) is True
-    return BlockShape(size, mask_token, is_causal)
+    return BlockShape(size, mask_token, is_causal, n_candidates)
 
 
 def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
