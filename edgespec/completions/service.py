@@ -152,7 +152,7 @@ class Completions:
         return ChatCompletion(
             self._sources(request, [tokens], progress, grammar),
             self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
-            lambda: MessageWriter(prompt, bool(tools)),
+            lambda: MessageWriter(prompt, [tool["function"]["name"] for tool in tools or ()]),
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:

@@ -1,18 +1,20 @@
 """Tool calls in a model's answer, in the format of Hermes' and Qwen's chat templates.
 
-Each is JSON between two marks. Takes text piece by piece, and returns text and calls.
+Each is JSON between two marks, or the fenced JSON that smaller models (Qwen2.5-Coder) write
+instead. Takes text piece by piece, and returns text and calls.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.grammar.specification import JSON_STYLE, Grammar, json_schema, lark_grammar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+FENCE, FENCE_END = "```json\n", "```"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -57,10 +59,12 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
 
 
 class CallSplitter:
-    """Splits an answer into text and calls; an invalid call between the marks stays text."""
+    """Splits an answer into text and calls; an invalid call between the marks stays text, and so
+    does fenced JSON that calls none of the tools of these names."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] = ()) -> None:
         self.calls: list[ToolCall] = []
+        self._names = names
         self._held = ""
         self._drops_blanks = False
 
@@ -69,13 +73,13 @@ class CallSplitter:
         self._held += text
         decided = ""
         while True:
-            before, begin, rest = self._held.partition(BEGIN)
+            before, begin, rest = self._next_mark()
             if not begin:
                 return decided + self._take(len(before) - _undecided(before))
-            inside, end, after = rest.partition(END)
+            inside, end, after = rest.partition(FENCE_END if begin == FENCE else END)
             if not end:
                 return decided + self._take(len(before.rstrip()))
-            call = _read(inside)
+            call = self._call(begin, inside)
             if call is None:
                 decided += self._take(len(self._held) - len(after))
             else:
@@ -85,13 +89,21 @@ class CallSplitter:
 
     def finish(self) -> str:
         """End the answer and return the text held back. A last call may lack its end mark."""
-        _before, begin, inside = self._held.partition(BEGIN)
-        call = _read(inside) if begin else None
+        _before, begin, inside = self._next_mark()
+        call = self._call(begin, inside) if begin else None
         if call is None:
             return self._take(len(self._held))
         self.calls.append(call)
         self._held = ""
         return ""
+
+    def _next_mark(self) -> tuple[str, str, str]:
+        """The held text before the first mark, the mark, and what follows it."""
+        return min((self._held.partition(mark) for mark in (BEGIN, FENCE)), key=lambda p: len(p[0]))
+
+    def _call(self, begin: str, inside: str) -> ToolCall | None:
+        call = _read(inside)
+        return call if call is None or begin == BEGIN or call.name in self._names else None
 
     def _take(self, length: int) -> str:
         """The first `length` characters of the text held back, without blanks around calls."""
@@ -117,6 +129,7 @@ def _read(content: str) -> ToolCall | None:
 
 def _undecided(text: str) -> int:
     """Length of the longest end of `text` that may begin a call, with blanks before it."""
-    longest = max((n for n in range(len(BEGIN)) if text.endswith(BEGIN[:n])), default=0)
+    ends = (n for mark in (BEGIN, FENCE) for n in range(len(mark)) if text.endswith(mark[:n]))
+    longest = max(ends, default=0)
     rest = text[: len(text) - longest]
     return longest + len(rest) - len(rest.rstrip())

@@ -6,7 +6,7 @@ Takes text piece by piece, and returns OpenAI's deltas.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from edgespec.chat.prompts import ChatPrompt
@@ -21,13 +21,14 @@ def new_call_id() -> str:
 
 
 class MessageWriter:
-    """One assistant's message, as far as its text has come."""
+    """One assistant's message, as far as its text has come. `tools` are the names of those that it
+    may call."""
 
     def __init__(
-        self, prompt: ChatPrompt, has_tools: bool, new_id: Callable[[], str] = new_call_id
+        self, prompt: ChatPrompt, tools: Collection[str], new_id: Callable[[], str] = new_call_id
     ) -> None:
         self._reasoning = prompt.splitter()
-        self._calls = CallSplitter() if has_tools and knows_calls(prompt.template) else None
+        self._calls = CallSplitter(tools) if tools and knows_calls(prompt.template) else None
         self._new_id = new_id
         self._content = ""
         self._reasoning_content = ""

@@ -1,6 +1,7 @@
 """Calls of tools found in a text, however it is cut into pieces."""
 
 import json
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ ADD = ToolCall("add", '{"a": 1}')
 
 
 def split(text: str, cuts=()) -> tuple[str, list[ToolCall]]:
-    splitter = CallSplitter()
+    splitter = CallSplitter(["add"])
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[begin:end] for begin, end in zip(places, places[1:], strict=False)]  # noqa: RUF007
     told = "".join(map(splitter.push, pieces)) + splitter.finish()
@@ -39,15 +40,30 @@ def test_what_is_no_call_stays_text():
         assert split(text) == (text, [])
 
 
-@given(st.lists(st.integers(0, 120), max_size=8))
+FENCED = '```json\n{\n  "name": "add",\n  "arguments": {"a": 1}\n}\n```'
+
+
+def test_fenced_json_that_calls_a_tool_is_a_call():
+    assert split(f"I add.\n\n{FENCED}") == ("I add.", [ADD])
+    assert split(f"{FENCED}\n{CALL}") == ("", [ADD, ADD])
+    assert split(FENCED.removesuffix("```")) == ("", [ADD])
+
+
+def test_other_fenced_json_stays_text():
+    for text in (FENCED.replace("add", "sub"), '```json\n{"a": 1}\n```', "```json\n{", "``"):
+        assert split(text) == (text, [])
+
+
+@given(st.lists(st.integers(0, 190), max_size=8))
 def test_where_the_pieces_are_cut_does_not_matter(cuts):
-    assert split(f"I add. {CALL} {CALL}", cuts) == split(f"I add. {CALL} {CALL}")
+    text = f"I add. {CALL} {FENCED} {CALL}"
+    assert split(text, cuts) == split(text) == ("I add.", [ADD, ADD, ADD])
 
 
-def writer(has_tools: bool = True, inside: str = "") -> MessageWriter:
+def writer(tools: Sequence[str] = ("add",), inside: str = "") -> MessageWriter:
     template = "<tool_call> <think>"
     prompt = ChatPrompt(inside, (1,), Marks("<think>", "</think>"), template)
-    return MessageWriter(prompt, has_tools, lambda: "call_1")
+    return MessageWriter(prompt, tools, lambda: "call_1")
 
 
 def test_a_message_has_reasoning_content_and_calls():
@@ -69,7 +85,7 @@ def test_a_message_has_reasoning_content_and_calls():
 
 
 def test_without_tools_a_call_is_text():
-    message = writer(has_tools=False)
+    message = writer(tools=())
     message.push(CALL)
     message.finish()
     assert message.message == {"content": CALL}
