@@ -1,11 +1,14 @@
-"""Prints tokens a second of requests at once: `edgespec serve` beside llama.cpp's server, in the
+r"""Prints tokens a second of requests at once: `edgespec serve` beside llama.cpp's server, in the
 same control group, by disk bandwidth.
 
-    sudo .venv/bin/python tests/measure_servers.py --llama-server PATH [--json FILE] [--minutes M]
+    sudo .venv/bin/python tests/measure_servers.py -m TARGET -md DRAFT --memory 515MiB \
+        --llama-server PATH -n 24 64 --minutes 20 [--clients 16] [--json FILE]
 
-Clients send prompts to /v1/completions all at once, greedily, after one short request. Each run is
-a server of its own over cold files; runs of a bandwidth take turns, and repeat while there is time.
-edgespec's budget is the group's limit, less what a bench leaves to the group.
+Clients send prompts to /v1/completions all at once, greedily, after one short request; one text at
+a time is two of them one after the other. Each run is a server of its own over cold files; the runs
+of a bandwidth and a length take turns, so that each server sees the same minutes, until there are
+`--runs` of each or the time is over. edgespec's budget is the group's limit, less what a bench
+leaves to the group.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -41,15 +45,17 @@ WARM_TOKENS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A server and how many texts are sent to it at once."""
+    """A server, its slots, and how many texts are sent to it at once."""
 
     server: str
     drafts: bool
-    n_texts: int
+    n_slots: int
+    n_clients: int
 
     @property
     def name(self) -> str:
-        return f"{self.server}{', draft' if self.drafts else ''} x{self.n_texts}"
+        over = f" over {self.n_slots}" if self.n_clients != self.n_slots else ""
+        return f"{self.server}{', draft' if self.drafts else ''} x{self.n_clients}{over}"
 
 
 @dataclass(frozen=True)
@@ -68,14 +74,14 @@ class ServerRun:
 
 def command(case: Case, options: argparse.Namespace, port: int) -> list[str]:
     draft = ["-md", str(options.draft)] if case.drafts else []
-    shared = ["-m", str(options.model), *draft, "-np", str(case.n_texts), "--port", str(port)]
+    shared = ["-m", str(options.model), *draft, "-np", str(case.n_slots), "--port", str(port)]
     shared += ["-t", str(options.threads)]
     if case.server == "edgespec":
         budget = f"{int(BUDGET_SHARE * options.memory)}B"
         shared += ["--no-tuned", *([] if draft else ["--no-draft"])]
         edgespec = [sys.executable, "-m", "edgespec", "serve", "-c", str(options.ctx_size)]
         return [*edgespec, *shared, "--memory-budget", budget, "--quiet"]
-    ctx = ["-c", str(case.n_texts * options.ctx_size), "--cache-ram", "0", "--no-warmup"]
+    ctx = ["-c", str(case.n_slots * options.ctx_size), "--cache-ram", "0", "--no-warmup"]
     types = ["--spec-type", "draft-simple"] if draft else []
     return [str(options.llama_server), *shared, *ctx, *types]
 
@@ -133,15 +139,18 @@ def _is_ready(address: str) -> bool:
 
 
 def run(
-    case: Case, prompts: Sequence[str], options: argparse.Namespace, limiter: limits.Limiter
+    case: Case,
+    prompts: Sequence[str],
+    n_tokens: int,
+    options: argparse.Namespace,
+    limiter: limits.Limiter,
 ) -> ServerRun:
     """Texts at once or, where it is one at a time, two one after the other."""
-    n_tokens = options.tokens if case.drafts or case.n_texts > 1 else options.tokens // 4
-    chosen = prompts[: max(2, case.n_texts)]
+    chosen = [*islice(cycle(prompts), max(2, case.n_clients))]
     with served(case, options, limiter) as (process, address):
         ask(address, "import os", WARM_TOKENS)
         began = time.monotonic()
-        with ThreadPoolExecutor(case.n_texts) as pool:
+        with ThreadPoolExecutor(case.n_clients) as pool:
             answers = list(pool.map(lambda prompt: ask(address, prompt, n_tokens), chosen))
         wall_s = time.monotonic() - began
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -157,64 +166,107 @@ def run(
 
 
 def table(runs: Sequence[ServerRun]) -> list[str]:
-    lines = [f"{'':28}{'tokens/s':>9}{'runs':>6}{'s a token':>11}{'slowest':>9}{'peak':>11}"]
+    """Tokens a second of all texts together: median, least and most; seconds for a token of one."""
+    heads = f"{'tokens/s':>9}{'least':>8}{'most':>8}{'runs':>6}{'s a token':>11}{'slowest':>9}"
+    lines = [f"{'':32}{heads}{'peak':>11}"]
     for name in dict.fromkeys(one.case for one in runs):
-        of = [one for one in runs if one.case == name]
-        text_s = [seconds for one in of for seconds in one.text_s]
-        rate = statistics.median(one.tokens_per_s for one in of)
-        peak = format_size(max(one.peak_bytes for one in of))
+        rates, text_s = _rates(runs, name), _text_s(runs, name)
+        peak = format_size(max(one.peak_bytes for one in runs if one.case == name))
         lines.append(
-            f"{name:28}{rate:9.2f}{len(of):6}{statistics.median(text_s):11.3f}"
-            f"{max(text_s):9.3f}{peak:>11}"
+            f"{name:32}{statistics.median(rates):9.2f}{min(rates):8.2f}{max(rates):8.2f}"
+            f"{len(rates):6}{statistics.median(text_s):11.3f}{max(text_s):9.3f}{peak:>11}"
         )
     return lines
 
 
+def ratios(runs: Sequence[ServerRun], cases: Sequence[Case]) -> list[str]:
+    """Medians of the most texts at once over those of one text, and of other servers."""
+    seen = {one.case for one in runs}
+    ours = [case for case in cases if case.server == "edgespec" and case.drafts]
+    one, most = ours[0].name, ours[-1].name
+    lines = []
+    if one != most and {one, most} <= seen:
+        lines.append(f"{most} to {one}: {_median_ratio(runs, most, one):.2f} times the tokens/s")
+        slower = statistics.median(_text_s(runs, most)) / statistics.median(_text_s(runs, one))
+        lines.append(f"one text of {most}: {slower:.2f} times its seconds a token alone")
+    for case in cases:
+        if case.server != "edgespec" and {most, case.name} <= seen:
+            ratio = _median_ratio(runs, most, case.name)
+            lines.append(f"{most} to {case.name}: {ratio:.2f} times the tokens/s")
+    return lines
+
+
+def _rates(runs: Sequence[ServerRun], name: str) -> list[float]:
+    return [one.tokens_per_s for one in runs if one.case == name]
+
+
+def _text_s(runs: Sequence[ServerRun], name: str) -> list[float]:
+    return [seconds for one in runs if one.case == name for seconds in one.text_s]
+
+
+def _median_ratio(runs: Sequence[ServerRun], name: str, other: str) -> float:
+    return statistics.median(_rates(runs, name)) / statistics.median(_rates(runs, other))
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    most = max(options.parallel)
+    clients = options.clients or most
+    chosen = [Case("edgespec", True, n, clients if n == most > 1 else n) for n in options.parallel]
+    if options.undrafted:
+        chosen += [replace(case, drafts=False) for case in chosen]
+    if options.llama_server:
+        chosen += [Case("llama-server", drafts, most, clients) for drafts in (True, False)]
+    return chosen
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--llama-server", type=Path, help="without it edgespec alone is measured")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-md", "--draft", type=Path, required=True)
     parser.add_argument("--memory", type=parse_size, required=True, help="limit of the group")
     parser.add_argument("--rates", nargs="+", default=["300M", "unlimited"])
     parser.add_argument("--parallel", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("-n", "--tokens", type=int, default=32)
+    parser.add_argument("--clients", type=int, help="texts at once over the most slots")
+    parser.add_argument("--undrafted", action="store_true", help="edgespec without a draft, too")
+    parser.add_argument("-n", "--tokens", type=int, nargs="+", default=[24])
     parser.add_argument("-c", "--ctx-size", type=int, default=256)
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=11.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     prompts = read_prompts(models_folder() / "held_out_prompts.jsonl")
-    cases = [Case("edgespec", drafts, n) for n in options.parallel for drafts in (True, False)]
-    if options.llama_server:
-        cases += [Case("llama-server", drafts, max(options.parallel)) for drafts in (True, False)]
+    cases = cases_of(options)
     found: dict[str, list[ServerRun]] = {}
     last = time.monotonic() + 60 * options.minutes
-    for n_done, rate in enumerate(options.rates):
+    sections = [(rate, n_tokens) for rate in options.rates for n_tokens in options.tokens]
+    for n_done, (rate, n_tokens) in enumerate(sections):
         read = None if rate == "unlimited" else int(rate.removesuffix("M")) * 10**6
         bound = limits.ProcessLimits(options.memory, read)
         limiter, reasons = limits.find(bound, options.model)
         if limiter is limits.UNLIMITED:
             sys.exit(f"nothing was limited: {'; '.join(reasons)}")
-        runs, now = found.setdefault(rate, []), time.monotonic()
-        ended = now + max(0.0, last - now) / (len(options.rates) - n_done)
+        title = f"reads {rate}, memory {format_size(options.memory)}, {n_tokens} tokens a text"
+        runs, now = found.setdefault(title, []), time.monotonic()
+        ended = now + max(0.0, last - now) / (len(sections) - n_done)
         longest: dict[str, float] = {}
-        for repetition in range(len(prompts)):
+        for repetition in range(options.runs):
             chosen = [*prompts[repetition:], *prompts[:repetition]]
             shift = repetition % len(cases)
             for case in cases[shift:] + cases[:shift]:
                 began = time.monotonic()
                 if began + longest.get(case.name, 0.0) > ended and repetition:
                     continue
-                runs.append(run(case, chosen, options, limiter))
+                runs.append(run(case, chosen, n_tokens, options, limiter))
                 longest[case.name] = max(longest.get(case.name, 0.0), time.monotonic() - began)
-                print(f"{rate:10} {case.name:28} {runs[-1].tokens_per_s:.2f} tokens/s", flush=True)
-        print(
-            "\n".join([f"\nreads {rate}, memory {format_size(options.memory)}", *table(runs), ""])
-        )
-        if options.json:
-            shown = {name: [asdict(one) for one in of] for name, of in found.items()}
-            options.json.write_text(json.dumps(shown, indent=1))
+                print(f"{rate:10} {case.name:32} {runs[-1].tokens_per_s:.2f} tokens/s", flush=True)
+                if options.json:
+                    shown = {name: [asdict(one) for one in of] for name, of in found.items()}
+                    options.json.write_text(json.dumps(shown, indent=1))
+        print("\n".join(["", title, *table(runs), *ratios(runs, cases), ""]), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from fake_model import FakeModel, Language
@@ -29,9 +30,14 @@ T = TypeVar("T")
 class VirtualTarget(FakeModel):
     """The target; a prompt takes what a pass over its rows does."""
 
-    def __init__(self, language: Language, clock: Clock, n_texts: int = 1) -> None:
+    def __init__(
+        self, language: Language, clock: Clock, n_texts: int = 1, max_nodes: int | None = None
+    ) -> None:
         cost, n_ctx = self._spent, 4096
-        super().__init__(language, N_VOCAB, n_ctx=n_ctx, max_nodes=97, n_texts=n_texts, cost=cost)
+        n_nodes = max_nodes or (FOREST_SIZE if n_texts >= FOREST_TEXTS else TREE_SIZES[0])
+        super().__init__(
+            language, N_VOCAB, n_ctx=n_ctx, max_nodes=n_nodes, n_texts=n_texts, cost=cost
+        )
         self._clock = clock
         self.info = replace(
             self.info,
@@ -187,19 +193,21 @@ def together(
     drafts: bool = True,
     temperature: float = 0.0,
     staggered: bool = False,
+    first: int = 0,
+    max_nodes: int | None = None,
     **rules: Any,
 ) -> tuple[float, list[GenerationResult]]:
     """Tokens a second of some texts at once, prompts included, and their results. They begin
     together or, `staggered`, each with the pass after the first token of the one before."""
     clock = Clock(machine)
-    target = VirtualTarget(text.target, clock, n_texts)
+    target = VirtualTarget(text.target, clock, n_texts, max_nodes)
     draft = VirtualDraft(text.draft, clock, n_texts) if drafts else None
     settings = EngineSettings(**{"lookup": False, **rules})
     with Engine(target, draft, settings, clock) as engine:
         cast(Any, engine)._passes.worker = VirtualWorker(clock)
         cast(Any, engine)._driver = VirtualWorker(clock)
         requests = []
-        for n in range(n_texts):
+        for n in range(first, first + n_texts):
             sampling = SamplingParams(temperature=temperature, seed=n)
             terms = TextRequest(tuple(text.prompt(n)), sampling, n_tokens)
             requests.append(engine.admit(terms))

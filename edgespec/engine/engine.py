@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from edgespec.engine.noting import LearningNotes
 
 
+GATHERING_SHARE = 0.02
+"""Share of a usual pass for which the next one waits for texts to begin, where places have just
+become free: who comes a moment later waits for a whole pass."""
+
+
 class Engine(Closeable):
     """Generates text with a target and, if there is one, a draft.
 
@@ -89,6 +94,9 @@ class Engine(Closeable):
         """Held by whoever uses the models, where several texts are at work."""
         self._driver = Worker()
         """Where several texts are at work, passes are driven out of the callers' threads."""
+        self._gathers_until = 0.0
+        self._is_full = threading.Event()
+        """Set while no place is free."""
         self._is_closed = False
 
     @property
@@ -193,7 +201,11 @@ class Engine(Closeable):
             if pair.grower is not None:
                 pair.grower.begin_text(request.sampler.params)
             text = TextAtWork(pair, request, self._rules, self._learning)
+            if not self._texts:
+                self._gather()
             self._texts.append(text)
+            if len(self._texts) >= self.n_texts:
+                self._is_full.set()
             return text
 
     def _end(self, text: TextAtWork) -> None:
@@ -204,6 +216,7 @@ class Engine(Closeable):
                 with self._turning:
                     text.pair.running = None
                     self._texts.remove(text)
+                    self._gather()
                 if self._observer is not None:
                     self._observer.see_end(text.request)
                 self._passes.trace.flush()
@@ -215,9 +228,17 @@ class Engine(Closeable):
         if len(self._pairs) == 1:
             self._advance()
             return
+        gathers_s = self._gathers_until - self._passes.clock()
+        if gathers_s > 0 and text.waits:
+            self._is_full.wait(gathers_s)
         with self._driving:
             if text.waits:
                 self._driver.run(self._advance, text.request.cancelled.set)
+
+    def _gather(self) -> None:
+        """Let the next pass wait for those who come for the places that are free now."""
+        self._is_full.clear()
+        self._gathers_until = self._passes.clock() + GATHERING_SHARE * self._passes.usual_pass_s
 
     def _advance(self) -> None:
         self._loop.advance([text for text in self._texts if text.is_at_work])

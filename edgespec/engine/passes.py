@@ -60,6 +60,11 @@ class Passes(Closeable):
         self._expect_pass(self.target.last_report.wall_s)
         return logits
 
+    @property
+    def usual_pass_s(self) -> float:
+        """Duration of a pass, to go by those before; 0 before the first."""
+        return self._usual_pass_s
+
     def close(self) -> None:
         """End the thread. Idempotent."""
         self.worker.close()

@@ -31,6 +31,8 @@ BATCH_SHARE = 0.05
 for weights."""
 TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 16)
 """Sizes of trees that a plan chooses from, the root included, largest first."""
+FOREST_SIZE, FOREST_TEXTS = 1 + 192, 4
+"""A larger size, for passes that so many texts or more share: each has a part of the nodes."""
 
 AUTO_TEXTS = (1, 2, 4, 8)
 """Numbers that are tried: a pass over more texts is long to wait for, whatever it brings."""

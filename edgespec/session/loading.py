@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,14 @@ from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import heap, process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import AUTO_TEXTS, TREE_SIZES, best_number, plan_models
+from edgespec.memory.needs import (
+    AUTO_TEXTS,
+    FOREST_SIZE,
+    FOREST_TEXTS,
+    TREE_SIZES,
+    best_number,
+    plan_models,
+)
 from edgespec.memory.settling import settled
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
@@ -194,7 +202,7 @@ class _Opening(Closeable):
         n_texts = 1
         if settings.n_parallel != "auto" and not rules.draws_guesses:
             n_texts = settings.n_parallel
-        sizes = _tree_sizes(rules) if guesses else (1,)
+        sizes = _tree_sizes(rules, n_texts) if guesses else (1,)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         request = ModelRequest(
             path=settings.model,
@@ -297,7 +305,7 @@ class _Opening(Closeable):
                 process.in_steps(taken_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                worth=tokens_per_byte,
+                worth=partial(tokens_per_byte, n_texts=self._n_parallel),
                 enforced=target.enforced,
                 largest_process_bytes=process.in_steps(taken_bytes + process.UNLIKE_BYTES),
                 others=others,
@@ -376,9 +384,11 @@ def _check_arguments(
     return settings, engine_settings, arguments.callback("progress", progress)
 
 
-def _tree_sizes(rules: EngineSettings) -> tuple[int, ...]:
-    """Most nodes of a pass, larger first; with several the plan chooses."""
-    return (1 + rules.draft_max,) if rules.pins_draft_max else TREE_SIZES
+def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:
+    """Most nodes of a pass of so many texts, larger first; with several the plan chooses."""
+    if rules.pins_draft_max:
+        return (1 + rules.draft_max,)
+    return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -5,6 +5,9 @@ Whatever is predicted of a plan is the planner's own value. Pure arithmetic: it 
 
 from __future__ import annotations
 
+import numpy as np
+
+from edgespec import theory
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.experience import Experience
 from edgespec.engine.pass_curve import Knot, PassCurve
@@ -35,7 +38,9 @@ def planner_of(
     return RoundPlanner(experience, max_rows=plan.max_nodes)
 
 
-def tokens_per_byte(plan: MemoryPlan) -> float:
-    """Tokens of the best round under `plan` for each byte that it reads."""
-    best = planner_of(plan, disk_bytes_per_s=1.0).prospect()
+def tokens_per_byte(plan: MemoryPlan, n_texts: int = 1) -> float:
+    """Tokens of the best round of so many texts under `plan` for each byte that it reads."""
+    n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
+    tokens = n_texts * theory.tree_tokens(n_guesses / n_texts)
+    best = planner_of(plan, disk_bytes_per_s=1.0).prospect(tokens)
     return (1 + best.accepted) / max(1.0, best.seconds)

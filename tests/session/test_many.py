@@ -14,6 +14,7 @@ from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.asynchronous import AsyncSession
 from edgespec.session.many import AHEAD
 from edgespec.session.session import Session
+from edgespec.values import PassReport
 from engine_cases import PROMPT, counting
 from fake_model import FakeModel
 from session_cases import holds_passes, open_session, until
@@ -156,3 +157,14 @@ def test_the_asynchronous_session_has_it_too(session: Session) -> None:
     assert asyncio.run(take()) == PROMPTS
     asyncio.run(leave())
     assert session.generate(PROMPT, max_tokens=2).tokens
+
+
+def test_a_text_begins_with_the_pass_after_the_one_that_made_room() -> None:
+    """Threads take a moment to begin the next text, and passes are long: none is missed."""
+    target = counting(n_texts=4, cost=lambda n_rows: PassReport(wall_s=50.0, n_tokens=n_rows))
+    with open_session(target) as session:
+        session.generate([1, 2], max_tokens=2)
+        n_before = target.n_passes
+        results = list(session.generate_many([[n, 2] for n in range(4)] * 4, max_tokens=6))
+    assert [len(result.tokens) for result in results] == [6] * 16
+    assert target.n_passes - n_before <= 4 * 6

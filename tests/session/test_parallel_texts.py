@@ -11,8 +11,9 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory import process
 from edgespec.memory.budget import MIB
-from edgespec.memory.needs import AUTO_TEXTS
+from edgespec.memory.needs import AUTO_TEXTS, FOREST_SIZE, TREE_SIZES
 from edgespec.models.embedded import embedded_pair
+from edgespec.session.loading import _check_arguments, _Opening
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 
@@ -73,3 +74,18 @@ def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> Non
     alone = plan(settings.model_copy(update={"n_parallel": 1}))
     tight = settings.model_copy(update={"memory_budget": alone.smallest_bytes})
     assert plan(tight).n_parallel < AUTO_TEXTS[-1]
+
+
+def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() -> None:
+    files = embedded_pair()
+
+    def most_nodes(n_parallel: int) -> int:
+        settings = LoadSettings(
+            model=files.target, draft=files.draft, n_parallel=n_parallel, ctx_size=256
+        )
+        with _Opening(*_check_arguments(settings, None, None)) as opening:
+            opening._prepare()
+            return max(batch.max_nodes for batch in opening._prepared[0].needs().batches)
+
+    assert most_nodes(1) == TREE_SIZES[0]
+    assert most_nodes(8) == FOREST_SIZE

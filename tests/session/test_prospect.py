@@ -61,3 +61,14 @@ def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
 def test_a_plan_is_worth_more_for_larger_trees_and_for_fewer_reads() -> None:
     assert tokens_per_byte(replace(DENSE, max_nodes=97)) > tokens_per_byte(DENSE)
     assert tokens_per_byte(replace(DENSE, pinned=frozenset({0, 1}))) > tokens_per_byte(DENSE)
+
+
+def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
+    """Each of eight texts has an eighth of the nodes, and a use for more."""
+
+    def gained(n_texts: int) -> float:
+        few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
+        return tokens_per_byte(many, n_texts) / tokens_per_byte(few, n_texts)
+
+    assert gained(1) < 1.05
+    assert gained(8) > 1.1
