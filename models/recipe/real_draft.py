@@ -23,7 +23,7 @@ from self_text import text_files, write_texts
 SEED = 0
 LAYERS = (0, 1, 29)
 """Layers of the target that the draft begins with: untrained, no choice of three was of use."""
-BATCH = 12
+BATCH = 8
 """Rows of text in a step."""
 HELD_OUT_ROWS = 24
 N_LIKELY = 12
@@ -153,13 +153,13 @@ def train(
     budget_s: float,
     loss: Loss[Model],
     batch: int,
-    rate: float = 0.5 * MUON_RATE,
+    rate: float = MUON_RATE,
 ) -> None:
     """Train for `budget_s` seconds in all runs together; `state.pt` lets the next one go on."""
     inner = [w for w in draft.parameters() if w.ndim == 2 and w.requires_grad]
     outer = [w for w in draft.parameters() if w.ndim == 1]
     steppers = [
-        torch.optim.Muon(inner, lr=rate, weight_decay=0.01),
+        torch.optim.Muon(inner, lr=rate, weight_decay=0.02),
         torch.optim.AdamW(outer, lr=ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
@@ -190,8 +190,10 @@ def train(
             print(json.dumps(entry | {"agreement": rounded(agreed)}), flush=True)
         if spent_s - saved_s > SAVE_EVERY_S or spent_s >= budget_s:
             saved_s = spent_s
+            draft.eval()
             with torch.no_grad():
                 lost, agreed = loss(draft, held_out)
+            draft.train()
             print(f"held out: {lost:.3f} nats, agreement {rounded(agreed)}", flush=True)
             content = {"step": step, "spent_s": spent_s, "draft": draft.state_dict()}
             content["optimizers"] = [stepper.state_dict() for stepper in steppers]

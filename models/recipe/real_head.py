@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gguf.quants import quantize
 from torch import nn
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import dropout, linear, rms_norm, scaled_dot_product_attention, silu
 
 import gguf_llama
 from gguf_llama import Llama, turned
@@ -26,7 +26,9 @@ STEPS, FADING = 4, 0.8
 """Guesses in a row while training, and how much less each one counts."""
 STRIDE = 3
 """Places between those from which a second guess and later ones are made."""
-BATCH, RATE = 8, 0.04
+DROPOUT = 0.1
+"""Share of the layer's inputs that are left out while training: a text is read several times."""
+BATCH, RATE = 8, 0.022
 """Rows of text in a step, and Muon's learning rate."""
 N_GUESSED = 8192
 TEXT_MINUTES, TRAINING_MINUTES = 25.0, 30.0
@@ -110,6 +112,7 @@ class EagleHead(nn.Module):
             x = feature + linear(found.transpose(1, 2).flatten(2), self.blk["attn_output"])
             y = self._normed(x, self.blk["ffn_norm"])
             inner = silu(linear(y, self.blk["ffn_gate"])) * linear(y, self.blk["ffn_up"])
+            inner = dropout(inner, DROPOUT, self.training)
             x = x + linear(inner, self.blk["ffn_down"])
             said.append(self._normed(x, self.output_norm))
             if step == 0:
@@ -125,6 +128,7 @@ class EagleHead(nn.Module):
         self, embedded: torch.Tensor, feature: torch.Tensor, turns: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         both = torch.cat([embedded, self._normed(feature, self.blk["attn_norm_2"])], -1)
+        both = dropout(both, DROPOUT, self.training)
         q, k, v = (
             linear(both, self.blk[name]).unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
             for name in ("attn_q", "attn_k", "attn_v")
