@@ -24,6 +24,9 @@ class Machine:
     compute: Points
     """Of a pass, by its rows."""
     step_s: float
+    """Of a draft step over one row."""
+    row_share: float = 0.25
+    """Share of it that a further row takes."""
     read_s: float = 0.0
     """What a pass reads of storage, beside its computing."""
     draft_share: float = 0.05
@@ -51,7 +54,7 @@ class Machine:
         return self.all_experts_s * float(1 - (1 - self.used_share) ** (n_rows**0.75))
 
     def draft_s(self, n_rows: int) -> float:
-        return self.step_s * (0.75 + 0.25 * n_rows)
+        return self.step_s * (1 + self.row_share * (n_rows - 1))
 
 
 @dataclass
@@ -148,20 +151,30 @@ AMD: Points = ((1, 0.040), (2, 0.074), (8, 0.160), (13, 0.233), (96, 1.45))
 REPACKED: Points = ((1, 0.012), (2, 0.024), (5, 0.030), (8, 0.036), (12, 0.049), (32, 0.13))
 GGUF: Points = ((1, 0.06), (2, 0.10), (8, 0.25), (32, 0.70), (96, 2.0))
 TINY: Points = ((1, 0.004), (2, 0.0055), (8, 0.012), (32, 0.035), (96, 0.1))
+IN_MEMORY: Points = (
+    (1, 0.0112),
+    (2, 0.0145),
+    (4, 0.021),
+    (8, 0.033),
+    (16, 0.056),
+    (32, 0.11),
+    (96, 0.3),
+)
 
 MACHINES: dict[str, Machine] = {
     "resident": Machine(AMD, 0.002),
     "resident, repacked": Machine(REPACKED, 0.001, draft_share=0.01),
     "resident, large draft": Machine(TINY, 0.002, draft_share=0.5),
     "resident, tiny": Machine(TINY, 0.0004, draft_share=0.1),
-    "30 %, 300 MB/s": Machine(GGUF, 0.005, 2.33),
-    "50 %, 300 MB/s": Machine(GGUF, 0.005, 1.67),
-    "80 %, 300 MB/s": Machine(GGUF, 0.005, 0.67),
-    "30 %": Machine(GGUF, 0.005, 0.47),
-    "50 %": Machine(GGUF, 0.005, 0.33),
-    "80 %": Machine(GGUF, 0.005, 0.13),
-    "50 %, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.33),
-    "80 %, 300 MB/s, 1 thread": Machine(scaled(GGUF, 2), 0.009, 0.67),
+    "in memory": Machine(IN_MEMORY, 0.0011, row_share=0.09),
+    "30 %, 300 MB/s": Machine(GGUF, 0.005, read_s=2.33),
+    "50 %, 300 MB/s": Machine(GGUF, 0.005, read_s=1.67),
+    "80 %, 300 MB/s": Machine(GGUF, 0.005, read_s=0.67),
+    "30 %": Machine(GGUF, 0.005, read_s=0.47),
+    "50 %": Machine(GGUF, 0.005, read_s=0.33),
+    "80 %": Machine(GGUF, 0.005, read_s=0.13),
+    "50 %, 1 thread": Machine(scaled(GGUF, 2), 0.009, read_s=0.33),
+    "80 %, 300 MB/s, 1 thread": Machine(scaled(GGUF, 2), 0.009, read_s=0.67),
     "resident, tiny, 20 ms away": Machine(TINY, 0.0004, draft_share=0.1, latency_s=0.02),
-    "mixture": Machine(scaled(GGUF, 0.4), 0.005, 0.2, used_share=0.25, all_experts_s=1.2),
+    "mixture": Machine(scaled(GGUF, 0.4), 0.005, read_s=0.2, used_share=0.25, all_experts_s=1.2),
 }

@@ -22,7 +22,7 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from fake_model import FakeModel, Language
 from virtual_clock import Clock, Machine, slowed
-from virtual_text import N_VOCAB, PROMPT_TOKENS, Text
+from virtual_text import N_VOCAB, Text
 
 T = TypeVar("T")
 
@@ -141,8 +141,8 @@ def run(
         for n in range(n_texts):
             engine.forget()
             begun = clock.now
-            prompt_s = max(machine.read_s, machine.compute_s(PROMPT_TOKENS - 1))
-            prompt_s += machine.choice_s(PROMPT_TOKENS - 1)
+            prompt_s = max(machine.read_s, machine.compute_s(text.n_prompt - 1))
+            prompt_s += machine.choice_s(text.n_prompt - 1)
             sampling = SamplingParams(temperature=temperature, seed=n)
             events = engine.generate(text.prompt(n), sampling, n_tokens)
             try:

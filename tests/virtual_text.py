@@ -33,6 +33,7 @@ class Text:
     easy: float = 0.97
     """Share of first guesses that are right in easy passages."""
     hard: float = 0.35
+    n_prompt: int = PROMPT_TOKENS
 
     def target(self, context: tuple[int, ...]) -> np.ndarray:
         row = np.zeros(N_VOCAB, np.float32)
@@ -58,7 +59,7 @@ class Text:
     def prompt(self, n: int) -> list[int]:
         """Words of somebody who writes much as the target does at temperature 1."""
         tokens = [n % N_VOCAB]
-        while len(tokens) < PROMPT_TOKENS:
+        while len(tokens) < self.n_prompt:
             noise = [chance(self.seed, n, len(tokens), token) for token in range(N_VOCAB)]
             race = -np.log(noise) / np.exp(self.target(tuple(tokens)))
             is_foreign = chance(self.seed, n, len(tokens)) < FOREIGN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from edgespec.engine.outcome import Reached
@@ -20,22 +20,35 @@ class Chances:
     tries: tuple[float, float] = (0.0, 0.0)
     claimed: float = 0.0
     """Sum of the confidences that all of them had."""
+    own_hits: float = 0.0
+    """Hits in the text at work: those of other texts, and of its prompt, prove nothing about it."""
 
     def with_reached(self, reached: Reached) -> Chances:
         kind, kept = int(reached.is_sure), self.faded(self.fade)
         hits, tries = list(kept.hits), list(kept.tries)
         hits[kind] += reached.was_right
         tries[kind] += 1
-        return Chances(tuple(hits), tuple(tries), kept.claimed + reached.claimed)  # type: ignore[arg-type]
+        return Chances(
+            (hits[0], hits[1]),
+            (tries[0], tries[1]),
+            kept.claimed + reached.claimed,
+            kept.own_hits + reached.was_right,
+        )
 
     def with_honesty(self, hits: float, claimed: float) -> Chances:
         """The chances after so many hits where so many were claimed, after nodes of any kind."""
         (h0, h1), (t0, t1) = self.hits, self.tries
-        return Chances((h0 + hits, h1), (t0 + claimed, t1), self.claimed + claimed)
+        tries = t0 + claimed, t1
+        return Chances((h0 + hits, h1), tries, self.claimed + claimed, self.own_hits)
+
+    def for_another_text(self) -> Chances:
+        """The chances where a text begins, which has shown nothing yet."""
+        return replace(self, own_hits=0.0)
 
     def faded(self, kept: float) -> Chances:
         (h0, h1), (t0, t1) = self.hits, self.tries
-        return Chances((kept * h0, kept * h1), (kept * t0, kept * t1), kept * self.claimed)
+        hits, tries = (kept * h0, kept * h1), (kept * t0, kept * t1)
+        return Chances(hits, tries, kept * self.claimed, kept * self.own_hits)
 
     @property
     def honesty(self) -> float:
@@ -44,8 +57,8 @@ class Chances:
 
     @property
     def proof(self) -> float:
-        """Share of the honesty that was observed; 0 before anything was seen."""
-        return sum(self.hits) / (sum(self.hits) + 1)
+        """Share of the hit rates that the text at work has shown itself; 0 before its first hit."""
+        return self.own_hits / (self.own_hits + 1)
 
     def line(self, confidence: float, length: int) -> list[float]:
         """Chances of 1, 2, ... nodes in a line below a node of this confidence, if it stands."""

@@ -32,8 +32,6 @@ from edgespec.values import PassReport
 
 SAFE_MARGIN = 1.2
 """Times as fast as without guesses that they must have been, where a text has no credit left."""
-PROVEN_RISK = 2.0
-"""Times its credit that a text may risk in one round on what was shown before it began."""
 
 
 class Point(NamedTuple):
@@ -128,11 +126,14 @@ class RoundPlanner:
         if not known.is_sure or guessing_rate * plain_s <= 1:
             return none
         read_s = known.reading_s(text.unread)
-        margin = 1.0 if self.credit_s > 0 else SAFE_MARGIN
-        if known.proven * plain_s > margin * known.seconds > 0:
+        proven_rate, least = known.proven_rate, SAFE_MARGIN
+        if self.credit_s > 0:
+            proven_rate = max(proven_rate, known.line_rate(self.n_texts, self.max_rows))
+            least = 1.0
+        if proven_rate * plain_s > least:
             n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
-            gained_s = n_tokens * (plain_s - known.seconds / known.proven)
-            return free if gained_s > 2 * read_s else none
+            gained_s = n_tokens * (plain_s - 1 / proven_rate)
+            return free if gained_s > read_s else replace(none, rehearses=self._rehearsal)
         credit_s = self.credit_s - text.unpaid_s(read_s)
         # a trial verifies a guess, or it tells nothing
         row_s = known.curve.second(2) - known.curve.second(1)
@@ -219,18 +220,18 @@ class RoundPlanner:
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
         # a path that claims too much at each of its nodes claims far too much at its end
-        doubts = min(1.0, known.chances.honesty) ** tree.depth[: len(tree)]
-        honest = tree.cumulative[: len(tree)] * doubts
+        doubts = known.chances.honesty ** tree.depth[: len(tree)]
+        honest = np.minimum(1.0, tree.cumulative[: len(tree)] * doubts)
         expected = np.cumsum(honest[order]) - 1.0
         n_nodes = len(order)
-        proven = self.n_texts + known.chances.proof * expected
         n_others = self.n_texts - 1
         n_taken = n_others + self.n_prompt_rows
         most = max(1, min(self.max_rows - n_taken, len(rows)))
         rows = rows[:most] + n_taken
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
-        pass_s -= np.maximum(0.0, self._saved_beside_s(rows))
-        step_s, plain_s = known.step_s, self._plain_s
+        # what grows beside a pass has half of the cores
+        pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
+        step_s = known.step_s
         late = known.best_of_late(self.n_texts)
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
@@ -243,9 +244,7 @@ class RoundPlanner:
                 values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.credit_s != math.inf:
                 risk_s, left_s = seconds - pass_s[0], max(0.0, plan.credit_s - spent_s)
-                is_proven = proven[: len(values)] >= seconds / plain_s
-                is_covered = risk_s <= np.where(is_proven, PROVEN_RISK * left_s, left_s)
-                values = np.where(is_covered, values, -math.inf)
+                values = np.where(risk_s <= left_s, values, -math.inf)
             at = len(values) - 1 - int(values[::-1].argmax())
             if values[at] > best_value + 1e-12:
                 best_value = float(values[at])
@@ -282,7 +281,12 @@ class RoundPlanner:
 
     def begin_text(self, n_unread: int, room: int) -> RoundPlanner:
         """The value for a new text of at most `room` tokens; the draft has not read `n_unread`."""
-        return replace(self, account=TextAccount(unread=n_unread, room=room))
+        chances = self.experience.chances.for_another_text()
+        return replace(
+            self,
+            experience=replace(self.experience, chances=chances),
+            account=TextAccount(unread=n_unread, room=room),
+        )
 
     def join_text(self, n_unread: int, room: int) -> RoundPlanner:
         """The value for one more text beside those at work."""
@@ -319,10 +323,12 @@ class RoundPlanner:
         if not self.account.unread:
             return self
         known = self.experience.observe_reading(self.account.unread, seconds)
+        # what other programs held up is not charged to guesses
+        charged_s = min(seconds, known.reading_s(self.account.unread))
         return replace(
             self,
             experience=known.observe_foreign(tried),
-            account=self.account.with_reading(seconds),
+            account=self.account.with_reading(charged_s),
         )
 
     def observe(self, outcome: RoundOutcome) -> RoundPlanner:

@@ -5,6 +5,7 @@ Frozen values that answer each round with their successor. They read no clock an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -206,10 +207,21 @@ class Experience:
 
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of the best rounds of late and one on lines that are only imagined."""
-        steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
-        tokens = n_texts * (1 + np.cumsum(self.chances.line(0.0, len(steps))))
-        seconds = self.guessing_s(steps, n_texts)
+        tokens, seconds = self._lines(n_texts, max_rows, 1.0)
         return float(self.best_of_late(n_texts).rate_with(tokens, seconds).max())
+
+    def line_rate(self, n_texts: int, max_rows: int) -> float:
+        """Tokens a second of lines of the best length by how often guesses were right in this text,
+        whatever confidences they had."""
+        tokens, seconds = self._lines(n_texts, max_rows, self.chances.proof)
+        return float((tokens / np.maximum(seconds, 1e-9)).max())
+
+    def _lines(self, n_texts: int, max_rows: int, share: float) -> tuple[Floats, Floats]:
+        """Tokens and seconds of rounds on lines of 1, 2, ... guesses in each text, of which a share
+        is as often right as usual."""
+        steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
+        tokens = n_texts * (1 + share * np.cumsum(self.chances.line(0.0, len(steps))))
+        return tokens, self.guessing_s(steps, n_texts)
 
     def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1) -> Floats:
         """Seconds of rounds of so many draft steps, each of which hangs a node in every text."""
@@ -217,9 +229,10 @@ class Experience:
         return pass_s + n_steps * self.step_s + self.overhead_s
 
     @property
-    def proven(self) -> float:
-        """Tokens that the best rounds of late would have brought by what guesses were worth."""
-        return self.rounds + self.chances.proof * self.chances.honesty * self.claimed
+    def proven_rate(self) -> float:
+        """Tokens a second of the best rounds of late by what guesses were worth in this text."""
+        proven = self.rounds + self.chances.proof * self.chances.honesty * self.claimed
+        return proven / self.seconds if self.seconds > 0 else 0.0
 
     # What is learnt
 
@@ -247,7 +260,8 @@ class Experience:
         """The value after the draft read so many tokens."""
         if n_tokens < PassCurve.shortest_prompt or not seconds:
             return self
-        token_s = self._mean(self.seen_token_read_s, seconds / n_tokens)
+        expected_s = self.reading_s(n_tokens) / n_tokens
+        token_s = self._mean(self.seen_token_read_s, seconds / n_tokens, expected_s)
         return replace(self, seen_token_read_s=token_s)
 
     def observe_foreign(self, tried: Sequence[Rehearsed]) -> Experience:
@@ -268,7 +282,7 @@ class Experience:
         at = 0
         while at < len(tried):
             line = np.array([one.confidence for one in tried[at:]])
-            honest = np.cumprod(min(1.0, chances.honesty) * line)
+            honest = np.cumprod(np.minimum(1.0, chances.honesty * line))
             accepted = np.cumsum([0.0, *honest])
             steps = np.arange(len(accepted))
             round_s = self.guessing_s(steps)
@@ -290,7 +304,7 @@ class Experience:
         """The value after a free drafter was tried on the text. It says something if its guesses
         would have been `margin` times as fast as none, else nothing of those of a model."""
         after = self.observe_rehearsal(found)
-        return after if after.proven * after.plain_s > margin * after.seconds else self
+        return after if after.proven_rate * after.plain_s > margin else self
 
     def observe(self, outcome: RoundOutcome) -> Experience:
         """The value after a round."""
@@ -327,7 +341,8 @@ class Experience:
         if outcome.reading_s <= max(outcome.growing_s, self.step_s):  # its caches are warm
             rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
             overhead_s = self._mean(overhead_s, max(0.0, rest_s))
-            step_s = self._mean(step_s, outcome.growing_s / steps) if steps else step_s
+            if steps:
+                step_s = self._mean(step_s, outcome.growing_s / steps, self.step_s)
         saved_steps = 0.2 * steps
         if beside:
             kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
@@ -343,12 +358,14 @@ class Experience:
             plain_tokens=self.plain_tokens + outcome.expected_s / self.plain_s,
         )
 
-    def _mean(self, before: float, now_s: float) -> float:
-        """A fading mean that begins with the first value, where the slowness is 1. Other work makes
-        things take longer, nothing makes them faster: what took longer moves it little."""
+    def _mean(self, before: float, now_s: float, expected_s: float = 0.0) -> float:
+        """A fading mean, where the slowness is 1. Other work makes things take longer, nothing
+        makes them faster: what took longer moves it little, and a first value that took longer than
+        `expected_s` counts half."""
         now = now_s / self.curve.times
         if not before:
-            return now
+            expected = expected_s / self.curve.times or now
+            return min(now, math.sqrt(now * expected))
         share = 0.1 if now > before else 0.4
         return before + share * (min(now, PassCurve.largest_rise * before) - before)
 

@@ -119,7 +119,7 @@ def test_looking_far_ahead_asks_the_curve_no_more_often(monkeypatch: pytest.Monk
         n_asked = 0
         value.imagined(plan, line(0.9))
         counts.append(n_asked)
-    assert counts == [3, 3]
+    assert counts == [2, 2]
 
 
 def test_nothing_is_tried_before_a_pass_was_seen() -> None:
@@ -268,6 +268,40 @@ def test_a_draft_that_has_read_most_of_a_text_is_tried_on_what_it_reads() -> Non
     assert cold(50).observe(plain).account.unread == 51
 
 
+def test_a_reading_that_other_work_held_up_is_charged_in_part() -> None:
+    """It is not known yet how long the draft takes to read, but for its size."""
+    value = begun(draft_share=0.05, prompt_token_s=0.02)
+    value = with_account(value, unread=100)
+    assert value.experience.reading_s(100) == pytest.approx(0.1)
+    read = value.observe_reading(0.9)
+    assert read.experience.reading_s(100) == pytest.approx(0.3)
+    assert read.account.saved_s == pytest.approx(-0.3)
+    assert value.observe_reading(0.05).account.saved_s == pytest.approx(-0.05)
+
+
+def test_a_draft_that_is_right_more_often_than_it_says_is_believed_more() -> None:
+    modest = planner()
+    told = Chances((27.0, 0.0), (30.0, 0.0), claimed=15.0)
+    modest = replace(modest, experience=replace(modest.experience, chances=told))
+    likely, plan = line(*[0.55] * 7), unlimited(modest)
+    assert modest.best(plan, likely).n_rows == 8
+    assert planner(0.55).best(plan, likely).n_rows < 8
+
+
+def test_what_grows_beside_a_pass_saves_half_of_it_at_most() -> None:
+    """A step that other work made slow made rounds shorter than nothing."""
+    value = with_experience(planner(0.8, curve(*RESIDENT, read_s=0.5)), kept_s=9.0)
+    pass_s = value.experience.curve.second(2)
+    assert value.best(unlimited(value), line(0.9)).seconds >= 0.5 * pass_s
+
+
+def test_hits_in_other_texts_prove_nothing_about_this_one() -> None:
+    value = planner()
+    assert value.experience.chances.proof > 0.9
+    assert value.begin_text(0, 99).experience.chances.proof == 0
+    assert value.begin_text(0, 99).experience.chances.hits == value.experience.chances.hits
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_draft_reads_the_text_if_it_would_have_guessed_its_end(is_right: bool) -> None:
     tried = [Rehearsed(0.97, is_right, 0.99, is_right)] * 15
@@ -315,5 +349,5 @@ def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
     few = replace(
         few, experience=replace(few.experience, rounds=4.0, claimed=9.0, plain_tokens=9.0)
     )
-    assert few.sharing(2, n_prompt_rows=0).experience.proven == 0
-    assert few.sharing(1, n_prompt_rows=5).experience.proven > 0
+    assert few.sharing(2, n_prompt_rows=0).experience.proven_rate == 0
+    assert few.sharing(1, n_prompt_rows=5).experience.proven_rate > 0

@@ -85,3 +85,9 @@ def test_bursts_of_other_work_do_not_make_trees_smaller(machine: str) -> None:
         for burst in (1.0, 3.0)
     )
     assert disturbed <= 1.05 * calm
+
+
+def test_a_long_prompt_that_the_draft_has_not_read_does_not_keep_it_from_guessing() -> None:
+    """Reading it had to save twice what it takes, by the first eight tokens alone: 0.99."""
+    text = replace(TEXTS["good"], seed=1, n_prompt=400)
+    assert gain("in memory", text, 48) >= 1.15
