@@ -14,7 +14,8 @@ from edgespec.cli.fetching import NamedPair
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 
-PAIR = NamedPair("embedded", Path("t.gguf"), embedded_pair().draft, "0123456789abcdef")
+OWN = embedded_pair()
+PAIR = NamedPair("embedded", OWN.target, OWN.draft, "0123456789abcdef")
 
 
 @pytest.fixture
