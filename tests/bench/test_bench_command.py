@@ -175,7 +175,7 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded pair as it is: a bench of seconds."""
     target = tmp_path / "target.gguf"
     shutil.copy(embedded_pair().target, target)
-    monkeypatch.setattr(bench.demo, "enlarged", lambda *args: target)
+    monkeypatch.setattr(bench.demo, "enlarged", lambda pair, *_: (target, pair.draft))
 
 
 def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys):

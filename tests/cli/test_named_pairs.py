@@ -87,7 +87,7 @@ def test_another_name_is_answered_with_those_that_there_are() -> None:
 
 def test_a_target_that_is_as_large_already_is_not_enlarged(target: Path) -> None:
     pair = fetching.pair_named("smollm2", Console())
-    assert demo.enlarged(pair, 4, Console()) == (target, None)
+    assert demo.enlarged(pair, 4, Console()) == (target, pair.draft)
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
