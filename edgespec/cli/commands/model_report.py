@@ -67,11 +67,7 @@ def list_table(models: Sequence[ListedModel]) -> list[str]:
         )
         for listed in models
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    ]
+    return _aligned([head, *rows], n_left=len(head))
 
 
 def list_notes(models: Sequence[ListedModel]) -> list[str]:
@@ -217,21 +213,25 @@ def drafters_table(fits: Mapping[Path, PairFit], lookups: SourcesFit) -> list[st
             (draft.stem, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}")
         )
     rows.append(("lookups alone", "", *("" for _ in sizes), f"{lookups.tokens_per_pass:.2f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
     return [
         f"Tokens per pass by guesses in a tree, of {some.n_tokens:,} tokens that the target wrote "
         f"after {some.n_prompts} prompts, greedily:",
         "",
-        *(
-            "  ".join(
-                cell.rjust(width) if column else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ),
+        *_aligned(rows, n_left=1),
         *(f"note: {note}" for note in notes),
     ]
+
+
+def _aligned(rows: Sequence[Sequence[str]], n_left: int) -> list[str]:
+    """The rows in columns, the first `n_left` flush left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = list(map(str.rjust, row, widths))
+        cells[:n_left] = map(str.ljust, row[:n_left], widths)
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def enlarge_report(written: EnlargeReport) -> dict[str, Any]:
