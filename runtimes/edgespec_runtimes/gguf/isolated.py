@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.isolation import (
+    NUMBER_BYTES,
     Channel,
     IsolatedAnswer,
     IsolatedOpened,
@@ -38,38 +39,63 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(channel: Channel, control: socket.socket) -> None:
     settings: IsolatedSettings = channel.receive()
-    models: list[LanguageModel | PreparedGguf] = []
-    Thread(target=_obey, args=(control, models), daemon=True).start()
+    running = _RunningCall()
+    Thread(target=_obey, args=(control, running), daemon=True).start()
     try:
         prepared = PreparedGguf(settings.request, read_header(settings.request.path))
         prepared.is_isolated = True
         prepared.adopt(settings.offloading)
-        models.append(prepared)
+        running.begin(0, prepared)
         model = prepared.load(settings.plan, lambda *now: channel.send(("progress", now)))
+        running.end()
         prepared.close()
         assert isinstance(model, KeepsState)
     except EdgespecError as error:
         channel.send(IsolatedAnswer(error=error))
         return
-    models.append(model)
     channel.send(IsolatedAnswer(IsolatedOpened(model.info, model.state_origin)))
     try:
         while True:
-            name, args = channel.receive()
-            _answer(channel, model, name, args)
+            number, name, args = channel.receive()
+            running.begin(number, model)
+            _answer(channel, running, model, name, args)
     finally:
         model.close()
 
 
-def _obey(control: socket.socket, models: list[LanguageModel | PreparedGguf]) -> None:
-    """Cancel what runs whenever the other process asks; end where it is gone."""
-    while control.recv(1):
-        if models:
-            models[-1].cancel()
+class _RunningCall:
+    """The call that runs, by its number: a request to cancel it that arrives late cancels no
+    other one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._number = -1
+        self._model: LanguageModel | PreparedGguf | None = None
+
+    def begin(self, number: int, model: LanguageModel | PreparedGguf) -> None:
+        with self._lock:
+            self._number, self._model = number, model
+
+    def end(self) -> None:
+        with self._lock:
+            self._model = None
+
+    def cancel(self, number: int) -> None:
+        with self._lock:
+            if self._model is not None and number == self._number:
+                self._model.cancel()
+
+
+def _obey(control: socket.socket, running: _RunningCall) -> None:
+    """Cancel the call whose number the other process sends; end where it is gone."""
+    while len(number := control.recv(NUMBER_BYTES, socket.MSG_WAITALL)) == NUMBER_BYTES:
+        running.cancel(int.from_bytes(number, "little"))
     os._exit(0)
 
 
-def _answer(channel: Channel, model: Any, name: str, args: tuple[Any, ...]) -> None:
+def _answer(
+    channel: Channel, running: _RunningCall, model: Any, name: str, args: tuple[Any, ...]
+) -> None:
     value, error, shape = None, None, None
     try:
         if name == "prefill":
@@ -84,6 +110,7 @@ def _answer(channel: Channel, model: Any, name: str, args: tuple[Any, ...]) -> N
             value = getattr(model, name)(*args)
     except EdgespecError as failure:
         error = failure
+    running.end()
     array = value if isinstance(value, np.ndarray) else None
     if array is not None:
         array, value, shape = np.ascontiguousarray(array), None, array.shape

@@ -35,6 +35,8 @@ _PROGRAM = (
     "import sys; from edgespec_runtimes.gguf.isolated import main; sys.exit(main(sys.argv[1:]))"
 )
 _HEADER_BYTES = 8
+NUMBER_BYTES = 8
+"""Size of a call's number, by which it is cancelled."""
 _POLL_S = 0.1
 _END_S = 10.0
 """Seconds that the process has to free everything when it is closed."""
@@ -151,6 +153,8 @@ class IsolatedModel:
         self._where = where
         self._users = Users("the model")
         self._failure: EdgespecError | None = None
+        self._n_calls = 0
+        self._is_running = True  # loading is call 0
         ours, theirs = socket.socketpair()
         control, controlled = socket.socketpair()
         self._channel, self._control = Channel(ours), control
@@ -179,6 +183,7 @@ class IsolatedModel:
         except BaseException:
             self._users.close(lambda: None, self._release)
             raise
+        self._is_running = False
         assert isinstance(opened, IsolatedOpened)
         self.info = opened.info
         self.state_origin = opened.origin
@@ -211,8 +216,10 @@ class IsolatedModel:
         return self._paging
 
     def cancel(self) -> None:
+        if not self._is_running:
+            return
         try:
-            self._control.send(b"c")
+            self._control.sendall(self._n_calls.to_bytes(NUMBER_BYTES, "little"))
         except OSError:  # it is gone
             return
 
@@ -245,8 +252,13 @@ class IsolatedModel:
         with self._users.use():
             if self._failure is not None:
                 raise self._failure
-            self._tell((name, args))
-            answer = self._answer(progress, hand_over, read)
+            self._n_calls += 1
+            self._is_running = True
+            try:
+                self._tell((self._n_calls, name, args))
+                answer = self._answer(progress, hand_over, read)
+            finally:
+                self._is_running = False
             self.n_committed = answer.n_committed
             self.last_report, self._paging = answer.report, answer.paging
             if answer.error is not None:
