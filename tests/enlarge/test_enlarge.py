@@ -23,6 +23,7 @@ from gguf_files import ARRAY, STRING, TYPE_CODES, U32, Gguf, Tensor, pack_weight
 MIB = 1 << 20
 TOKENS = [5, 80, 2, 290, 41, 0, 7]
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+ROUTER = "blk.1.ffn_gate_inp.weight"
 ROUNDING = 1e-5
 """Largest difference of logits, as a share of their spread: a tied head sums in another order, and
 a kernel may take the end of a row of floats in other portions."""
@@ -102,6 +103,48 @@ def test_a_mixture_chooses_and_computes_the_same(tmp_path: Path, kind: str) -> N
     validate(header)
     assert report.factor == 2
     assert header.tensors_by_name["blk.0.ffn_up_exps.weight"].shape == (128, 128, 8)
+    expected, found = logits(source, TOKENS), logits(out, TOKENS)
+    assert np.abs(found - expected).max() <= ROUNDING * np.ptp(expected)
+
+
+def tiny_fine_mixture() -> Gguf:
+    """A dense layer, then one with experts of half the width beside one that all tokens use."""
+    dense, model = tiny_llama(ffn=64, tied=False), tiny_mixture()
+    random = np.random.default_rng(6)
+    model.metadata = {
+        key.replace("llama.", "ernie4_5-moe."): value for key, value in model.metadata.items()
+    }
+    model.metadata |= {
+        "general.architecture": (STRING, "ernie4_5-moe"),
+        "ernie4_5-moe.leading_dense_block_count": (U32, 1),
+        "ernie4_5-moe.interleave_moe_layer_step": (U32, 1),
+        "ernie4_5-moe.expert_feed_forward_length": (U32, 32),
+        "ernie4_5-moe.expert_shared_feed_forward_length": (U32, 96),
+    }
+    first = [tensor for tensor in dense.tensors if tensor.name.startswith("blk.0.ffn_")]
+    others = [tensor for tensor in model.tensors if ".ffn_" not in tensor.name]
+    others += [t for t in model.tensors if t.name in ("blk.1.ffn_norm.weight", ROUTER)]
+    model.tensors = [*others, *first]
+    for suffix, width, *experts in (("exps", 32, 8), ("shexp", 96)):
+        for name, extent in (("gate", (64, width)), ("up", (64, width)), ("down", (width, 64))):
+            shape = (*extent, *experts)
+            values = random.standard_normal(shape[::-1]).astype(np.float32) * 0.15
+            whole = f"blk.1.ffn_{name}_{suffix}.weight"
+            packed = pack_weights(values, "Q8_0")
+            model.tensors.append(Tensor(whole, shape, TYPE_CODES["Q8_0"], packed))
+    return model
+
+
+def test_shared_experts_and_dense_layers_compute_the_same(tmp_path: Path) -> None:
+    source, out = tiny_fine_mixture().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
+    report = enlarge(source, out, 14 * MIB)
+    header = read_header(out)
+    validate(header)
+    assert report.factor == 2
+    last = f"blk.{header.n_layers - 1}."
+    assert header.tensors_by_name[f"{last}ffn_up_exps.weight"].shape == (128, 64, 8)
+    n_dense = sum(tensor.name.endswith("ffn_up.weight") for tensor in header.tensors)
+    assert 1 < n_dense == header.metadata["ernie4_5-moe.leading_dense_block_count"]
     expected, found = logits(source, TOKENS), logits(out, TOKENS)
     assert np.abs(found - expected).max() <= ROUNDING * np.ptp(expected)
 

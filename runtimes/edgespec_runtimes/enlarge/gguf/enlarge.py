@@ -33,6 +33,8 @@ from edgespec_runtimes.gguf.file.validation import validate
 if TYPE_CHECKING:
     from edgespec.ports import Progress
 
+ARCHITECTURES = ("llama", "ernie4_5-moe")
+"""LLaMA, dense or a mixture, and the LLaMA that has dense layers first and shared experts."""
 FACTORS = (16, 8, 4, 2, 1)
 """Numbers of copies, K, the largest first."""
 FEWEST_LAYERS = 24
@@ -136,16 +138,18 @@ class _GgufPlan:
 
 def _shape(header: GgufFile) -> LlamaShape:
     """Dimensions of the source. Raises ModelError unless it is a LLaMA, dense or a mixture."""
-    if header.architecture != "llama":
+    if header.architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{header.path} has the architecture {header.architecture}: only llama can be enlarged"
+            f"{header.path} has the architecture {header.architecture}: only "
+            f"{' and '.join(ARCHITECTURES)} can be enlarged"
         )
     if original := header.metadata.get(ENLARGED_FROM):
         raise ModelError(f"{header.path} is enlarged already: start from {original}")
     heads = header.integer(header.key("attention.head_count"))
+    ffn = header.integer(header.key("feed_forward_length"))
     return LlamaShape(
         hidden=header.embedding_length,
-        ffn=header.integer(header.key("feed_forward_length")),
+        ffn=ffn,
         heads=heads,
         kv_heads=header.integer(header.key("attention.head_count_kv"), heads),
         head_size=header.integer(
@@ -154,6 +158,8 @@ def _shape(header: GgufFile) -> LlamaShape:
         vocabulary=header.n_vocab,
         tied="output.weight" not in header.tensors_by_name,
         experts=header.integer(header.key("expert_count"), 0),
+        expert_ffn=header.integer(header.key("expert_feed_forward_length"), ffn),
+        shared_ffn=header.integer(header.key("expert_shared_feed_forward_length"), 0),
     )
 
 
@@ -193,7 +199,7 @@ def _choose(header: GgufFile, plan: Callable[[int, int], _GgufPlan], size_bytes:
 def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _GgufPlan:
     layers = spread(header.n_layers, n_layers)
     tensors = tuple(_grown_tensors(header, shape, factor, layers))
-    head = _head(header, shape.grown(factor), tensors, n_layers)
+    head = _head(header, shape.grown(factor), tensors, layers)
     return _GgufPlan(factor, layers, tensors, head, header.alignment)
 
 
@@ -234,10 +240,13 @@ def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int)
 
 
 def _head(
-    header: GgufFile, grown: LlamaShape, tensors: tuple[_GgufTensor, ...], n_layers: int
+    header: GgufFile,
+    grown: LlamaShape,
+    tensors: tuple[_GgufTensor, ...],
+    layers: tuple[LayerCopy, ...],
 ) -> bytes:
     """All bytes before the weights; metadata that does not change is the source's."""
-    changed = _metadata(header, grown, tensors, n_layers)
+    changed = _metadata(header, grown, tensors, layers)
     kept = [
         entry
         for key, entry in header.entries.items()
@@ -251,12 +260,15 @@ def _head(
 
 
 def _metadata(
-    header: GgufFile, grown: LlamaShape, tensors: tuple[_GgufTensor, ...], n_layers: int
+    header: GgufFile,
+    grown: LlamaShape,
+    tensors: tuple[_GgufTensor, ...],
+    layers: tuple[LayerCopy, ...],
 ) -> dict[str, int | str]:
     """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
     parameters = sum(tensor.n_elements for tensor in tensors)
     integers = {
-        "block_count": n_layers,
+        "block_count": len(layers),
         "embedding_length": grown.hidden,
         "feed_forward_length": grown.ffn,
         "attention.head_count": grown.heads,
@@ -265,6 +277,13 @@ def _metadata(
         "attention.value_length": grown.head_size,
         "rope.dimension_count": grown.head_size,
     }
+    if header.architecture != "llama":
+        n_dense = header.integer(header.key("leading_dense_block_count"), 0)
+        integers |= {
+            "leading_dense_block_count": sum(layer.source < n_dense for layer in layers),
+            "expert_feed_forward_length": grown.expert_ffn,
+            "expert_shared_feed_forward_length": grown.shared_ffn,
+        }
     changed: dict[str, int | str] = {
         "general.name": f"{header.name}, enlarged",
         "general.size_label": f"{parameters / 1e6:.0f}M",

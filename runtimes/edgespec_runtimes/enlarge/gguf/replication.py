@@ -64,12 +64,21 @@ class LlamaShape:
     tied: bool
     """True if the head is the embedding, transposed."""
     experts: int = 0
-    """Experts of every layer; 0 for one feed-forward network."""
+    """Experts of a layer; 0 for one feed-forward network."""
+    expert_ffn: int = 0
+    """Hidden units of an expert."""
+    shared_ffn: int = 0
+    """Hidden units that all tokens use, beside the experts that they choose."""
 
     def grown(self, factor: int) -> LlamaShape:
         """The shape of `factor` copies. KV heads stay as they are, hence a layer's KV cache too."""
         return replace(
-            self, hidden=self.hidden * factor, ffn=self.ffn * factor, heads=self.heads * factor
+            self,
+            hidden=self.hidden * factor,
+            ffn=self.ffn * factor,
+            heads=self.heads * factor,
+            expert_ffn=self.expert_ffn * factor,
+            shared_ffn=self.shared_ffn * factor,
         )
 
 
@@ -159,15 +168,24 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
 
 
 def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
-    """Roles of a mixture's router and its stacked experts: rows of one expert make a run."""
-    residual, ffn, experts = shape.hidden, shape.ffn, shape.experts
+    """Roles of a mixture's router, of its stacked experts, in which rows of one expert make a run,
+    and of what all tokens use."""
+    residual, ffn, experts = shape.hidden, shape.expert_ffn, shape.experts
     gate_or_up = Role((residual, ffn, experts), columns=residual, rows=ffn, reads=True)
+    shared = shape.shared_ffn
+    shared_gate_or_up = Role((residual, shared), columns=residual, rows=shared, reads=True)
     return {
         "ffn_gate_inp.weight": Role((residual, experts), columns=residual, reads=True),
         "ffn_gate_exps.weight": gate_or_up,
         "ffn_up_exps.weight": gate_or_up,
         "ffn_down_exps.weight": Role(
             (ffn, residual, experts), columns=ffn, rows=residual, reads=True, feeds_residual=True
+        ),
+        "exp_probs_b.bias": Role((experts,)),
+        "ffn_gate_shexp.weight": shared_gate_or_up,
+        "ffn_up_shexp.weight": shared_gate_or_up,
+        "ffn_down_shexp.weight": Role(
+            (shared, residual), columns=shared, rows=residual, reads=True, feeds_residual=True
         ),
     }
 
