@@ -65,6 +65,19 @@ def batched(passes: Sequence[Pass], size: int) -> list[Pass]:
     ]
 
 
+def of_layer(passes: Sequence[Pass], layer: int) -> list[Pass]:
+    """The same tokens of a model that has no other layer."""
+    return [[(0, dict(one)[layer])] for one in passes]
+
+
+def distinct(passes: Sequence[Pass], size: int) -> float:
+    """Experts of a layer that so many neighbouring tokens choose together, on average."""
+    whole = len(passes) // size * size
+    return float(
+        np.mean([len(np.unique(ids)) for one in batched(passes[:whole], size) for _, ids in one])
+    )
+
+
 def misses(passes: Iterable[Pass], eviction: LeastLikely, n_fitting: int) -> list[int]:
     """Experts read in every pass, by a cache that holds so many, whatever their layers."""
     there: set[tuple[int, int]] = set()

@@ -22,6 +22,11 @@ TYPES = {
     "F16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
 EXPERT_TENSORS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+SHARED_TENSORS = {
+    "shared_gate": "ffn_gate_shexp",
+    "shared_up": "ffn_up_shexp",
+    "shared_down": "ffn_down_shexp",
+}
 ROUTER = "ffn_gate_inp.weight"
 LICENCE = "PSF-2.0"
 
@@ -33,7 +38,7 @@ def convert(checkpoint: Path, tokenizer: Path, out: Path, *, name: str, kind: st
     model = load(checkpoint)
     tensor_type, file_type = TYPES[kind]
     unfinished = out.with_suffix(".part")
-    writer = gguf.GGUFWriter(unfinished, "llama")
+    writer = gguf.GGUFWriter(unfinished, architecture(model.config))
     add_description(writer, name, file_type)
     add_shape(writer, model.config)
     add_tokenizer(writer, json.loads(tokenizer.read_text(encoding="utf-8")))
@@ -57,6 +62,13 @@ def load(checkpoint: Path) -> LlamaForCausalLM:
     return kind.from_pretrained(checkpoint, dtype=torch.float32)
 
 
+def architecture(config: LlamaConfig) -> str:
+    """llama.cpp's LLaMA may be a mixture, but has neither shared experts nor dense layers first;
+    ERNIE 4.5 is a LLaMA that has both."""
+    experts = getattr(config, "experts", {})
+    return "ernie4_5-moe" if experts.get("n_shared") or experts.get("n_dense_first") else "llama"
+
+
 def add_description(writer: gguf.GGUFWriter, name: str, file_type: gguf.LlamaFileType) -> None:
     writer.add_type("model")
     writer.add_name(name)
@@ -74,12 +86,17 @@ def add_shape(writer: gguf.GGUFWriter, config: LlamaConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    if hasattr(config, "experts"):
-        writer.add_feed_forward_length(config.experts["width"])
-        writer.add_expert_count(config.experts["n_experts"])
-        writer.add_expert_used_count(config.experts["n_used"])
+    if experts := getattr(config, "experts", None):
+        writer.add_expert_count(experts["n_experts"])
+        writer.add_expert_used_count(experts["n_used"])
+    if architecture(config) == "llama":
+        writer.add_feed_forward_length(experts["width"] if experts else config.intermediate_size)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_leading_dense_block_count(experts["n_dense_first"])
+        writer.add_interleave_moe_layer_step(1)
+        writer.add_expert_feed_forward_length(experts["width"])
+        writer.add_expert_shared_feed_forward_length(experts["n_shared"] * experts["width"])
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
@@ -115,14 +132,15 @@ def tensors(model: LlamaForCausalLM) -> list[tuple[str, np.ndarray]]:
         named.append((name, values))
         if mixture and name.endswith("ffn_norm.weight"):
             layer = int(name.split(".")[1])
-            named += expert_tensors(weights, layer, mixture["n_experts"])
+            if layer >= mixture.get("n_dense_first", 0):
+                named += expert_tensors(weights, layer, mixture["n_experts"])
     return named
 
 
 def expert_tensors(
     weights: dict[str, torch.Tensor], layer: int, n_experts: int
 ) -> list[tuple[str, np.ndarray]]:
-    """A layer's router and its experts, stacked: [expert, rows, columns]."""
+    """A layer's router, its experts, stacked: [expert, rows, columns], and those of all tokens."""
     at = f"model.layers.{layer}.mlp."
     named = [(f"blk.{layer}.{ROUTER}", weights[f"{at}router.weight"].numpy())]
     for theirs, ours in EXPERT_TENSORS.items():
@@ -132,6 +150,10 @@ def expert_tensors(
         else:
             stacked = values.reshape(n_experts, -1, values.shape[1])
         named.append((f"blk.{layer}.{ours}.weight", np.ascontiguousarray(stacked)))
+    for theirs, ours in SHARED_TENSORS.items():
+        if f"{at}{theirs}.weight" in weights:
+            values = weights[f"{at}{theirs}.weight"].numpy()
+            named.append((f"blk.{layer}.{ours}.weight", values))
     return named
 
 

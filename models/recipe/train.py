@@ -22,14 +22,16 @@ from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
 from edgespec_runtimes.adapt import llama, weights
 from edgespec_runtimes.gguf.file.header import read_header
 from fit import Loss, device, fit, next_token_loss, windows
-from mixture import upcycled, with_balance
+from mixture import COARSE, FINE, ExpertShape, upcycled, with_balance
 from release import release, release_mixture
+from to_gguf import convert
 from tokenizer import train_tokenizer, write_tokens
 
 SEED = 20240924
 TARGET_NAME = "edgespec-target"
 DRAFT_NAME = "edgespec-draft"
 MIXTURE_NAME = "edgespec-mixture"
+FINE_MIXTURE_NAME = "edgespec-fine-mixture"
 # training times of the shipped models, on two shared cores; see the model card
 TARGET_MINUTES, SAMPLING_MINUTES, DRAFT_MINUTES, MIXTURE_MINUTES = 65.0, 3.0, 21.0, 50.0
 
@@ -130,11 +132,30 @@ def train_draft(place: RecipeFolders, sampling_s: float, budget_s: float) -> Non
 
 
 def train_mixture(place: RecipeFolders, target: LlamaForCausalLM, budget_s: float) -> None:
-    """Upcycle the target, and distil it into the mixture."""
-    torch.manual_seed(SEED)
-    loss = with_balance(distillation_loss(target))
-    distil(place, MIXTURE_NAME, upcycled(target), target, loss, budget_s)
+    """Upcycle the target, and distil it into the mixture that ships."""
+    distil_mixture(place, MIXTURE_NAME, COARSE, target, budget_s)
     release_mixture(place.checkpoint(MIXTURE_NAME), place.tokenizer, place.out)
+
+
+def train_fine_mixture(place: RecipeFolders, target: LlamaForCausalLM, budget_s: float) -> None:
+    """The same with many small experts; it does not ship, and is written to the work folder."""
+    name = FINE_MIXTURE_NAME
+    distil_mixture(place, name, FINE, target, budget_s)
+    out = place.work / f"{name}-q8_0.gguf"
+    convert(place.checkpoint(name), place.tokenizer, out, name=name, kind="Q8_0")
+
+
+def distil_mixture(
+    place: RecipeFolders,
+    name: str,
+    shape: ExpertShape,
+    target: LlamaForCausalLM,
+    budget_s: float,
+) -> None:
+    torch.manual_seed(SEED)
+    stream = np.load(place.tokens("train"))
+    model = upcycled(target, shape, next(windows([stream], shapes.N_CONTEXT // 2, 32, SEED)))
+    distil(place, name, model, target, with_balance(distillation_loss(target)), budget_s)
 
 
 def distil(
@@ -201,6 +222,11 @@ def main() -> None:
         help="begin with the target that --out has, and train nothing but the mixture",
     )
     parser.add_argument(
+        "--fine-mixture-only",
+        action="store_true",
+        help="the same with 128 experts, into --work: that mixture does not ship",
+    )
+    parser.add_argument(
         "--export-python",
         type=Path,
         help="interpreter of an environment with the extra `export`; without it no ONNX is made",
@@ -209,9 +235,10 @@ def main() -> None:
     place = RecipeFolders(options.out, options.work)
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.mixture_only:
+    if options.mixture_only or options.fine_mixture_only:
         prepare_shipped(place)
-        train_mixture(place, load_shipped(place, TARGET_NAME), 60.0 * options.mixture_minutes)
+        train = train_fine_mixture if options.fine_mixture_only else train_mixture
+        train(place, load_shipped(place, TARGET_NAME), 60.0 * options.mixture_minutes)
         return
     prepare(place)
     train_target(place, 60.0 * options.target_minutes)
