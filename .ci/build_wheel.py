@@ -145,8 +145,18 @@ def licence_files(source: Path) -> list[Path]:
 
 def openmp(build: Path) -> Path:
     """GCC's OpenMP library, which few systems have without a compiler."""
-    asked = [cached(build, "CMAKE_C_COMPILER"), "-print-file-name=libgomp.so.1"]
+    asked = [compiler(build), "-print-file-name=libgomp.so.1"]
     return Path(subprocess.run(asked, check=True, text=True, stdout=subprocess.PIPE).stdout.strip())
+
+
+def compiler(build: Path) -> str:
+    """The C compiler. The cache lacks one that a toolchain file names."""
+    (described,) = build.glob("CMakeFiles/*/CMakeCCompiler.cmake")
+    found = re.search(
+        r'^set\(CMAKE_C_COMPILER "(.*)"\)$', described.read_text("utf-8"), re.MULTILINE
+    )
+    assert found is not None
+    return found[1]
 
 
 def cached(build: Path, name: str) -> str:

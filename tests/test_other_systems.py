@@ -1,39 +1,67 @@
-"""What of other systems can be seen on this one: every module is imported where Python says that it
-runs on macOS or Windows, without the functions that only Linux, or only POSIX, has."""
+"""What of other systems can be seen on this one: every module is imported, and commands run, where
+Python says that it is on macOS or Windows, without the functions that only Linux or POSIX has."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 POSIX_MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 LINUX_NAMES = {
-    "os": ("O_DIRECT", "posix_fadvise", "sched_getaffinity"),
-    "mmap": ("MADV_HUGEPAGE", "MADV_NOHUGEPAGE"),
+    "os": (
+        *("O_DIRECT", "copy_file_range", "eventfd", "memfd_create", "pipe2", "posix_fadvise"),
+        *("posix_fallocate", "sched_getaffinity", "splice"),
+    ),
+    "mmap": ("MADV_HUGEPAGE", "MADV_NOHUGEPAGE", "MAP_POPULATE"),
+    "select": ("epoll",),
+    "socket": ("MSG_CMSG_CLOEXEC", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "TCP_QUICKACK"),
 }
 POSIX_NAMES = {
-    "os": ("fork", "getuid", "geteuid", "killpg", "mkfifo", "preadv", "RTLD_NOLOAD", "sysconf"),
+    "os": (
+        *("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "RTLD_LAZY", "RTLD_NOLOAD", "fchmod", "fork"),
+        *("geteuid", "getpgid", "getuid", "killpg", "mkfifo", "pread", "preadv", "pwrite"),
+        *("readv", "register_at_fork", "set_blocking", "setsid", "sysconf", "uname"),
+    ),
     "mmap": ("MADV_DONTNEED", "MAP_ANONYMOUS", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE"),
-    "signal": ("SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1", "pthread_sigmask"),
+    "signal": (
+        *("SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGUSR1", "alarm"),
+        *("pthread_sigmask", "setitimer"),
+    ),
+    "socket": ("AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "recv_fds", "send_fds"),
+    "time": ("tzset",),
 }
-IMPORTS = """
-import importlib, json, pkgutil, sys, sysconfig
-system, modules, names, others = json.loads(sys.argv[1])
+PRETEND = """
+import ctypes, importlib, json, pkgutil, platform, sys, sysconfig
+system, modules, names, others, commands = json.loads(sys.argv[1])
 for module in others:  # what others do on such a system is theirs to test
     try:
         importlib.import_module(module)
     except ImportError:
         pass
-sysconfig.get_config_vars()
+sysconfig.get_config_vars(), platform.uname()
+if system == "win32":  # what Windows has, told by this system's
+    import psutil
+    info = psutil.Process.memory_info
+    psutil.Process.memory_info = lambda self: WindowsMemory(info(self).rss)
+    class WindowsMemory:
+        def __init__(self, rss):
+            self.rss = self.peak_wset = rss
+    load = ctypes.CDLL.__init__
+    ctypes.CDLL.__init__ = lambda self, name=None, *rest, **more: load(
+        self, None if name == "msvcrt" else name, *rest, **more
+    )
 sys.platform = system
 for module in modules:
     sys.modules[module] = None
 for module, left_out in names:
     for name in left_out:
         vars(importlib.import_module(module)).pop(name, None)
+"""
+IMPORTS = """
 for package in map(importlib.import_module, ("edgespec", "edgespec_runtimes")):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if found.name.endswith("__main__"):
@@ -44,6 +72,12 @@ for package in map(importlib.import_module, ("edgespec", "edgespec_runtimes")):
             if error.name not in ("torch", "transformers"):
                 raise
 """
+COMMANDS = """
+from edgespec.cli.entry import main
+for command in commands:
+    if code := main(command):
+        sys.exit(f"{command[0]} ended with {code}")
+"""
 OTHERS = (
     *("asyncio", "concurrent.futures", "ctypes.util", "http.server", "multiprocessing", "numpy"),
     *("numpy.random", "psutil", "pydantic", "subprocess", "tempfile", "urllib.request", "uuid"),
@@ -52,7 +86,8 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize(
+GENERATE = ("generate", "-m", "target", "-md", "draft", "-p", "class", "-n", "4", "-t", "1")
+SYSTEMS = pytest.mark.parametrize(
     ("system", "modules", "names"),
     [
         ("darwin", (), [LINUX_NAMES]),
@@ -60,12 +95,43 @@ OTHERS = (
     ],
     ids=["macOS", "Windows"],
 )
+
+
+def run_as_if_on(
+    system: str,
+    modules: Sequence[str],
+    names: Sequence[dict[str, tuple[str, ...]]],
+    code: str,
+    commands: Sequence[Sequence[str]] = (),
+) -> str:
+    """What the code printed. A process that fails fails the test."""
+    left_out = [[module, found] for group in names for module, found in group.items()]
+    said = json.dumps([system, modules, left_out, OTHERS, commands])
+    command = [sys.executable, "-c", PRETEND + code, said]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@SYSTEMS
 def test_every_module_is_imported(
     system: str, modules: tuple[str, ...], names: list[dict[str, tuple[str, ...]]]
 ) -> None:
-    left_out = [[module, found] for group in names for module, found in group.items()]
-    said = json.dumps([system, modules, left_out, OTHERS])
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS, said], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_as_if_on(system, modules, names, IMPORTS)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """What `GENERATE` writes on this system."""
+    pytest.importorskip("llama_cpp")
+    return run_as_if_on(sys.platform, (), (), COMMANDS, [GENERATE])
+
+
+@SYSTEMS
+def test_a_text_is_written_and_the_machine_examined(
+    system: str, modules: tuple[str, ...], names: list[dict[str, tuple[str, ...]]], text: str
+) -> None:
+    printed = run_as_if_on(system, modules, names, COMMANDS, [GENERATE, ["doctor"]])
+    assert printed.startswith(text)
+    assert "no problems" in printed
+    assert "cgroups" not in printed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -65,7 +66,9 @@ def _processor(root: Path) -> Iterator[Finding]:
 
 def _memory(root: Path) -> Iterator[Finding]:
     total, available = process.total_bytes(root), process.available_bytes(root)
-    says = f"{format_size(available)} free of {format_size(total)}, cgroups taken into account"
+    says = f"{format_size(available)} free of {format_size(total)}"
+    if sys.platform == "linux":
+        says += ", cgroups taken into account"
     yield Finding("memory", "for this process", says)
     budget = process.auto_budget(process.process_rss_bytes(root), available, total)
     yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -186,7 +187,7 @@ class DirectReader(Closeable):
         n = 0
         while n < len(target):
             try:
-                got = os.preadv(descriptor, [target[n:]], offset + n)
+                got = _read_at(descriptor, target[n:], offset + n)
             except OSError as exc:
                 if exc.errno == errno.EINVAL and self._direct[run.file_index]:
                     descriptor = self._reopen_plain(run.file_index)
@@ -209,6 +210,14 @@ class DirectReader(Closeable):
     def close(self) -> None:
         while self._files:
             os.close(self._files.pop())
+
+
+def _read_at(descriptor: int, into: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [into], offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows, where no two threads read a file
+    with FileIO(descriptor, closefd=False) as file:
+        return file.readinto(into)
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:

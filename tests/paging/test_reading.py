@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 import re
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.errors import WeightReadError
@@ -74,6 +76,15 @@ def test_a_run_that_is_longer_than_one_read_arrives_whole(
     monkeypatch.setattr("edgespec.paging.reader.READ_BYTES", BLOCK_BYTES)
     with DirectReader([weights]) as reader:
         assert whole(reader) == weights.read_bytes()
+
+
+def test_without_preadv_as_on_windows_the_file_is_read_from_where_it_should(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "preadv", raising=False)
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    with DirectReader([weights]) as reader:
+        assert [whole(reader), whole(reader)] == [weights.read_bytes()] * 2
 
 
 def fail_with_einval(
@@ -164,6 +175,11 @@ def fails_looking_into(memory: AlignedMemory) -> None:
 def test_memory_that_is_read_into_as_a_whole_asks_for_huge_pages(sparse: bool, flag: str) -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel has no huge pages")
+    advice = mmap.MADV_NOHUGEPAGE if sparse else mmap.MADV_HUGEPAGE
+    with mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as plain:
+        plain.madvise(advice)
+        if flag not in flags_of(np.frombuffer(plain, np.uint8).ctypes.data):
+            pytest.skip("the system drops such advice, as qemu-user does")
     with AlignedMemory(4 << 20, sparse) as memory:
         assert flag in flags_of(memory.address)
 
