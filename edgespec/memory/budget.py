@@ -210,7 +210,7 @@ def plan_memory(
     room = budget_bytes - _total(fixed) - _total(paged)
     expert_bytes = 0
     if experts is not None:
-        dense_bytes = sum(segment.slot_bytes for segment in segmentations[0])
+        dense_bytes = _slot_bytes(segmentations[0])
         expert_bytes = room_for_experts(experts, dense_bytes, _least_ring(segmentations), room)
     cut = _choose_cut(segmentations, room - expert_bytes)
     segments = segmentations[cut]
@@ -282,9 +282,14 @@ def _least_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
     return min(_ring(segments, LEAST_RING_SLOTS) for segments in segmentations)
 
 
+def _slot_bytes(segments: Sequence[SegmentSize]) -> int:
+    return sum(segment.slot_bytes for segment in segments)
+
+
 def _choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int:
+    """Index of the coarsest cut that needs no ring, or no large one."""
     for index, segments in enumerate(segmentations):
-        if _ring(segments, RING_SLOTS) <= RING_SHARE * room:
+        if _slot_bytes(segments) <= room or _ring(segments, RING_SLOTS) <= RING_SHARE * room:
             return index
     rings = [_ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
     return rings.index(min(rings))
@@ -296,7 +301,7 @@ def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], in
     Segments far larger than the others (an output head) come first: streamed, they would make
     the ring as large as themselves.
     """
-    if sum(segment.slot_bytes for segment in segments) <= room:
+    if _slot_bytes(segments) <= room:
         return frozenset(range(len(segments))), 0
     first = _oversized(segments)
     best: tuple[int, frozenset[int], int] = (-1, frozenset(), 0)

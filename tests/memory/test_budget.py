@@ -159,6 +159,14 @@ def test_whatever_the_room_a_mixtures_plan_keeps_to_it(room: int) -> None:
     assert not plan.pinned or plan.ring_bytes or plan.n_pinned == 20
 
 
+def test_a_cut_that_takes_a_little_more_room_does_not_make_dense_weights_stream() -> None:
+    """A finer cut wastes more on whole blocks; the experts leave room for the coarse one."""
+    fine = [SegmentSize(f"part {i}", 10, 11) for i in range(20)]
+    plan = plan_memory(150 + 200 + 400, FIXED, [layers(2, 100), fine], experts=EXPERTS)
+    assert plan.streamed_bytes == plan.ring_bytes == 0
+    assert plan.expert_bytes == 400
+
+
 def test_a_batch_of_a_prompt_finds_room_for_a_layers_experts_before_dense_weights_are_pinned() -> (
     None
 ):
