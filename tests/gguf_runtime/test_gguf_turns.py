@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama.recurrent import N_CHECKPOINTS
+from edgespec_runtimes.gguf.llama.rows import RowBatch
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from paging_contract import load_paged
@@ -65,13 +67,13 @@ def open_model(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Open]:
 def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each pass from now on."""
     rows: list[int] = []
-    decode = GgufModel._compute_batch
+    compute = RowBatch.compute
 
-    def counting(model: GgufModel) -> int:
-        rows.append(model._batch.n_tokens)
-        return decode(model)
+    def counting(batch: RowBatch, context: Any) -> int:
+        rows.append(batch.n_rows)
+        return compute(batch, context)
 
-    monkeypatch.setattr(GgufModel, "_compute_batch", counting)
+    monkeypatch.setattr(RowBatch, "compute", counting)
     return rows
 
 
@@ -105,7 +107,7 @@ def test_a_cancelled_answer_leaves_the_prompt(open_model: Open, n_rows: list[int
     with Engine(model, None, EngineSettings()) as engine:
         answer = ask(engine, prompt)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model, "_compute_batch", lambda: 2)
+            patch.setattr(model._batch, "compute", lambda context: 2)
             with pytest.raises(EdgespecError, match="aborted"):
                 ask(engine, [*prompt, *answer])
         n_rows.clear()

@@ -22,6 +22,7 @@ from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
 from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME
 from edgespec_runtimes.gguf.model import GgufModel
 
@@ -161,11 +162,11 @@ class GgufBlockHead(GgufModel):
         with self._running(len(tokens)):
             self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
             try:
-                sequences = [[self._block_sequence]] * len(tokens)
+                rows = Rows(tokens, [*places], [[self._block_sequence]] * len(tokens))
                 if self._borrowed is not None:
                     self._borrowed.fetch(tokens)
                 # the graph computes logits of all rows, so that all are asked for
-                self._decode(tokens, places, sequences, range(len(tokens)), {})
+                self._decode(rows, range(len(rows)), {})
             finally:
                 self._memory.remove(self._block_sequence, -1, -1)
 

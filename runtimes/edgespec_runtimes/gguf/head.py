@@ -22,6 +22,7 @@ from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
+from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import likely_first
 from edgespec_runtimes.gguf.model import GgufModel
 
@@ -45,7 +46,6 @@ class GgufHead(GgufModel):
         """Opens as `GgufModel` does; from then on `borrowed` is its own."""
         super().__init__(*parts, **settings)
         self._borrowed = borrowed
-        self._named: set[int] = set()
         """Tokens of the next computation."""
         self.feature_layers: Sequence[int] = head.layers
         self._width = len(head.layers) * head.n_values
@@ -211,28 +211,19 @@ class GgufHead(GgufModel):
             raise EdgespecError(f"llama.cpp failed to fuse features (code {code})")
         into[:] = self._outputs(len(states))
 
-    def _fill_batch(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]],
-        with_logits: Collection[int],
-    ) -> None:
-        self._named = set(tokens)
-        features = self._inputs if with_logits else self._features[list(positions)]
+    def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
+        features = self._inputs if with_logits else self._features[list(rows.positions)]
         lib.llama_batch_ext_clear(self._pairs)
-        rows = zip(tokens, positions, sequences, features, strict=True)
-        for token, position, ids, feature in rows:
+        columns = zip(rows.tokens, rows.positions, rows.sequences, features, strict=True)
+        for token, position, ids, feature in columns:
             index = lib.llama_batch_ext_add_token(self._pairs, ids[0], token)
             for sequence in ids[1:]:
                 lib.llama_batch_ext_add_seq(self._pairs, index, sequence)
             self._place(index, position)
             lib.llama_batch_ext_set_embd_token(self._pairs, index, _values(feature))
             lib.llama_batch_ext_set_output_logits(self._pairs, index, bool(with_logits))
-
-    def _compute_batch(self) -> int:
         if self._borrowed is not None:
-            self._borrowed.fetch(self._named)
+            self._borrowed.fetch(set(rows.tokens))
         return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._pairs))
 
     def _place(self, index: int, place: int) -> None:

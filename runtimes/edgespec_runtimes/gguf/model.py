@@ -1,7 +1,7 @@
 """The port on llama.cpp: one class for draft and target, weights resident or paged.
 
-Knows batches, sequences and logits; `weights` provides the weights, `llama.sequences` assigns
-branches to sequences.
+`llama.rows` assembles the rows of a pass, `llama.sequences` assigns branches to sequences, and
+`weights` provides the weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from edgespec_runtimes.gguf.llama.reference_kernels import (
     ReferenceKernels,
     captured_backends,
 )
-from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
+from edgespec_runtimes.gguf.llama.rows import ForestRows, RowBatch, Rows
+from edgespec_runtimes.gguf.llama.sequences import HOME, Texts
 from edgespec_runtimes.gguf.weights import PagedWeights
 
 _ABORTED = 2
@@ -123,7 +124,7 @@ class GgufModel:
         self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
         self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
         self._recurrent = RecurrentText(self._memory, self._texts, checkpoint_bytes)
-        self._batch = lib.llama_batch_init(shape.largest_batch, 0, shape.n_seq)
+        self._batch = RowBatch(shape.largest_batch, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
 
@@ -167,9 +168,8 @@ class GgufModel:
             positions = range(branches.n_committed, branches.n_committed + size)
             layout.make_room(size)
             self._kernels.prepare(size, layout.top + size, in_tiles)
-            before = {text: start}
-            homes = [[branches.home]] * size
-            self._decode(chunk, positions, homes, range(0), before, report)
+            rows = Rows(chunk, [*positions], [[branches.home]] * size)
+            self._decode(rows, range(0), {text: start}, report)
             branches.extend(size)
             if self._tap is not None and text == 0:
                 n_known = min(size, max(0, len(self._recurrent.lag) - begin))
@@ -192,48 +192,22 @@ class GgufModel:
             raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
         if not self.info.tree_capable:
             return [self._evaluate_lines(parts[0])]
-        tokens: list[int] = []
-        positions: list[int] = []
-        sequences: list[list[int]] = []
-        rows: list[list[int]] = []
-        row_of_key: dict[int, int] = {}
-        read_rows = range(0)
         with self._running(n_rows):
             layout = self._texts.layout
             layout.make_room(n_rows)
             committed = {p.text: self._texts.all[p.text].n_committed for p in parts}
             self._kernels.prepare(n_rows, layout.top + n_rows, in_tiles=False)
-            for text, _, nodes, reads in parts:  # before guesses, whose cells may soon be free
-                assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
-                branches = self._texts.all[text]
-                if text == 0:
-                    read_rows = range(len(tokens), len(tokens) + len(reads))
-                tokens += map(int, reads)
-                positions += range(committed[text], committed[text] + len(reads))
-                sequences += [[branches.home]] * len(reads)
-                branches.extend(len(reads))
-            n_read = len(tokens)
             try:
-                for text, tree, nodes, _ in parts:
-                    branches = self._texts.all[text]
-                    ordered = likely_first(tree, nodes)
-                    row_of = {node: len(tokens) - n_read + n for n, node in enumerate(ordered)}
-                    rows.append([row_of[node] for node in nodes])
-                    tokens += (int(tree.token[node]) for node in ordered)
-                    begin = branches.n_committed
-                    positions += (begin + int(tree.depth[node]) for node in ordered)
-                    sequences += branches.place(tree, ordered)
-                    if text == 0:
-                        row_of_key = {int(tree.key[node]): n_read + n for node, n in row_of.items()}
+                rows = ForestRows.of(parts, self._texts)
             except UsageError:
                 self._texts.truncate(committed)
                 raise
-            self._decode(tokens, positions, sequences, range(n_read, n_rows), committed)
+            self._decode(rows, range(rows.n_read, n_rows), committed)
             if self._tap is not None:
-                self._tap.hand_over(committed.get(0, 0), read_rows, n_rows)
-                self._tap.keep(row_of_key, n_rows)
+                self._tap.hand_over(committed.get(0, 0), rows.first_reads, n_rows)
+                self._tap.keep(rows.row_of_key, n_rows)
             logits = self._logits(n_nodes)
-            return [logits[mine] for mine in rows]
+            return [logits[order] for order in rows.orders]
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`evaluate_together` of a recurrent model's text."""
@@ -244,9 +218,7 @@ class GgufModel:
         with self._running(n_rows):
             lines.copy_state()
             self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
-            self._decode(
-                rows.tokens, rows.positions, rows.sequences, with_logits, {HOME: committed}
-            )
+            self._decode(rows, with_logits, {HOME: committed})
             lines.take_in()
             if self._tap is not None:
                 self._tap.hand_over(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
@@ -268,7 +240,8 @@ class GgufModel:
             with self._running(n_rows), suppress(Cancelled):
                 self._stop.set()
                 homes = [[self._texts.all[0].home]] * n_rows
-                self._decode([0] * n_rows, range(n_rows), homes, range(n_rows), {0: 0})
+                rows = Rows([0] * n_rows, [*range(n_rows)], homes)
+                self._decode(rows, range(n_rows), {0: 0})
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
@@ -363,32 +336,29 @@ class GgufModel:
 
     def _release(self) -> None:
         self._paging = self.paging()
-        lib.llama_batch_free(self._batch)
+        self._batch.free()
         lib.llama_free(self._context)
         self._context = None
         close_all(self._model.close, *((self._weights.close,) if self._weights else ()))
 
     def _decode(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]],
+        rows: Rows,
         with_logits: Collection[int],
         committed: Mapping[int, int],
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
         """One llama_decode. On failure each text's prefix goes back to its `committed` tokens."""
-        self._fill_batch(tokens, positions, sequences, with_logits)
         failure: BaseException | None = None
         code = 0
-        span = self._trace.span(Track.TARGET, "pass").note(tokens=len(tokens))
+        span = self._trace.span(Track.TARGET, "pass").note(tokens=len(rows))
         try:
             if self._tap is not None:
                 self._tap.begin_pass()
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
-                code = self._compute_batch()
+                code = self._compute(rows, with_logits)
             self._n_passes += 1
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc
@@ -405,29 +375,10 @@ class GgufModel:
             self._roll_back(committed)
             raise failure
 
-    def _fill_batch(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]],
-        with_logits: Collection[int],
-    ) -> None:
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        # each access to a field of the struct makes a new pointer
-        rows = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
-        row_token, row_position, row_n_ids, row_ids, row_logits = rows
-        for i, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
-            row_token[i] = token
-            row_position[i] = position
-            row_n_ids[i] = len(ids)
-            ids_of_row = row_ids[i]
-            for j, sequence in enumerate(ids):
-                ids_of_row[j] = sequence
-            row_logits[i] = i in with_logits
-
-    def _compute_batch(self) -> int:
-        return int(lib.llama_decode(self._context, self._batch))
+    def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
+        """llama.cpp's answer to a pass over `rows`."""
+        self._batch.fill(rows, with_logits)
+        return self._batch.compute(self._context)
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:

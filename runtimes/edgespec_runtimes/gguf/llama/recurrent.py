@@ -15,24 +15,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
+from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
 
 N_CHECKPOINTS = 4
 """States that are kept: a prompt may leave out what was thought in the calls of several tools."""
 
 
-class LineRows(NamedTuple):
-    """The rows of a pass, and the first one of each node."""
+@dataclass(slots=True)
+class LineRows(Rows):
+    """The rows of a pass over lines."""
 
-    tokens: list[int]
-    positions: list[int]
-    sequences: list[list[int]]
-    row_of: dict[int, int]
+    row_of: dict[int, int] = field(default_factory=dict)
+    """First row of each node."""
 
 
 class RecurrentText:
@@ -61,15 +62,14 @@ class RecurrentText:
         before = [*self.lag, *map(int, reads)]
         longest = max(map(len, lines), default=0)
         begin = self._text.n_committed
-        found = LineRows([], [], [], {})
+        found = LineRows()
         for sequence, line in enumerate(lines or [[]]):
             for place, node in enumerate(line):
-                found.row_of.setdefault(node, len(found.tokens) + len(before) + place)
+                found.row_of.setdefault(node, len(found) + len(before) + place)
             tokens = [*before, *(int(tree.token[node]) for node in line)]
             tokens += tokens[-1:] * (longest - len(line))
-            found.tokens.extend(tokens)
-            found.positions.extend(range(begin, begin + len(tokens)))
-            found.sequences.extend([[sequence]] * len(tokens))
+            positions = range(begin, begin + len(tokens))
+            found.extend(tokens, positions, [[sequence]] * len(tokens))
         self._first = [int(tree.key[node]) for node in lines[0]] if lines else []
         self._n_before, self._n_lines = len(before), max(1, len(lines))
         return found

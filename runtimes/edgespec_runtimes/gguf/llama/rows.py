@@ -1,0 +1,114 @@
+"""Rows of one pass over several texts, and llama.cpp's batch that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec.ports.texts import PassPart
+from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
+
+
+@dataclass(slots=True)
+class Rows:
+    """Token, position and sequences of each row of a pass."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[list[int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[list[int]],
+    ) -> None:
+        self.tokens.extend(tokens)
+        self.positions.extend(positions)
+        self.sequences.extend(sequences)
+
+
+@dataclass(slots=True)
+class ForestRows(Rows):
+    """The rows of several texts' trees, after the tokens that are read of their prompts."""
+
+    n_read: int = 0
+    """Rows of prompts, which come first: the cells of guesses may soon be free."""
+    first_reads: range = range(0)
+    """Rows of the prompt of text 0."""
+    orders: list[list[int]] = field(default_factory=list)
+    """Row of each node of each part, counted from `n_read`."""
+    row_of_key: dict[int, int] = field(default_factory=dict)
+    """Row of each node of text 0, by its key."""
+
+    @classmethod
+    def of(cls, parts: Sequence[PassPart], texts: Texts) -> ForestRows:
+        """Place the rows of `parts` in cells and sequences; tokens that are read join the committed
+        prefixes. Raises UsageError where there are too few branches."""
+        rows = cls()
+        begins = {part.text: texts.all[part.text].n_committed for part in parts}
+        for text, _, nodes, reads in parts:
+            assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
+            if text == 0:
+                rows.first_reads = range(len(rows), len(rows) + len(reads))
+            branches, begin = texts.all[text], begins[text]
+            homes = [[branches.home]] * len(reads)
+            rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
+            branches.extend(len(reads))
+        rows.n_read = len(rows)
+        for text, tree, nodes, _ in parts:
+            branches = texts.all[text]
+            begin, first = branches.n_committed, len(rows)
+            ordered = likely_first(tree, nodes)
+            row_of = {node: first + n for n, node in enumerate(ordered)}
+            rows.orders.append([row_of[node] - rows.n_read for node in nodes])
+            rows.extend(
+                [int(tree.token[node]) for node in ordered],
+                [begin + int(tree.depth[node]) for node in ordered],
+                branches.place(tree, ordered),
+            )
+            if text == 0:
+                rows.row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
+        return rows
+
+
+class RowBatch:
+    """llama.cpp's batch of the rows of a pass."""
+
+    def __init__(self, n_rows: int, n_sequences: int) -> None:
+        """Memory for so many rows of so many sequences each."""
+        self._batch = lib.llama_batch_init(n_rows, 0, n_sequences)
+
+    @property
+    def n_rows(self) -> int:
+        return int(self._batch.n_tokens)
+
+    def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
+        """Take `rows`, those whose numbers are in `with_logits` with logits."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        # each access to a field of the struct makes a new pointer
+        fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+        row_token, row_position, row_n_ids, row_ids, row_logits = fields
+        columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
+        for i, (token, position, ids) in enumerate(columns):
+            row_token[i] = token
+            row_position[i] = position
+            row_n_ids[i] = len(ids)
+            ids_of_row = row_ids[i]
+            for j, sequence in enumerate(ids):
+                ids_of_row[j] = sequence
+            row_logits[i] = i in with_logits
+
+    def compute(self, context: Any) -> int:
+        """llama_decode's result for the rows."""
+        return int(lib.llama_decode(context, self._batch))
+
+    def free(self) -> None:
+        lib.llama_batch_free(self._batch)
