@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=6, help="prompts of each file")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("-c", "--ctx-size", type=int, default=1024)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--guesses", type=int, default=16, help="verified by a pass, at most")
     parser.add_argument("--fallback", choices=list(FallbackName), default=FallbackName.FULL)
     parser.add_argument("--show", action="store_true", help="print lossy texts beside the target's")
@@ -64,7 +65,7 @@ def main() -> None:
     print("| T | rule | keeps |", " | ".join(files), "| other texts |")
     print("| --- " * (4 + len(files)), "|", sep="")
     with open_models(load, EngineSettings(draft_max=args.guesses)) as models:
-        for temperature in TEMPERATURES:
+        for temperature in args.temperatures:
             own = [texts(models, args, prompts, temperature) for prompts in files.values()]
             if args.memory:
                 print_row(args, temperature, "no draft", own, own)

@@ -75,10 +75,6 @@ class DrawingDrafter(ModelDrafter):
         self._draws = {key: self._draws[key] for key in self._opinions if key in self._draws}
         self._sure = {key: self._sure[key] for key in self._draws}
 
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        """Nothing: how often its draws are accepted, the text does not say."""
-        return []
-
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
         self._draws.clear()
