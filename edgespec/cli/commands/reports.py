@@ -253,11 +253,14 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
     best = _planner(plan, disk_bytes_per_s).prospect()
     tokens, n_guesses = 1 + best.accepted, best.n_rows - 1
-    guessed, usual = ", and guesses hardly pay", ""
+    guessed = ", and guesses hardly pay"
     if n_guesses:
-        guessed = f", {best.seconds / tokens:.2f} s with guesses of a draft"
-        usual = f"Trees of {n_guesses} guesses usually yield {tokens:.1f} tokens a pass. "
+        guessed = (
+            f", {best.seconds / tokens:.2f} s with a draft whose trees of {n_guesses} guesses "
+            f"yield {tokens:.1f} tokens a pass, as the embedded one's do"
+        )
     return (
         f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"
-        f"{usual}Computing may take longer: `edgespec doctor` with these models measures it."
+        "Computing may take longer, and other drafts guess less well: `edgespec doctor` with these "
+        "models measures it."
     )
