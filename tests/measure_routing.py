@@ -4,15 +4,22 @@ used list of every layer, and reads of edgespec's cache beside the fewest possib
     python tests/measure_routing.py MODEL.gguf [--tokens 400] [--warm-up 64] [--pass-tokens 1 4 16]
 
 The text is source that the recipe's models have not learnt. Shares are of all experts.
+
+    python tests/measure_routing.py MODEL.gguf --run RESULT.json
+
+prints instead the bytes that `edgespec generate --no-draft --json RESULT.json` read for a token,
+beside the fewest with the same room.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -66,13 +73,36 @@ def reads(passes: Sequence[Pass], n_experts: int, warm_up: int, pass_tokens: int
         )
 
 
+def of_run(path: Path, result: dict[str, Any]) -> str:
+    """The prompt but its last token is one pass, then every token is."""
+    rounds, experts = result["speculation"]["round_costs"], result["paging"]["experts"]
+    planned, n_prompt = result["plan"]["experts"], len(result["prompt_tokens"]) - 1
+    tokens = [*result["prompt_tokens"], *result["tokens"]]
+    alone = record(path, tokens[:-1], n_new=0, n_ctx=len(tokens))
+    passes = [*batched(alone[:n_prompt], n_prompt), *alone[n_prompt:]]
+    expert_bytes = planned["room_bytes"] / planned["n_layers"] / planned["n_experts"]
+    room = int(experts["cache_bytes"] / expert_bytes)
+    missed = float(np.mean(fewest_misses(passes, room)[1:]))
+    fewest = missed * experts["bytes_read"] / experts["misses"] + result["plan"]["streamed_bytes"]
+    read = float(np.mean([one["bytes_read"] for one in rounds]))
+    share = experts["cache_bytes"] / planned["room_bytes"]
+    return (
+        f"room for {share:.0%} of the experts: {read / 1e6:.2f} MB a token, fewest "
+        f"{fewest / 1e6:.2f}: {read / fewest:.2f} times"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--warm-up", type=int, default=64, help="first tokens, not counted")
     parser.add_argument("--pass-tokens", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--run", type=Path, metavar="RESULT.json")
     options = parser.parse_args()
+    if options.run:
+        print(of_run(options.model, json.loads(options.run.read_text(encoding="utf-8"))))
+        return
     header = read_header(options.model)
     n_experts = header.integer(header.key("expert_count"))
     passes = choices(options.model, options.tokens)
