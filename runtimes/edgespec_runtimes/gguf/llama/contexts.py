@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +18,7 @@ import llama_cpp.llama_cpp as lib
 from edgespec.errors import UsageError
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.gguf.llama.loading import Model
 
 CACHE_TYPES = {
@@ -105,6 +109,7 @@ class ContextShape:
         return p
 
 
+_Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
 
 _N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
@@ -120,7 +125,7 @@ much as two more in the tables of its scheduler (912 bytes a node were measured)
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
     """The sizes of a context of this shape; `model` comes from `load_sizes_only`."""
-    with log.captured() as lines:
+    with log.captured() as lines, _without_clearing():
         handle = lib.llama_init_from_model(model.handle, _params(model, shape))
         if not handle:
             raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")
@@ -165,13 +170,30 @@ def max_rollback(model: Model, wanted: int) -> StateSupport:
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
-    with log.captured() as lines:
+    with log.captured() as lines, _without_clearing():
         handle = lib.llama_init_from_model(model.handle, shape.params())
     if not handle:
         return StateSupport(0, False)
     n_rollback = int(lib.llama_n_rs_seq(handle))
     lib.llama_free(handle)
     return StateSupport(n_rollback, not any(line.startswith(_WINDOWS) for line in lines))
+
+
+@contextmanager
+def _without_clearing() -> Iterator[None]:
+    """While active, contexts that this thread makes for their sizes alone do not fill what they
+    allocate: recurrent states are allocated even then, and only what is written is in memory."""
+    library = abi.ggml()
+    clear = _Clear(ctypes.cast(library.ggml_backend_buffer_clear, ctypes.c_void_p).value or 0)
+    thread = threading.get_ident()
+
+    def clear_for_others(buffer: int, value: int) -> None:
+        if threading.get_ident() != thread:
+            clear(buffer, value)
+
+    names = ("ggml_backend_buffer_clear",)
+    with replaced_import(abi.library_path(), names, _Clear(clear_for_others)):
+        yield
 
 
 def free(context: Any) -> None:
