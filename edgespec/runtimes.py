@@ -169,6 +169,15 @@ class OffersGpu(Protocol):
 
 
 @runtime_checkable
+class GuessesItself(Protocol):
+    """Optional protocol of a runtime: some of its models have layers that guess for them. Such a
+    model is named as its own draft."""
+
+    def guesses_itself(self, path: Path) -> bool:
+        """True if the model has such layers, and they can be used. Raises ModelError."""
+
+
+@runtime_checkable
 class LendsDevices(Protocol):
     """Optional protocol of a runtime: it serves this machine's devices to other machines."""
 
@@ -250,6 +259,12 @@ def find(path: Path) -> Runtime:
 def _ends_with(path: Path, name: str) -> bool:
     """True if a file, or one of a folder's, has this ending."""
     return any(path.glob(f"*.{name}")) if path.is_dir() else path.suffix == f".{name}"
+
+
+def guesses_itself(path: Path) -> bool:
+    """True if a model is a draft for itself. Raises ModelError."""
+    runtime = find(path)
+    return isinstance(runtime, GuessesItself) and runtime.guesses_itself(path)
 
 
 def describe(path: Path) -> ModelDetails:

@@ -31,7 +31,7 @@ from gguf_files import (
     pack_weights,
     tiny_llama,
 )
-from zoo_species import COMMON_KEYS, Species, hyperparameters
+from zoo_species import COMMON_KEYS, EXPERTS_ONLY, Species, hyperparameters
 
 N_VOCAB = 512
 LARGER_VOCABULARIES = {"chameleon": 10240, "qwen3tts": 3072}
@@ -57,18 +57,69 @@ def write_model(
 ) -> Path:
     """`changes` are hyperparameters that differ from the tiny model's own; None leaves one out. A
     cousin has another last layer: as a draft it is right now and then."""
+    return random_model(path, species, changes, seed, cousin).write(path)
+
+
+GUESSING: dict[str, dict[str, Any]] = {"glm4moe": {"rope.dimension_sections": None}}
+"""Changes of models that guess for themselves, besides the layer that does."""
+
+
+def write_guessing(path: Path, architecture: str, knows: bool = False) -> Path:
+    """A model with a layer of its own that guesses (MTP). If it `knows`, the model's other layers
+    add nothing to the embedding of the last token, and it says what they say."""
+    species = Species(architecture, architecture in EXPERTS_ONLY)
+    changes = {"nextn_predict_layers": 1} | GUESSING.get(architecture, {})
+    model = random_model(path, species, changes)
+    if knows:
+        _make_predictable(model)
+    return model.write(path)
+
+
+def _make_predictable(model: Gguf) -> None:
+    tensors = {tensor.name: tensor for tensor in model.tensors}
+    for name, tensor in tensors.items():
+        if any(part in name for part in ("attn_output.", "ffn_down", "ssm_out.")):
+            tensor.data = bytes(len(tensor.data))
+        elif name.endswith("norm.weight") and ("nextn" in name or name == "output_norm.weight"):
+            sure = 4 if name == "output_norm.weight" else 1
+            tensor.data = np.full(tensor.shape, sure, "<f4").tobytes()
+    for name, tensor in tensors.items():
+        if name.endswith("nextn.eh_proj.weight"):
+            width = tensor.shape[1]
+            left = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
+            tensor.data = pack_weights(left.astype("<f4"), "Q8_0")
+        elif name.endswith("nextn.shared_head_norm.weight"):
+            tensor.data = tensors["output_norm.weight"].data
+        elif name.endswith("nextn.embed_tokens.weight"):
+            tensor.data = tensors["token_embd.weight"].data
+        elif name.endswith("nextn.shared_head_head.weight"):
+            tensor.data = tensors["output.weight"].data
+
+
+def random_model(
+    path: Path,
+    species: Species,
+    changes: dict[str, Any] | None = None,
+    seed: int = 0,
+    cousin: bool = False,
+) -> Gguf:
+    """The content of `write_model`; `path` is where scratch files may be."""
     model = Gguf(_metadata(species, changes or {}))
     n_layers = model.metadata[f"{species.architecture}.block_count"][1]
     wanted = tensors_wanted(model, path)
     tied = "output.weight" not in dict(wanted)
     unwanted = LEFT_OUT.get(species.architecture)
+    n_guessing = model.metadata.get(f"{species.architecture}.nextn_predict_layers", (U32, 0))[1]
+    guessing = tuple(f"blk.{layer}." for layer in range(n_layers - n_guessing, n_layers))
     for name, shape in wanted:
         if unwanted and unwanted in name:
             continue
+        if name.startswith(guessing) and name.endswith("scale"):
+            continue  # llama.cpp counts them even where it skips what they scale
         own_seed = seed + (cousin and name.startswith(f"blk.{n_layers - 1}."))
         kind, content = _weights(name, shape, own_seed, tied)
         model.tensors.append(Tensor(name, shape, TYPE_CODES[kind], content))
-    return model.write(path)
+    return model
 
 
 def impostor(architecture: str) -> Gguf:
@@ -154,7 +205,7 @@ def tensors_wanted(model: Gguf, beside: Path) -> list[tuple[str, tuple[int, ...]
     try:
         metadata = base.gguf_init_from_file(str(header).encode(), _GgufInitParams(True, None))
         parameters = lib.llama_model_default_params()
-        parameters.n_gpu_layers = 0
+        parameters.n_gpu_layers, parameters.load_mtp = 0, True
         made = lib.llama_model_init_from_user(metadata, note, None, parameters)
     finally:
         lib.llama_log_set(heard, data)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli import fetching
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
@@ -229,10 +229,26 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Let the draft or the head that there is for a fetched model guess for it."""
+    """Let the draft or the head that there is for a fetched model guess for it, or a model's own
+    layers."""
     if (name := packaged.named(settings["model"])) and (draft := packaged.draft_of(name)):
         settings["draft"] = draft
         notes.append(f"{draft.stem} guesses for {name}: --no-draft does without")
+    elif _guesses_itself(settings["model"]):
+        settings["draft"] = settings["model"]
+        notes.append(
+            f"{settings['model'].name} has a layer of its own that guesses (MTP): --no-draft does "
+            "without"
+        )
+
+
+def _guesses_itself(model: Path) -> bool:
+    from edgespec import runtimes
+
+    try:
+        return runtimes.guesses_itself(model)
+    except EdgespecError:
+        return False  # said later, by those who open it
 
 
 def _named_in(names: Names, role: str, args: Any) -> Any:

@@ -40,6 +40,7 @@ from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
+from edgespec.values import ModelInfo
 
 T = TypeVar("T")
 
@@ -125,6 +126,8 @@ class _Opening(Closeable):
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
+        self._own_notes: tuple[str, ...] = ()
+        """Notes about layers for guessing in the target's own file."""
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -251,6 +254,8 @@ class _Opening(Closeable):
                     f"{target.info.name} does not give its hidden states, which the head "
                     f"{draft.info.name} reads: name a GGUF target, or a whole model as the draft"
                 )
+            if settings.draft == settings.model:
+                _check_own_layers(target.info)
             if target.info.n_texts > 1:  # a head follows one text
                 target.close()
                 target = runtime.prepare(replace(request, n_texts=1))
@@ -265,6 +270,22 @@ class _Opening(Closeable):
         return prepared
 
     def _plan(self) -> MemoryPlan:
+        """The plan. A target's own layers for guessing are left out where they cannot be had."""
+        settings = self._settings
+        if settings.draft is None or settings.draft != settings.model:
+            return self._planned()
+        try:
+            return self._planned()
+        except (BudgetError, ModelError, UsageError) as error:
+            if not runtimes.guesses_itself(settings.model):
+                raise
+            self._settings = settings.model_copy(update={"draft": None})
+            close_all(*(prepared.close for prepared in self._prepared))
+            self._prepared.clear()
+            self._own_notes = (f"{settings.model.name} does not guess for itself: {error}",)
+            return self._planned()
+
+    def _planned(self) -> MemoryPlan:
         self._prepare()
         gpu_budget_bytes, gpu_rows = self._place_on_gpu()
         planned = self._divide()
@@ -322,6 +343,7 @@ class _Opening(Closeable):
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and of texts that cannot be generated at once."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
+        notes |= dict.fromkeys(self._own_notes)
         wanted, n_parallel = self._settings.n_parallel, self._n_parallel
         if wanted != "auto" and wanted > n_parallel:
             reason = self._prepared[0].info.name
@@ -382,6 +404,16 @@ def _check_arguments(
             f"{settings.names.of('draft')}"
         )
     return settings, engine_settings, arguments.callback("progress", progress)
+
+
+def _check_own_layers(target: ModelInfo) -> None:
+    """Raise UsageError where a model's own layers for guessing would be loaded for nothing."""
+    if not target.verifies_guesses:
+        raise UsageError("it keeps recurrent state, which cannot drop guesses that were wrong")
+    if target.n_texts > 1:
+        raise UsageError(
+            f"its layer for guessing follows one text, and --parallel asks for {target.n_texts}"
+        )
 
 
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:

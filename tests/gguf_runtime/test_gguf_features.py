@@ -4,7 +4,6 @@ within the plan, and without a trace in the logits."""
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +13,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.memory.budget import plan_memory
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.file.header import MetadataEntry, ValueType
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -125,16 +122,6 @@ def test_asking_changes_no_logit(path: Path) -> None:
             tree.add(ROOT, TOKENS[12], 0.5)
             rows.append(model.evaluate(tree, [0, 1]))
     assert np.array_equal(*rows)
-
-
-def test_layers_for_guessing_inside_the_target_are_not_used_and_a_note_says_so(path: Path) -> None:
-    key = "llama.nextn_predict_layers"
-    with closing(prepare(path)) as prepared:
-        plan = plan_memory(1 << 30, prepared.needs().rows_in_any_case(), (), ())
-        assert not any("(MTP)" in note for note in prepared.notes(plan))
-        entries = {**prepared._header.entries, key: MetadataEntry(key, ValueType.UINT32, 1, 0, 0)}
-        prepared._header = dataclasses.replace(prepared._header, entries=entries)
-        assert sum("(MTP)" in note for note in prepared.notes(plan)) == 1
 
 
 def test_another_text_gives_none(path: Path) -> None:

@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
+from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME
@@ -40,7 +40,7 @@ class GgufBlockHead(GgufModel):
         self,
         *parts: Any,
         head: HeadShape,
-        borrowed: BorrowedMatrices | None = None,
+        borrowed: CopiedWeights | None = None,
         **settings: Any,
     ) -> None:
         """Opens as `GgufModel` does; from then on `borrowed` is its own."""

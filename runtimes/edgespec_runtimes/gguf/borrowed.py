@@ -1,13 +1,13 @@
-"""Matrices that a head computes with and its file has not: its target's embeddings and output.
+"""Weights that a head computes with and that are in its target's file: embeddings, the output, and
+a layer for guessing (MTP) if the target has one.
 
-llama.cpp's graph of a head takes them from a context of the target. Here this is a context of sizes
-alone, whose tensors point to memory of the head's own: a paged target has its matrices in no
-place that stays.
+They are tensors of a model without weights, sizes alone or a mapping that is not read, which point
+to memory of the head's own: a paged target has its matrices in no place that stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgespec.concurrency.owning import Closeable, close_all
@@ -25,52 +25,48 @@ from edgespec_runtimes.gguf.row_tables import RowTable
 _SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 
 
-class BorrowedMatrices(Closeable):
-    """The output is read whole, embeddings by the rows that a pass names."""
+def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
+    """Memory that the matrices of a target take where a pass has up to `n_rows`."""
+    found = []
+    if shape.output is not None:
+        nbytes = _segment([shape.output]).slot_bytes
+        found.append(MemoryRow(owner, "copy of the target's output", nbytes))
+    if (looked_up := _looked_up(shape)) is not None:
+        nbytes = row_tables.bytes_for(looked_up, n_rows)
+        found.append(MemoryRow(owner, "rows of the target's embeddings", nbytes))
+    return found
 
-    def __init__(self, shape: HeadShape, target: GgufFile) -> None:
-        """Nothing is read before `fill`."""
+
+def layer_bytes(shape: HeadShape) -> int:
+    """Memory that the layer for guessing takes."""
+    return _segment(shape.own).slot_bytes
+
+
+class CopiedWeights(Closeable):
+    """Embeddings are read by the rows that a pass names, all others whole."""
+
+    def __init__(self, shape: HeadShape, target: GgufFile, model: loading.Model) -> None:
+        """Nothing is read before `fill`. `model` is the caller's."""
         self._shape = shape
         self._target = target
-        self._output = PinnedSegments()
+        self._model = model
+        self._copies = PinnedSegments()
         self._table: RowTable | None = None
-        self._stop = AbortFlag()
-        self._model = loading.load_sizes_only(target.path)
-        self.context: Any = None
-        """For llama.cpp, as the other context of the head's."""
-        try:
-            self.context = contexts.new_context(self._model, _SHAPE, None, self._stop)
-        except BaseException:
-            self.close()
-            raise
-
-    def rows(self, owner: str, n_rows: int) -> list[MemoryRow]:
-        """Memory that they take where a pass has up to `n_rows`."""
-        found = []
-        if self._segment is not None:
-            found.append(MemoryRow(owner, "copy of the target's output", self._segment.slot_bytes))
-        if self._looked_up is not None:
-            nbytes = row_tables.bytes_for(self._looked_up, n_rows)
-            found.append(MemoryRow(owner, "rows of the target's embeddings", nbytes))
-        return found
 
     def fill(self, n_rows: int, stop: AbortFlag) -> None:
-        """Read the output, and make room for the embeddings of `n_rows` tokens. Raises
+        """Read what is read whole, and make room for the embeddings of `n_rows` tokens. Raises
         WeightReadError."""
-        if self._segment is not None:
-            reader = open_reader(self._target.paths)
-            try:
-                base = self._output.load(self._segment, reader, stop.is_set)
-            finally:
-                reader.close()
-            (extent,) = self._segment.extents
-            assert self._shape.output is not None
-            offset = self._segment.locate(extent.file_index, extent.offset)
-            self._point(self._shape.output, base + offset)
-        if self._looked_up is not None:
-            path = self._target.paths[self._looked_up.file_index]
-            self._table = RowTable(self._looked_up, path, n_rows)
-            self._point(self._looked_up, self._table.address)
+        shape = self._shape
+        addresses = self._read(shape.own, stop) if shape.own else {}
+        if shape.output is not None:
+            addresses |= self._read([shape.output], stop)
+        if (looked_up := _looked_up(shape)) is not None:
+            path = self._target.paths[looked_up.file_index]
+            self._table = RowTable(looked_up, path, n_rows)
+            addresses[looked_up.name] = self._table.address
+        for name, tensor in self._model.tensors():
+            if name in addresses:
+                abi.GgmlTensor.from_address(tensor).data = addresses[name]
 
     def fetch(self, tokens: Iterable[int]) -> None:
         """Have the embeddings of `tokens` in memory. Raises WeightReadError."""
@@ -78,28 +74,48 @@ class BorrowedMatrices(Closeable):
             self._table.fetch(tokens)
 
     def close(self) -> None:
-        context, self.context = self.context, None
         table, self._table = self._table, None
-        close_all(
-            lambda: contexts.free(context),
-            self._model.close,
-            self._output.close,
-            *((table.close,) if table else ()),
-        )
+        close_all(self._copies.close, *((table.close,) if table else ()))
 
-    @property
-    def _segment(self) -> Segment | None:
-        entry = self._shape.output
-        if entry is None:
-            return None
-        return Segment(entry.name, [Extent(entry.file_index, entry.offset, entry.nbytes)])
+    def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
+        """Read tensors into one piece of memory; their addresses by name."""
+        segment = _segment(entries)
+        reader = open_reader(self._target.paths)
+        try:
+            base = self._copies.load(segment, reader, stop.is_set)
+        finally:
+            reader.close()
+        return {
+            entry.name: base + segment.locate(entry.file_index, entry.offset) for entry in entries
+        }
 
-    @property
-    def _looked_up(self) -> TensorEntry | None:
-        """The embeddings, unless they are there as the output."""
-        return None if self._shape.embeddings == self._shape.output else self._shape.embeddings
 
-    def _point(self, entry: TensorEntry, address: int) -> None:
-        for name, place in self._model.tensors():
-            if name == entry.name:
-                abi.GgmlTensor.from_address(place).data = address
+class BorrowedMatrices(CopiedWeights):
+    """Matrices for a head in a file of its own: llama.cpp's graph of it takes them from a context
+    of the target, which is one of sizes alone here."""
+
+    def __init__(self, shape: HeadShape, target: GgufFile) -> None:
+        """Nothing is read before `fill`."""
+        super().__init__(shape, target, loading.load_sizes_only(target.path))
+        self.context: Any = None
+        """For llama.cpp, as the other context of the head's."""
+        self._stop = AbortFlag()
+        try:
+            self.context = contexts.new_context(self._model, _SHAPE, None, self._stop)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        context, self.context = self.context, None
+        close_all(lambda: contexts.free(context), self._model.close, super().close)
+
+
+def _segment(entries: Sequence[TensorEntry]) -> Segment:
+    extents = [Extent(entry.file_index, entry.offset, entry.nbytes) for entry in entries]
+    return Segment(entries[0].name, extents)
+
+
+def _looked_up(shape: HeadShape) -> TensorEntry | None:
+    """The embeddings, unless they are there as the output."""
+    return None if shape.embeddings == shape.output else shape.embeddings

@@ -22,6 +22,7 @@ from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.mtp import can_guess, has_layers
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -130,6 +131,9 @@ class GgufRuntime:
             packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
         return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
 
+    def guesses_itself(self, path: Path) -> bool:
+        return can_guess(read_header(path))
+
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
         validate(header, as_draft=True)
@@ -137,11 +141,16 @@ class GgufRuntime:
 
 
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
-    if not is_head(header):
+    guesses_itself = _is_its_own_draft(request) and has_layers(header)
+    if not guesses_itself and not is_head(header):
         return PreparedGguf(request, header)
-    from edgespec_runtimes.gguf.prepared_head import PreparedHead
+    from edgespec_runtimes.gguf.prepared_head import PreparedHead, PreparedOwnHead
 
-    return PreparedHead(request, header)
+    return PreparedOwnHead(request, header) if guesses_itself else PreparedHead(request, header)
+
+
+def _is_its_own_draft(request: ModelRequest) -> bool:
+    return request.target is not None and request.path.samefile(request.target)
 
 
 runtime = GgufRuntime()

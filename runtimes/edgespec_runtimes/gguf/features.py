@@ -18,6 +18,8 @@ from edgespec_runtimes.gguf.llama import abi
 
 LAYER_END = b"l_out-"
 """The name of a node with what leaves a layer, without the layer's number."""
+LAST_END = b"h_nextn"
+"""The name of the node with what a target's own layers for guessing (MTP) read."""
 F32 = 0
 
 OnNode = Callable[[int, bool, Any], bool]
@@ -34,12 +36,23 @@ class FeatureTap:
     is `callback`, which asks `inner` first."""
 
     def __init__(
-        self, layers: Sequence[int], n_values: int, n_rows: int, inner: OnNode | None
+        self,
+        layers: Sequence[int],
+        n_values: int,
+        n_rows: int,
+        inner: OnNode | None,
+        n_layers: int,
     ) -> None:
-        """Passes have at most `n_rows`."""
+        """Passes have at most `n_rows`. `n_layers`: those of the model; the number of the one
+        behind them asks for what its last one gives its layers for guessing."""
         self.layers = tuple(layers)
+        self.wants_end = n_layers in self.layers
+        """True if all rows of the last layer are wanted, which llama.cpp must be told."""
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
-        self._index_of = {LAYER_END + b"%d" % (layer - 1): n for n, layer in enumerate(layers)}
+        names = [
+            LAST_END if layer == n_layers else LAYER_END + b"%d" % (layer - 1) for layer in layers
+        ]
+        self._index_of = {name: n for n, name in enumerate(names)}
         self._inner = inner
         self._inner_waits = False
         self._rows = np.zeros((len(self.layers), n_rows, n_values), np.float32)

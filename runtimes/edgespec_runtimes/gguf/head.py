@@ -1,4 +1,5 @@
-"""The port on an EAGLE-3 head, which llama.cpp computes from features of the target.
+"""The port on an EAGLE-3 head or a layer for guessing (MTP), which llama.cpp computes from features
+of the target.
 
 Place i of its cache is a pair: token i + 1 of the text, and the feature of token i. It knows no
 target: whoever has features gives them.
@@ -19,7 +20,7 @@ from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import TokenTree
-from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
+from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.rows import Rows
@@ -40,7 +41,7 @@ class GgufHead(GgufModel):
         self,
         *parts: Any,
         head: HeadShape,
-        borrowed: BorrowedMatrices | None = None,
+        borrowed: CopiedWeights | None = None,
         **settings: Any,
     ) -> None:
         """Opens as `GgufModel` does; from then on `borrowed` is its own."""
@@ -248,3 +249,11 @@ def _values(row: np.ndarray) -> Any:
     """A row of float32 for llama.cpp, which copies it."""
     pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return lib.llama_embd(pointer, 1, row.size)
+
+
+class GgufOwnHead(GgufHead):
+    """A target's own layer for guessing (MTP): its features are what the target's last layer says,
+    as it is."""
+
+    def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
+        into[:] = states

@@ -26,6 +26,7 @@ from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
@@ -61,15 +62,17 @@ class MeasuredGguf:
         stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
         lender: Any = None,
+        mtp: bool = False,
     ) -> None:
         """`mapping` makes a context around each mapping, to measure its time. `lender`: a context
-        of the model whose matrices it computes with."""
+        of the model whose matrices it computes with. `mtp`: `header` is the part of a target's
+        file that its layers for guessing compute with."""
         self.feature_layers: Sequence[int] = ()
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
         before_bytes = allocated_bytes()
-        sizes_only = loading.load_sizes_only(header.path)
+        sizes_only = loading.load_sizes_only(header.path, mtp)
         sizes_only.lender = lender
         taken_bytes = max(0, allocated_bytes() - before_bytes)
         self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
@@ -96,7 +99,10 @@ class MeasuredGguf:
     @cached_property
     def needs(self) -> ModelNeeds:
         owner, on_gpu = self._request.owner, self.offloading
-        resident = resident_weights(self._header, on_gpu.names, on_gpu.has_head)
+        elsewhere = on_gpu.names
+        if owner == "target":
+            elsewhere |= skipped(self._header)
+        resident = resident_weights(self._header, elsewhere, on_gpu.has_head)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         tokens = f"{self.info.n_ctx} tokens"
@@ -186,7 +192,7 @@ class MeasuredGguf:
             reason = "it is computed in a process of its own, which does not hand them out"
         elif n_values != width:
             reason = f"they have {width} values and the head reads {n_values}"
-        elif not all(0 < layer < n_layers for layer in layers):
+        elif not self._shows_its_end(layers) and not all(0 < layer < n_layers for layer in layers):
             reason = f"the head reads layers {', '.join(map(str, layers))} of 1 to {n_layers - 1}"
         if reason:
             raise ModelError(
@@ -194,6 +200,10 @@ class MeasuredGguf:
                 "that was trained for this model, or another draft"
             )
         self.feature_layers = tuple(layers)
+
+    def _shows_its_end(self, layers: Sequence[int]) -> bool:
+        """True if `layers` are what its own layers for guessing read: the one behind its last."""
+        return tuple(layers) == (self.info.n_layers,) and can_guess(self._header)
 
     @cached_property
     def offloading(self) -> Offloading:
@@ -366,6 +376,9 @@ class MeasuredGguf:
         width = self._header.integer(self._header.key("embedding_length"), 0)
         n_layers = len(self.feature_layers)
         nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
+        if self._shows_its_end(self.feature_layers):
+            # the graph keeps all rows, and llama.cpp a copy
+            nbytes += 2 * 4 * width * shape.largest_batch
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
+from llama_cpp import llama_cpp_ext
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
@@ -101,7 +102,9 @@ class GgufModel:
         self._tap: FeatureTap | None = None
         if feature_layers:
             n_values = model.n_embd
-            self._tap = FeatureTap(feature_layers, n_values, shape.largest_batch, on_node)
+            self._tap = FeatureTap(
+                feature_layers, n_values, shape.largest_batch, on_node, model.n_layers
+            )
             callback = self._tap.callback
         self._invariant_products = InvariantProducts(
             weight_types, weights.packed if weights else ()
@@ -109,6 +112,8 @@ class GgufModel:
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
             self._context: Any = contexts.new_context(model, shape, callback, stop)
+        if self._tap is not None and self._tap.wants_end:
+            llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
         self._kernels = ReferenceKernels(
             abi.library("ggml-cpu"),

@@ -22,6 +22,7 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import weights
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
@@ -43,8 +44,11 @@ where a round trip takes one millisecond."""
 class PreparedGguf:
     """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`."""
 
-    def __init__(self, request: ModelRequest, header: GgufFile, lender: Any = None) -> None:
-        """`lender`: a context of the model whose matrices it computes with, as heads do."""
+    def __init__(
+        self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
+    ) -> None:
+        """`lender`: a context of the model whose matrices it computes with, as heads do. `mtp`: its
+        layers for guessing are what is computed."""
         self.seconds: dict[str, float] = {}
         self._phase = partial(request.phase, seconds=self.seconds)
         self.is_isolated = False
@@ -56,7 +60,7 @@ class PreparedGguf:
         self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
         self._measured = MeasuredGguf(
-            request, header, self._stop, partial(self._phase, "mapping"), lender
+            request, header, self._stop, partial(self._phase, "mapping"), lender, mtp
         )
 
     @property
@@ -103,10 +107,10 @@ class PreparedGguf:
         notes += self._cache_notes(plan)
         if plan is not None and request.owner == "target":
             notes += turn_notes(self._header, self.info)
-            if self._header.integer(self._header.key("nextn_predict_layers"), 0):
+            if has_layers(self._header) and (reason := obstacle(self._header)):
                 notes.append(
-                    f"{self.info.name} has layers of its own for guessing (MTP), which edgespec "
-                    "does not use: name a draft, an EAGLE-3 or a DFlash head with -md"
+                    f"{self.info.name} has layers of its own for guessing (MTP), which are not "
+                    f"used ({reason}): name a draft, an EAGLE-3 or a DFlash head with -md"
                 )
         return notes
 

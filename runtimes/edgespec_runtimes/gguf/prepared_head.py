@@ -1,4 +1,6 @@
-"""Opens heads, EAGLE-3 and DFlash: drafts that read hidden states of their target."""
+"""Opens heads: drafts that read hidden states of their target. EAGLE-3 and DFlash heads have files
+of their own, layers for guessing (MTP) are in the target's.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,20 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ModelError
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
+from edgespec.ports import LanguageModel, Progress
 from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
-from edgespec_runtimes.gguf.borrowed import BorrowedMatrices
+from edgespec_runtimes.gguf.borrowed import (
+    BorrowedMatrices,
+    CopiedWeights,
+    copied_rows,
+    layer_bytes,
+)
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, lacks_matrices
-from edgespec_runtimes.gguf.head import GgufHead
+from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
+from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.contexts import ContextShape
 from edgespec_runtimes.gguf.model import GgufModel
@@ -68,8 +78,7 @@ class PreparedHead(PreparedGguf):
         else:  # they become keys and values at once
             what, nbytes = "features being read", 4 * shape.largest_batch * n_fused
         rows = [MemoryRow(self._request.owner, what, 4 * nbytes)]
-        if self._borrowed is not None:
-            rows += self._borrowed.rows(self._request.owner, shape.largest_batch)
+        rows += copied_rows(self._head, self._request.owner, shape.largest_batch)
         return replace(needs, fixed=(*needs.fixed, *rows))
 
     def _new_model(
@@ -93,6 +102,50 @@ class PreparedHead(PreparedGguf):
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.close()
+
+
+class PreparedOwnHead(PreparedHead):
+    """A target's own layer for guessing (MTP): a second model of the same file, of which only that
+    layer is in memory."""
+
+    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+        self._head = own_shape(header)
+        self._borrowed = None
+        if GgufOptions.of(request.options).gpu_layers_of(request.owner):
+            raise ModelError(
+                f"the layer of {header.path.name} that guesses (MTP) is computed on the processor: "
+                "leave -ngld out, or name another draft with -md"
+            )
+        part = own_part(header, self._head)
+        PreparedGguf.__init__(self, _one_text(request, self._head), part, mtp=True)
+
+    @property
+    def info(self) -> ModelInfo:
+        info = super().info
+        return replace(info, name=f"the layer for guessing (MTP) of {info.name}", n_layers=1)
+
+    def needs(self) -> ModelNeeds:
+        nbytes = layer_bytes(self._head)
+        weights = MemoryRow(self._request.owner, "layer for guessing (MTP)", nbytes)
+        return replace(super().needs(), resident=(weights,))
+
+    def _load_resident(self, shape: ContextShape, progress: Progress | None) -> LanguageModel:
+        with self._phase("weights"):
+            model, _ = loading.load_mapped(self._header.path, mtp=True)
+        return self._open(model, shape, None)
+
+    def _new_model(
+        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
+    ) -> GgufModel:
+        copied = CopiedWeights(self._head, self._header, model)
+        try:
+            copied.fill(shape.largest_batch, self._stop)
+            if self._stop.is_set():
+                raise Cancelled("loading was cancelled")
+            return GgufOwnHead(model, shape, *parts, head=self._head, borrowed=copied, **settings)
+        except BaseException:
+            copied.close()
+            raise
 
 
 def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:

@@ -60,6 +60,8 @@ class HeadShape:
     """The target's, if the head has none of its own."""
     block: BlockShape | None = None
     """None for a head that guesses one token at a time."""
+    own: tuple[TensorEntry, ...] = ()
+    """Tensors of a target's own layer for guessing (MTP), in the target's file."""
 
     @property
     def borrows(self) -> bool:

@@ -110,6 +110,8 @@ class ContextShape:
 
 
 _Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
+_MTP = 1
+"""`LLAMA_CONTEXT_TYPE_MTP`."""
 _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s*=\s*([\d.]+) MiB")
 
 _N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
@@ -205,6 +207,8 @@ def free(context: Any) -> None:
 def _params(model: Model, shape: ContextShape) -> Any:
     params = shape.params()
     params.ctx_other = model.lender
+    if model.mtp:
+        params.ctx_type = _MTP
     return params
 
 

@@ -65,10 +65,12 @@ NOWHERE = LayerPlacement()
 class Model:
     """A llama_model. `load_resident`, `load_mapped` and `load_sizes_only` make one."""
 
-    def __init__(self, handle: Any, servers: tuple[str, ...] = ()) -> None:
+    def __init__(self, handle: Any, servers: tuple[str, ...] = (), mtp: bool = False) -> None:
+        """`mtp`: its contexts compute its layers for guessing (MTP), and no others."""
         log.take()
         rpc.count(servers, 1)
         self.handle = handle
+        self.mtp = mtp
         self._servers = servers
         self.users = Users("the model")
         self.vocab = lib.llama_model_get_vocab(handle)
@@ -82,7 +84,7 @@ class Model:
     @property
     def tree_capable(self) -> bool:
         """True if single tokens can be dropped from the model's state."""
-        return not (
+        return self.mtp or not (
             lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
         )
 
@@ -137,11 +139,15 @@ def load_resident(
         raise
 
 
-def load_mapped(path: Path, placement: LayerPlacement = NOWHERE) -> tuple[Model, bool]:
+def load_mapped(
+    path: Path, placement: LayerPlacement = NOWHERE, mtp: bool = False
+) -> tuple[Model, bool]:
     """Weights mapped, none read but those that go to devices, one after the other; the second value
-    says whether the platform kept that promise."""
+    says whether the platform kept that promise. `mtp`: its layers for guessing are what is
+    computed."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
+    params.load_mtp = mtp
     start()
     with lazy_mapping(abi.library_path()) as mappings:
 
@@ -156,10 +162,12 @@ def load_mapped(path: Path, placement: LayerPlacement = NOWHERE) -> tuple[Model,
         return _load(path, params, placement), mappings.is_lazy
 
 
-def load_sizes_only(path: Path) -> Model:
-    """No weights at all: good for `context_sizes` and vocabulary."""
+def load_sizes_only(path: Path, mtp: bool = False) -> Model:
+    """No weights at all: good for `context_sizes` and vocabulary. `mtp`: its layers for guessing
+    are what is measured."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
+    params.load_mtp = mtp
     return _load(path, params)
 
 
@@ -229,7 +237,7 @@ def _load(path: Path, params: Any, placement: LayerPlacement = NOWHERE) -> Model
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {log.complaint(lines)}")
         del kept_alive
-        return Model(handle, placement.servers)
+        return Model(handle, placement.servers, params.load_mtp)
 
 
 @functools.cache

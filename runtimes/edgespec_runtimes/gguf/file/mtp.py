@@ -1,0 +1,104 @@
+"""Layers for guessing in a target's own file (multi-token prediction, MTP): which can be run, and
+what they compute with.
+
+Reads the header alone. llama.cpp's graphs of such layers end the process where a tensor is missing,
+so that these are asked for by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.file.heads import EMBEDDINGS, OUTPUT, HeadShape
+
+N_LAYERS = "nextn_predict_layers"
+_ALWAYS_NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
+_LATENT = ("attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b")
+_SHARED_EXPERTS = ("ffn_down_exps", "ffn_gate_shexp", "ffn_down_shexp", "ffn_up_shexp")
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "qwen35": (),
+    "qwen35moe": ("ffn_gate_inp",),
+    "qwen3next": ("ffn_gate_inp",),
+    "glm4moe": ("ffn_gate_inp",),
+    "deepseek2": ("ffn_norm", "ffn_gate_inp", *_LATENT, *_SHARED_EXPERTS),
+    "deepseek32": ("ffn_gate_inp",),
+    "glm-dsa": ("ffn_gate_inp",),
+    "hy_v3": (),
+    "cohere2moe": ("ffn_gate_inp",),
+    "nemotron_h_moe": ("ffn_gate_inp", "nextn.shared_head_norm"),
+    "bailingmoe3": (),
+}
+"""Architectures whose layer llama.cpp computes from the target's last hidden state, and tensors
+that the graph takes for granted besides those of all."""
+ARCHITECTURES = frozenset(_NEEDED)
+_UNFIT = {"glm4moe": "rope.dimension_sections", "deepseek2": "attention.temperature_scale"}
+"""Metadata keys of targets for which the graph of the layer is not made."""
+
+
+def has_layers(header: GgufFile) -> bool:
+    """True if layers for guessing are in the file; some files keep their number alone."""
+    return any(".nextn.eh_proj." in name for name in header.tensors_by_name)
+
+
+def obstacle(header: GgufFile) -> str | None:
+    """The reason why the file's layers cannot guess; None if they can."""
+    n_layers, architecture = header.integer(header.key(N_LAYERS), 0), header.architecture
+    if not n_layers or not has_layers(header):
+        return "its file has none"
+    if architecture not in _NEEDED:
+        return f"those of the architecture {architecture} are not run"
+    if n_layers != 1:
+        return f"it has {n_layers}, and one is run"
+    unfit = header.key(_UNFIT.get(architecture, ""))
+    if unfit in header.metadata:
+        return f"llama.cpp does not compute them with {unfit}"
+    names = (*_ALWAYS_NEEDED, *_NEEDED[architecture])
+    wanted = [EMBEDDINGS, *(f"{_prefix(header)}{name}.weight" for name in names)]
+    missing = [name for name in wanted if name not in header.tensors_by_name]
+    return f"{missing[0]} is missing" if missing else None
+
+
+def can_guess(header: GgufFile) -> bool:
+    """True if the file's own layer can guess for it."""
+    return obstacle(header) is None
+
+
+def own_shape(header: GgufFile) -> HeadShape:
+    """The part of a target's file that its layer for guessing computes with. Raises ModelError for
+    one that cannot be used."""
+    if reason := obstacle(header):
+        raise ModelError(
+            f"the layers for guessing (MTP) of {header.path} cannot be used ({reason}): name "
+            "another draft"
+        )
+    prefix, tensors = _prefix(header), header.tensors_by_name
+    embeddings = tensors.get(f"{prefix}nextn.embed_tokens.weight") or tensors[EMBEDDINGS]
+    outputs = (f"{prefix}nextn.shared_head_head.weight", OUTPUT, EMBEDDINGS)
+    output = next(tensors[name] for name in outputs if name in tensors)
+    apart = {EMBEDDINGS, OUTPUT, embeddings.name, output.name}
+    own = [
+        tensor
+        for tensor in header.tensors
+        if (tensor.name.startswith(prefix) or not tensor.name.startswith("blk."))
+        and tensor.name not in apart
+    ]
+    layers = (header.n_layers - 1,)  # what would enter the layer behind the target's last
+    return HeadShape(layers, header.embedding_length, embeddings, output, own=tuple(own))
+
+
+def own_part(header: GgufFile, shape: HeadShape) -> GgufFile:
+    """The file's header with the tensors of its layer for guessing alone."""
+    return replace(header, tensors=shape.own)
+
+
+def skipped(header: GgufFile) -> frozenset[str]:
+    """Names of the layer's tensors, which are not loaded with the target itself."""
+    if not can_guess(header):
+        return frozenset()
+    return frozenset(t.name for t in own_shape(header).own if t.name.startswith(_prefix(header)))
+
+
+def _prefix(header: GgufFile) -> str:
+    return f"blk.{header.n_layers - 1}."

@@ -1,0 +1,374 @@
+"""Targets with a layer of their own that guesses (MTP): what the layer says is what llama.cpp's own
+driver computes, its texts are the target's own, and nothing names it but the file."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp_ext
+
+import edgespec
+from edgespec import runtimes
+from edgespec.cli.entry import main
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
+from edgespec.memory import process
+from edgespec.memory.budget import MIB
+from edgespec.ports import LanguageModel
+from edgespec.ports.features import ReadsFeatures, WantsFeatures
+from edgespec.runtimes import ModelRequest
+from edgespec.settings.config import LoadSettings
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file import mtp
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.head import GgufOwnHead
+from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+from engine_cases import finish
+from features_contract import TOKENS, FeaturesContract, Received
+from paging_contract import load_paged
+from zoo_files import write_guessing
+
+PROMPT = (5, 9, 2, 130, 11, 7)
+N_TOKENS = 16
+ALONE = EngineSettings(lookup=False)
+LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
+"""It guesses in every round, whatever the clock says."""
+TREE = EngineSettings(lookup=False, fallback="full", draft_max=8, step_aside=False)
+GREEDY = SamplingParams(temperature=0)
+HYBRID, PLAIN = "qwen35", "glm4moe"
+
+
+class OwnTexts(NamedTuple):
+    path: Path
+    knows: bool
+    texts: dict[float, tuple[int, ...]]
+    """Tokens by temperature."""
+
+
+def sampled(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mtp")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Path:
+    return write_guessing(folder / "plain.gguf", PLAIN)
+
+
+@pytest.fixture(scope="module", params=[HYBRID, PLAIN])
+def good(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """A target whose layer knows it."""
+    return write_guessing(folder / f"{request.param} good.gguf", request.param, knows=True)
+
+
+def prepare(path: Path, owner: str = "target", options: GgufOptions | None = None) -> PreparedGguf:
+    request = ModelRequest(
+        path=path,
+        owner=owner,
+        ctx_size=128,
+        max_nodes=17,
+        max_branches=8,
+        n_threads=1,
+        options=options or GgufOptions(flash_attn="on"),
+        batch_size=16,
+        target=path if owner == "draft" else None,
+    )
+    return runtime.prepare(request)
+
+
+def open_target(path: Path, is_paged: bool = False) -> GgufModel:
+    with ExitStack() as stack:
+        prepared = stack.enter_context(closing(prepare(path)))
+        layer = stack.enter_context(closing(prepare(path, "draft")))
+        assert isinstance(layer, WantsFeatures)
+        prepared.offer_features(layer.feature_layers, layer.feature_values)
+        model = load_paged(prepared, 0.3) if is_paged else prepared.load(None)
+        assert isinstance(model, GgufModel)
+        return model
+
+
+def open_layer(path: Path) -> GgufOwnHead:
+    with closing(prepare(path, "draft")) as prepared:
+        model = prepared.load(None)
+        assert isinstance(model, GgufOwnHead) and isinstance(model, ReadsFeatures)
+        return model
+
+
+class TestAResidentTargetGivesItsLastState(FeaturesContract):
+    layers = (7,)
+
+    @pytest.fixture
+    def model_factory(self, plain: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_target(plain)
+
+
+class TestAPagedTargetGivesItsLastState(FeaturesContract):
+    layers = (7,)
+
+    @pytest.fixture
+    def model_factory(self, plain: Path) -> Callable[[], LanguageModel]:
+        return lambda: open_target(plain, is_paged=True)
+
+
+@pytest.mark.parametrize("architecture", [HYBRID, PLAIN])
+def test_features_are_what_llama_cpp_itself_gives(architecture: str, tmp_path: Path) -> None:
+    received = Received()
+    with closing(open_target(write_guessing(tmp_path / "m.gguf", architecture))) as model:
+        model.give_features((7,), received)
+        model.prefill(TOKENS[:8])
+        own = llama_cpp_ext.llama_get_embeddings_nextn(model._context)
+        assert np.array_equal(received.rows[:, 0], np.ctypeslib.as_array(own, (8, 256)))
+
+
+class LayerDriver:
+    """llama.cpp's own context for the layer, as its own program drives it."""
+
+    def __init__(self, path: Path) -> None:
+        self._model, _ = loading.load_mapped(path, mtp=True)
+        shape = contexts.ContextShape(128, n_batch=32, n_outputs=32, n_branches=1, n_threads=1)
+        self._stop = AbortFlag()
+        self._context = contexts.new_context(self._model, shape, None, self._stop)
+        llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, True)
+
+    def close(self) -> None:
+        lib.llama_free(self._context)
+        self._model.close()
+
+    def step(
+        self, tokens: Sequence[int], features: np.ndarray, begin: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and states after pairs of a token and a feature, from place `begin` on."""
+        batch = lib.llama_batch_ext_init(self._context)
+        for place, (token, row) in enumerate(zip(tokens, features, strict=True), begin):
+            index = lib.llama_batch_ext_add_token(batch, 0, token)
+            lib.llama_batch_ext_set_pos(batch, index, ctypes.byref(ctypes.c_int32(place)))
+            values = np.ascontiguousarray(row)
+            pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            state = lib.llama_embd(pointer, 1, values.size)
+            assert lib.llama_batch_ext_set_embd_token(batch, index, state)
+            lib.llama_batch_ext_set_output_logits(batch, index, True)
+        assert not lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, batch)
+        lib.llama_batch_ext_free(batch)
+        n = len(tokens)
+        logits = np.array([lib.llama_get_logits_ith(self._context, i)[:512] for i in range(n)])
+        states = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
+        return logits.astype(np.float32), np.ctypeslib.as_array(states, (n, 256)).copy()
+
+
+@pytest.mark.parametrize("architecture", [HYBRID, PLAIN])
+def test_every_branch_of_a_tree_is_llama_cpp_s_own_line(architecture: str, tmp_path: Path) -> None:
+    path = write_guessing(tmp_path / "m.gguf", architecture)
+    random = np.random.default_rng(1)
+    states = random.standard_normal((len(PROMPT), 1, 256)).astype(np.float32)
+    tree = TokenTree(40)
+    left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
+    ends = [tree.add(left, 42, 0.3), tree.add(left, 43, 0.2), tree.add(right, 44, 0.1)]
+    with closing(open_layer(path)) as layer:
+        layer.take_features(0, states)
+        layer.prefill(PROMPT)
+        logits = layer.evaluate(tree, range(len(tree)))
+    for end in ends:
+        with closing(LayerDriver(path)) as driver:
+            driver.step(PROMPT[1:], states[:-1, 0], 0)
+            feature = states[-1:, 0]
+            for place, node in enumerate(tree.path(end), len(PROMPT) - 1):
+                expected, feature = driver.step([int(tree.token[node])], feature, place)
+                assert np.array_equal(logits[node], expected[0]), f"node {node}"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*product((HYBRID, PLAIN), (False, True))],
+    ids=lambda param: f"{param[0]} {'knows' if param[1] else 'random'}",
+)
+def files(request: pytest.FixtureRequest, folder: Path) -> OwnTexts:
+    """A target, and its texts without guesses."""
+    architecture, knows = request.param
+    path = write_guessing(folder / f"{architecture} {knows}.gguf", architecture, knows)
+    texts = {}
+    for temperature in (0.0, 0.8):
+        prepared = prepare(path)
+        with closing(prepared), closing(prepared.load(None)) as alone, Engine(alone) as engine:
+            text = finish(engine.generate(PROMPT, sampled(temperature), N_TOKENS))
+        texts[temperature] = text.tokens
+    return OwnTexts(path, knows, texts)
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
+    path = files.path
+    with closing(open_target(path, is_paged)) as target, closing(open_layer(path)) as layer:
+        runs = zip(files.texts.items(), (LINE, TREE), strict=True)
+        for (temperature, expected), settings in runs:
+            target.truncate(0)
+            with Engine(target, layer, settings) as engine:
+                text = finish(engine.generate(PROMPT, sampled(temperature), N_TOKENS))
+            assert text.tokens == expected
+            assert not text.notes
+            assert text.speculation.tokens_per_pass > 2 or not files.knows
+
+
+def test_no_flag_names_the_layer(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "-m", str(good), "-p", "Hello", "-n", "12", "--temp", "0", "--json"]
+    command += ["--memory-budget", "8GiB"]
+    reports = []
+    for flags in ([], ["--no-draft"]):
+        assert main([*command, *flags]) == 0
+        captured = capsys.readouterr()
+        reports.append(json.loads(captured.out))
+        assert ("layer of its own that guesses" in captured.err) is (len(reports) == 1)
+    own, alone = reports
+    assert own["text"] == alone["text"]
+    assert own["draft"] == str(good) and alone["draft"] is None
+
+
+def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
+    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
+    rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}
+    header = read_header(good)
+    n_bytes = sum(tensor.nbytes for tensor in mtp.own_shape(header).own)
+    assert n_bytes <= rows["draft", "layer for guessing (MTP)"] < n_bytes + (64 << 10)
+    output = header.tensors_by_name["output.weight"].nbytes
+    assert rows["draft", "copy of the target's output"] >= output
+    assert rows["target", "features (1 layers)"] > 0
+    alone = edgespec.plan(LoadSettings(model=good, memory_budget="8GiB"))
+    assert not any("features" in row.what or row.owner == "draft" for row in alone.rows)
+    skipped = sum(header.tensors_by_name[name].nbytes for name in mtp.skipped(header))
+    (weights,) = (row.nbytes for row in alone.rows if row.what == "weights")
+    assert weights < header.weight_bytes - skipped // 2
+
+
+def test_a_saved_state_brings_what_the_layer_has_read(good: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.state"
+    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB", state_files=True)
+    with edgespec.load(settings, LINE) as session:
+        first = session.generate(PROMPT, GREEDY, N_TOKENS)
+        session.save_state(kept)
+        text = [*PROMPT, *first.tokens]
+        expected = session.generate(text, GREEDY, N_TOKENS)
+    with edgespec.load(settings, LINE) as session:
+        session.load_state(kept)
+        result = session.generate(text, GREEDY, N_TOKENS)
+    assert result.tokens == expected.tokens
+    assert result.reused_tokens > 0
+    assert result.speculation.accepted > 0 and not result.notes
+
+
+def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> None:
+    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
+    with edgespec.load(settings, LINE) as session:
+        whole = session.generate(PROMPT, GREEDY, 16).tokens
+        for n_taken in (0, 1, 4):
+            stream = session.stream(PROMPT, GREEDY, 16)
+            for _, _ in zip(range(n_taken), stream, strict=False):
+                pass
+            session.cancel() if n_taken % 2 else stream.close()
+            stream.close()
+            assert session.generate(PROMPT, GREEDY, 16).tokens == whole
+
+
+def test_turns_are_the_target_s_own(good: Path) -> None:
+    prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2), (4,), PROMPT[:2]]
+    with edgespec.load(LoadSettings(model=good, memory_budget="8GiB")) as session:
+        alone = [session.generate(prompt, GREEDY, 12).tokens for prompt in prompts]
+    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
+    with edgespec.load(settings, LINE) as session:
+        turns = [session.generate(prompt, GREEDY, 12) for prompt in prompts]
+    assert [turn.tokens for turn in turns] == alone
+    assert all(turn.speculation.accepted for turn in turns)
+
+
+def test_models_check_measures_it(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Hello"}))
+    command = ["models", "check", str(good), str(good), "--prompts", str(prompts)]
+    assert main([*command, "-n", "16", "--json", "--memory-budget", "8GiB"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["agreement"]["top_1"] > 0.9
+    assert measured["trees"][-1]["tokens_per_pass"] > 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "said"),
+    [
+        (PLAIN, {"n_parallel": 2}, "--parallel asks for 2"),
+        (PLAIN, {"memory_budget": "least"}, "too small: at least"),
+        ("qwen3next", {}, "cannot drop guesses"),
+    ],
+    ids=["several texts", "small budget", "no rollback"],
+)
+def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
+    architecture: str,
+    changes: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
+    path = write_guessing(tmp_path / "m.gguf", architecture)
+    if "memory_budget" in changes:
+        alone = edgespec.plan(LoadSettings(model=path, memory_budget="8GiB"))
+        changes = {"memory_budget": alone.smallest_bytes}
+    settings = LoadSettings(model=path, memory_budget="8GiB").model_copy(update=changes)
+    plan = edgespec.plan(settings.model_copy(update={"draft": path}))
+    assert not any(row.owner == "draft" or "features" in row.what for row in plan.rows)
+    (note,) = (note for note in plan.notes if "does not guess for itself" in note)
+    assert said in note
+
+
+def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) -> None:
+    path = write_guessing(tmp_path / "m.gguf", "step35")
+    assert not runtimes.guesses_itself(path)
+    plan = edgespec.plan(LoadSettings(model=path, memory_budget="8GiB"))
+    (note,) = (note for note in plan.notes if "(MTP)" in note)
+    assert "those of the architecture step35 are not run" in note
+    with pytest.raises(ModelError, match="are not run"):
+        prepare(path, "draft")
+
+
+@pytest.mark.parametrize("name", ["nextn.enorm", "ffn_gate_inp"])
+def test_a_missing_tensor_is_named_before_llama_cpp_ends_the_process(
+    name: str, plain: Path
+) -> None:
+    header = read_header(plain)
+    tensors = tuple(t for t in header.tensors if t.name != f"blk.7.{name}.weight")
+    assert name in str(mtp.obstacle(dataclasses.replace(header, tensors=tensors)))
+    assert mtp.obstacle(header) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(mtp.ARCHITECTURES))
+def test_every_architecture_s_layer_guesses(architecture: str, tmp_path: Path) -> None:
+    path = write_guessing(tmp_path / "m.gguf", architecture)
+    texts = []
+    for draft in (None, path):
+        settings = LoadSettings(model=path, draft=draft, memory_budget="8GiB", ctx_size=128)
+        with edgespec.load(settings, TREE) as session:
+            texts.append(session.generate(PROMPT, GREEDY, 16))
+    assert texts[0].tokens == texts[1].tokens
+    assert texts[1].speculation.drafted or architecture == "qwen3next"
