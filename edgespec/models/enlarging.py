@@ -6,6 +6,8 @@ is imported before.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -109,12 +111,17 @@ def enlarge(
 
 def fitting_draft(draft: Path, source: Path, enlarged: Path) -> Path:
     """The draft of `source` for what was enlarged from it: a head is written beside `enlarged`,
-    any other draft guesses for both. Raises ModelError and EdgespecError."""
+    once, any other draft guesses for both. Raises ModelError and EdgespecError."""
     tool = load_tool()
     if not tool.recognises(draft) or not tool.is_head(draft):
         return draft
-    fitted = enlarged.with_name(f"{enlarged.stem}-head.gguf")
-    tool.fit_head(draft, source, enlarged, fitted)
+    with draft.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    fitted = enlarged.with_name(f"{enlarged.stem}-head-{checksum[:16]}.gguf")
+    if not fitted.exists() or fitted.stat().st_mtime_ns < enlarged.stat().st_mtime_ns:
+        for older in enlarged.parent.glob(f"{glob.escape(enlarged.stem)}-head*.gguf"):
+            older.unlink(missing_ok=True)
+        tool.fit_head(draft, source, enlarged, fitted)
     return fitted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -69,3 +70,22 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
 def test_any_other_draft_guesses_for_both(tmp_path: Path) -> None:
     draft = tiny_llama(layers=1).write(tmp_path / "d.gguf")
     assert fitting_draft(draft, tmp_path / "t.gguf", tmp_path / "big.gguf") == draft
+
+
+def test_a_head_is_fitted_once_for_its_content_and_the_target_s(tmp_path: Path) -> None:
+    source = tiny_llama(layers=4).write(tmp_path / "t.gguf")
+    head = tiny_eagle3().write(tmp_path / "h.gguf")
+    big = tmp_path / "big.gguf"
+    enlarge(source, big, int(1.4 * MIB))
+    fitted = fitting_draft(head, source, big)
+    content = fitted.read_bytes()
+    fitted.write_bytes(b"kept")
+    assert fitting_draft(head, source, big) == fitted
+    assert fitted.read_bytes() == b"kept"
+    later_s = fitted.stat().st_mtime + 1
+    os.utime(big, (later_s, later_s))
+    assert fitting_draft(head, source, big) == fitted
+    assert fitted.read_bytes() == content
+    tiny_eagle3(norm_before_fc=True).write(head)
+    other = fitting_draft(head, source, big)
+    assert other != fitted and other.exists() and not fitted.exists()

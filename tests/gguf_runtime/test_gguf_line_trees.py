@@ -133,12 +133,15 @@ def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is reset through /proc")
 def test_measuring_takes_no_memory_for_states(hybrid: Path) -> None:
     model = loading.load_sizes_only(hybrid)
-    shape = contexts.ContextShape(256, 64, 33, 4, 1, n_rollback=MAX_LINE)
+    n_lines = 32
+    shape = contexts.ContextShape(
+        256, 64, 1 + n_lines * MAX_LINE, n_lines, n_threads=1, n_rollback=MAX_LINE
+    )
     sizes = contexts.context_sizes(model, shape)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before_bytes = process.peak_rss_bytes()
     for _ in range(3):
         contexts.context_sizes(model, shape)
     model.close()
-    assert sizes.kv_bytes > 16 << 20
+    assert sizes.kv_bytes > 128 << 20
     assert process.peak_rss_bytes() - before_bytes < sizes.kv_bytes // 2
