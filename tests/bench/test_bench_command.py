@@ -197,6 +197,20 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
 
 
+def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys):
+    pytest.importorskip("llama_cpp")
+    from zoo_files import write_guessing
+
+    target, data = write_guessing(tmp_path / "m.gguf", "glm4moe", knows=True), tmp_path / "a.json"
+    words = "--memory unlimited --modes llama-linear,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
+    assert entry.main(command) == 0
+    content = json.loads(data.read_text())
+    assert [mode["name"] for mode in content["modes"]] == ["auto"]
+    assert content["draft"]["file"] == target.name
+    assert "its library cannot run this draft" in "".join(capsys.readouterr())
+
+
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap --parallel 1,3 -n 4 --n-prompts 1 --repetitions 1 -t 1"

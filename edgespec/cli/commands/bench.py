@@ -116,8 +116,10 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
     target, draft = settings.model, settings.draft
     if target is None:
         target, draft = demo.enlarged(pair, settings.size, console)
+    elif draft in (None, target) and runtimes.guesses_itself(target):
+        draft, is_mixed = target, True
     began = datetime.now().astimezone()
-    models_bytes = size_of(target) + (size_of(draft) if draft else 0)
+    models_bytes = sum(size_of(model) for model in {target, draft} if model)
     process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
     limiter = _limiter(process_limits, target, console)
     memory_bytes = process_limits.memory_bytes
@@ -189,7 +191,8 @@ def applicable(
 ) -> tuple[list[Mode], list[LeftOut]]:
     """The modes that can run, and those that cannot, with the reason.
 
-    `is_mixed`: the draft is of another runtime than the target, which only the engine can pair.
+    `is_mixed`: the draft is of another runtime than the target, or a part of it, which only the
+    engine can pair.
     """
     fitting, left_out = [], []
     for mode in modes:
