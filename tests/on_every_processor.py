@@ -22,6 +22,8 @@ TESTED = (
     *("reference_kernels", "rounding_notes", "same_request", "sliced_heads", "zoo"),
 )
 TESTS = [f"tests/gguf_runtime/test_{name}.py" for name in TESTED]
+PATIENCE = ("-o", "faulthandler_timeout=3600")
+"""The species of the zoo are one fixture, which takes long without AVX or on a busy machine."""
 START = "from edgespec_runtimes.gguf.llama import loading; loading.start(); print(loading.build())"
 
 
@@ -46,14 +48,22 @@ def main() -> int:
             continue
         begin, log = time.monotonic(), options.folder / f"{level}.log"
         with log.open("w", encoding="utf-8") as file:
-            command = [sys.executable, "-m", "pytest", "-q", *options.tests]
-            done = subprocess.run(command, cwd=ROOT, env=environ, check=False, stdout=file)
+            command = [sys.executable, "-m", "pytest", "-q", *PATIENCE, *options.tests]
+            done = subprocess.run(
+                command, cwd=ROOT, env=environ, check=False, stdout=file, stderr=subprocess.STDOUT
+            )
         failed += done.returncode != 0
-        counts = re.sub(" in .*", "", log.read_text(encoding="utf-8").splitlines()[-1])
+        counts = counted(log.read_text("utf-8")) or f"exit code {done.returncode}, see {log}"
         extensions = " ".join(started.stdout.split()[1:])
         seconds = time.monotonic() - begin
         print(f"| {level} | {extensions} | {counts} | {seconds:.0f} |", flush=True)
     return 1 if failed else 0
+
+
+def counted(output: str) -> str:
+    """Pytest's counts, such as "3 passed, 1 skipped"; nothing of a run that ended early."""
+    found = re.findall(r"^(\d+ [a-z]+\b.*) in [\d.]+s", output, re.MULTILINE)
+    return found[-1] if found else ""
 
 
 def unpack(wheel: Path, folder: Path) -> list[str]:
