@@ -22,11 +22,14 @@ from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.file.mtp import can_guess, has_layers
+from edgespec_runtimes.gguf.file.mtp import N_LAYERS, can_guess, has_layers
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+
+HYPERPARAMETERS_BYTES = 1 << 20
+"""Bytes of a file in which its hyperparameters are: converters write them before the vocabulary."""
 
 
 class GgufRuntime:
@@ -132,6 +135,9 @@ class GgufRuntime:
         return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
 
     def guesses_itself(self, path: Path) -> bool:
+        with open_regular(path) as file:  # a header of many tokens takes long to read
+            if N_LAYERS.encode() not in file.read(HYPERPARAMETERS_BYTES):
+                return False
         return can_guess(read_header(path))
 
     def describe(self, path: Path) -> ModelDetails:
