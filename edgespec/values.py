@@ -112,6 +112,8 @@ class PassReport:
     """Time in which compute waited for weights."""
     choice_stall_s: float = 0.0
     """Part of the stall for experts that the tokens had chosen: it grows with the tokens."""
+    first_row_stall_s: float | None = None
+    """Part of that for experts that the first token chose; None where unknown."""
     bytes_read: int = 0
     """Bytes read since the call before, read-ahead between them included."""
     read_s: float = 0.0

@@ -132,6 +132,7 @@ class Clock:
             wall_s=self.now - going.begun,
             stall_s=going.stall_s + choice_s,
             choice_stall_s=choice_s,
+            first_row_stall_s=self.machine.choice_s(1),
             bytes_read=int(self.machine.read_s * MB_PER_S),
             read_s=going.read_s,
             n_tokens=n_rows,

@@ -51,7 +51,9 @@ class RoundPlan:
 
     guesses: bool
     credit_s: float = math.inf
-    """Most seconds that the round may lose by guesses that have not been shown to pay."""
+    """Most seconds that the round may lose by its guesses."""
+    is_trial: bool = False
+    """True if guesses have not been shown to pay."""
     rehearses: int = 0
     """Tokens of the text that the draft is tried on before the round."""
 
@@ -122,6 +124,12 @@ class RoundPlanner:
         plain_s, free, none = self._plain_s, RoundPlan(True), RoundPlan(False, 0.0)
         if not self.may_step_aside:
             return free
+        if known.curve.used_share < 1:
+            # a wrong guess of a mixture may cost as much as a token, a right one saves little
+            if self.credit_s <= 0:
+                return none
+            row_s = known.curve.second(2) - known.curve.second(1)
+            free = RoundPlan(True, self.credit_s + row_s)
         guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
         if not known.is_sure or guessing_rate * plain_s <= 1:
             return none
@@ -140,7 +148,7 @@ class RoundPlanner:
         least_s = known.step_s + known.overhead_s + (1 - known.chances.proof) * row_s
         if credit_s < least_s:
             return replace(none, rehearses=self._rehearsal)
-        return replace(free, credit_s=credit_s)
+        return RoundPlan(True, credit_s, is_trial=True)
 
     @property
     def _rehearsal(self) -> int:
@@ -184,7 +192,7 @@ class RoundPlanner:
             return not self.stop_rule.fires(so_far)
         if not self.experience.curve.is_known:
             return so_far.draft_steps < 1
-        is_first = so_far.draft_steps < 1 and math.isfinite(plan.credit_s)
+        is_first = so_far.draft_steps < 1 and plan.is_trial
         return is_first or self._best(plan, so_far, self.horizons).n_steps > 0
 
     def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
@@ -226,7 +234,8 @@ class RoundPlanner:
         n_nodes = len(order)
         n_others = self.n_texts - 1
         n_taken = n_others + self.n_prompt_rows
-        most = max(1, min(self.max_rows - n_taken, len(rows)))
+        most_rows = min(self.max_rows, self.n_texts * int(known.curve.most_rows))
+        most = max(1, min(most_rows - n_taken, len(rows)))
         rows = rows[:most] + n_taken
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
         # what grows beside a pass has half of the cores
@@ -339,6 +348,7 @@ class RoundPlanner:
             rule = rule.observe(outcome) if rule is not None else None
             # a pass that other programs held up is not charged to its guesses
             pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
+            pass_s += outcome.choice_stall_s - known.curve.expert_s(outcome.n_rows)
             held_up_s = max(0.0, outcome.pass_s - pass_s)
             saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
                 outcome.wall_s - held_up_s - self._prompts_s

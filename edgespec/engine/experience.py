@@ -312,6 +312,7 @@ class Experience:
             wall_s=outcome.pass_s,
             stall_s=outcome.stall_s,
             choice_stall_s=outcome.choice_stall_s,
+            first_row_stall_s=outcome.first_row_stall_s,
             read_s=outcome.read_s,
         )
         after = replace(

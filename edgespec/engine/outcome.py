@@ -91,6 +91,8 @@ class RoundOutcome:
     """Nodes by source."""
     choice_stall_s: float = 0.0
     """Part of the stall for experts that the pass's nodes chose."""
+    first_row_stall_s: float | None = None
+    """Part of that for the experts of the first node; None where unknown."""
     bytes_read: int = 0
     read_s: float = 0.0
     """Seconds spent reading streamed segments, overlapped with computing or not; 0 if unknown."""

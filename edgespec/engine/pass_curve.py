@@ -6,8 +6,9 @@ A frozen value. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,19 @@ class Knot(NamedTuple):
     """Variance of the logarithm of `seconds`."""
 
 
+class Wait(NamedTuple):
+    """Seconds that a pass waited for experts."""
+
+    rows: float
+    first_s: float
+    """For those that its first row chose."""
+    all_s: float
+
+
+SHARINGS: Final = np.linspace(0.0, 1.5, 31)
+"""Powers of the number of rows that are looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassCurve:
     """Seconds of a pass by its rows: reading or computing, whichever takes longer.
@@ -44,8 +58,9 @@ class PassCurve:
     shorter than expected tells partly of its number of rows, partly of the machine, each as much as
     it was uncertain (a Kalman filter's gain). The first pass rescales what another run learnt.
 
-    Of a mixture, rows choose experts that have to be read for them, which nothing hides. Rows
-    choose alike: that time follows the share of all experts that so many rows choose.
+    Of a mixture, rows choose experts that have to be read for them, which nothing hides. That time
+    follows the share of all experts that so many rows choose: the first row of each pass tells what
+    one costs, the others how alike rows choose.
     """
 
     one_pass: ClassVar[float] = 0.04
@@ -72,6 +87,12 @@ class PassCurve:
     """A pass that takes longer than so many times the mean counts as one that took so long."""
     idle_share: ClassVar[float] = 0.05
     """A pass that waited for less of its time shows only an upper bound of what reads take."""
+    latest_waits: ClassVar[int] = 16
+    """Passes over several rows that tell how alike rows choose experts."""
+    waits_before: ClassVar[int] = 4
+    """What was known before counts as so many passes over two rows."""
+    first_row_share: ClassVar[float] = 0.05
+    """Weight of a pass in what the experts of one row cost, after many passes."""
     shortest_prompt: ClassVar[int] = 8
     """Fewer tokens say little of what one row of many costs."""
 
@@ -79,6 +100,12 @@ class PassCurve:
     """Share of a mixture's experts that one row uses."""
     all_experts_s: float = 0.0
     """Seconds that a pass would wait for experts if its rows chose all of them."""
+    n_first_rows: int = 0
+    """Passes whose first rows told that."""
+    sharing: float = theory.USUAL_SHARING
+    """Power of the number of rows with which the experts that they choose grow."""
+    waits: tuple[Wait, ...] = ()
+    """The latest passes over several rows."""
     read_s: float = 0.0
     """Seconds that reading what every pass needs takes."""
     contention: float = 1.0
@@ -119,7 +146,7 @@ class PassCurve:
         after = replace(self, read_s=read_s)
         if rows < self.shortest_prompt:
             return after
-        return after._with_experts(rows, choice_s)._with_knot(rows, wall_s - stall_s)
+        return after._with_all_experts(rows, choice_s)._with_knot(rows, wall_s - stall_s)
 
     def with_pass(self, n_rows: int, report: PassReport, drafted_beside: bool) -> PassCurve:
         """The curve after a pass over so many rows. One beside which a draft worked shows what that
@@ -130,7 +157,7 @@ class PassCurve:
         after = replace(self, read_s=self._read_s_after(rest_s, idle_s, report.read_s))
         if drafted_beside:
             return after._with_contention(n_rows, rest_s)
-        return after._with_experts(n_rows, report.choice_stall_s)._with_knot(n_rows, compute_s)
+        return after._with_experts(n_rows, report)._with_knot(n_rows, compute_s)
 
     def compute_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
         """Seconds of computing for these numbers of rows, ascending."""
@@ -152,9 +179,22 @@ class PassCurve:
         """Seconds of passes over these numbers of rows; `beside`, while a draft works."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
         seconds = np.maximum(compute_s, self.read_s)
+        return seconds if self.used_share == 1 else seconds + self.experts_s(n_rows)
+
+    def experts_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Seconds in which passes over these numbers of rows wait for experts."""
+        return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
+
+    def expert_s(self, n_rows: int) -> float:
+        return float(self.experts_s(np.array([n_rows]))[0])
+
+    @property
+    def most_rows(self) -> float:
+        """Rows of a pass that may be tried: of a mixture, twice as many as were seen, since rows may
+        choose experts of their own."""
         if self.used_share == 1:
-            return seconds
-        return seconds + self.all_experts_s * theory.chosen_share(self.used_share, n_rows)
+            return MOST_ROWS
+        return 2 * max([1.0, *(wait.rows for wait in self.waits)])
 
     def second(self, n_rows: int, beside: bool = False) -> float:
         return float(self.seconds(np.array([n_rows]), beside)[0])
@@ -162,6 +202,8 @@ class PassCurve:
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
         numbers = {"all_experts_s": self.all_experts_s, "contention": self.contention}
+        if self.used_share < 1:
+            numbers["sharing"] = self.sharing
         for knot in self.knots:
             numbers[f"rows {_octave(knot.rows)}"] = knot.rows
             numbers[f"seconds {_octave(knot.rows)}"] = knot.seconds
@@ -180,6 +222,7 @@ class PassCurve:
         after = replace(
             self,
             all_experts_s=self.all_experts_s or within(numbers, "all_experts_s", LONGEST_S),
+            sharing=self.sharing if self.waits else within(numbers, "sharing", 1.5, self.sharing),
             contention=within(numbers, "contention", 4.0, self.contention),
             knots=tuple(knots),
             slowness=0.0,
@@ -242,10 +285,42 @@ class PassCurve:
             doubt=doubt * (1 - common),
         )
 
-    def _with_experts(self, rows: float, choice_s: float) -> PassCurve:
+    def _with_experts(self, rows: int, report: PassReport) -> PassCurve:
         if self.used_share == 1:
             return self
-        found_s = choice_s / float(theory.chosen_share(self.used_share, rows))
+        first_s, all_s = report.first_row_stall_s, report.choice_stall_s
+        if rows == 1:
+            first_s = all_s
+        if first_s is None:
+            return self._with_all_experts(rows, all_s)
+        n_first_rows = self.n_first_rows + 1
+        weight = max(self.first_row_share, 1 / n_first_rows)
+        found_s = (1 - weight) * self.all_experts_s + weight * first_s / self.used_share
+        after = replace(self, all_experts_s=found_s, n_first_rows=n_first_rows)
+        if rows == 1:
+            return after
+        usual_s = self.used_share * found_s
+        usual = Wait(2, usual_s, usual_s * float(self._times(np.array(2), self.sharing)))
+        before = self.waits or (usual,) * self.waits_before
+        waits = (*before, Wait(rows, first_s, all_s))[-self.latest_waits :]
+        return replace(after, waits=waits, sharing=self._explaining(waits))
+
+    def _explaining(self, waits: Sequence[Wait]) -> float:
+        """The sharing that explains what passes waited for all rows by what they waited for their
+        first ones."""
+        rows, first_s, all_s = np.array(waits).T
+        expected_s = (first_s * self._times(rows, SHARINGS[:, None])).sum(axis=1)
+        return float(np.interp(all_s.sum(), expected_s, SHARINGS))
+
+    def _times(self, n_rows: NDArray[Any], sharing: Any) -> NDArray[np.float64]:
+        """Times as many experts as one row that so many rows choose."""
+        return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
+
+    def _with_all_experts(self, rows: float, choice_s: float) -> PassCurve:
+        """The curve after a pass of which nothing is known but what all of its rows waited."""
+        if self.used_share == 1:
+            return self
+        found_s = choice_s / float(theory.chosen_share(self.used_share, rows, self.sharing))
         kept = 0.9 if self.all_experts_s else 0.0
         return replace(self, all_experts_s=kept * self.all_experts_s + (1 - kept) * found_s)
 

@@ -245,6 +245,7 @@ class RoundInProgress:
             pass_s=report.wall_s,
             stall_s=report.stall_s,
             choice_stall_s=report.choice_stall_s,
+            first_row_stall_s=report.first_row_stall_s,
             bytes_read=report.bytes_read,
             read_s=report.read_s,
             wall_s=self.pair.clock() - self.begun,

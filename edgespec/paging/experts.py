@@ -71,7 +71,7 @@ class ExpertCache(Closeable):
             )
         self.layers = tuple(layers)
         self.bytes_read = 0
-        self.stall_s = 0.0
+        self.stall_s = self.first_row_stall_s = 0.0
         self._hits = self._misses = 0
         self._reader = reader
         self._capacity = capacity_bytes
@@ -91,6 +91,8 @@ class ExpertCache(Closeable):
         self._closing = False
         self._cancelled = False
         self._n_reading = self._busy_bytes = 0
+        self._first_row_share = 1.0
+        """Share of the experts read for the last choice that its first token chose."""
         self._busy: Span = NO_SPAN
         """Span from the first of several simultaneous reads to the last."""
         self._lock = threading.Lock()
@@ -213,6 +215,8 @@ class ExpertCache(Closeable):
         present = self._entries[layer]
         self._failure(layer, chosen)  # a failure of an earlier pass is forgotten and tried again
         n_missing = sum(expert not in present for expert in chosen)
+        n_first = sum(expert not in present for expert in set(choices[0].tolist()))
+        self._first_row_share = n_first / n_missing if n_missing else 1.0
         self._misses += n_missing
         self._hits += len(chosen) - n_missing
         self._eviction.use(layer, choices)
@@ -311,6 +315,7 @@ class ExpertCache(Closeable):
         finally:
             end = self._clock()
             self.stall_s += end - begin
+            self.first_row_stall_s += self._first_row_share * (end - begin)
             self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
 
     def _request(self, layer: int, chosen: Sequence[int]) -> None:

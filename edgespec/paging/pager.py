@@ -70,7 +70,8 @@ class WeightPager(Closeable):
         self._cancelled = False
         self._change = threading.Condition()
         self.bytes_read = 0
-        self.stall_s = self.choice_stall_s = self.read_s = 0.0
+        self.stall_s = self.read_s = 0.0
+        self.choice_stall_s = self.first_row_stall_s = 0.0
         self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
         self._thread.start()
 

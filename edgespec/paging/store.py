@@ -38,6 +38,10 @@ class Store(Protocol):
         """Part of `stall_s` for experts that the tokens of a pass chose; grows with their
         number."""
 
+    @property
+    def first_row_stall_s(self) -> float:
+        """Part of `choice_stall_s` for experts that the first token of a pass chose."""
+
     def cancel(self) -> None:
         """Wake threads that wait for weights, and let none wait until `resume`."""
 
@@ -53,6 +57,7 @@ class Reads:
     nbytes: int = 0
     stall_s: float = 0.0
     choice_stall_s: float = 0.0
+    first_row_stall_s: float = 0.0
     read_s: float = 0.0
 
     def __sub__(self, earlier: Reads) -> Reads:
@@ -60,6 +65,7 @@ class Reads:
             self.nbytes - earlier.nbytes,
             self.stall_s - earlier.stall_s,
             self.choice_stall_s - earlier.choice_stall_s,
+            self.first_row_stall_s - earlier.first_row_stall_s,
             self.read_s - earlier.read_s,
         )
 
@@ -70,6 +76,7 @@ def reads_of(stores: Sequence[Store]) -> Reads:
         sum(store.bytes_read for store in stores),
         sum(store.stall_s for store in stores),
         sum(store.choice_stall_s for store in stores),
+        sum(store.first_row_stall_s for store in stores),
         sum(store.read_s for store in stores),
     )
 

@@ -31,7 +31,7 @@ def planner_of(
         all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
     knots = (Knot(1.0, compute_s, 1.0),) if compute_s else ()
     experience = Experience(
-        PassCurve(used_share, all_experts_s, read_s, knots=knots),
+        PassCurve(used_share, all_experts_s, read_s=read_s, knots=knots),
         seen_overhead_s=rest_s,
         seen_plain_overhead_s=rest_s,
     )

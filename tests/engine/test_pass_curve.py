@@ -104,6 +104,37 @@ def test_a_further_row_of_a_mixture_costs_less_the_more_experts_are_chosen_alrea
     assert added[0] > added[1] > added[2] > 0
 
 
+def mixture(rows: int, first_s: float, all_s: float, curve: PassCurve) -> PassCurve:
+    """After a pass that computed for a second and waited for experts, some of its first row."""
+    report = PassReport(1.0 + all_s, all_s, all_s, first_row_stall_s=first_s)
+    return curve.with_pass(rows, report, drafted_beside=False)
+
+
+def test_rows_of_a_mixture_that_share_nothing_cost_as_much_as_the_first() -> None:
+    curve = PassCurve(used_share=1 / 16)
+    for _ in range(16):
+        curve = mixture(4, 0.5, 2.0 * 0.91, curve)  # of 16, 4 independent choices are 3.64
+    assert curve.expert_s(1) == pytest.approx(0.5)
+    assert curve.expert_s(4) == pytest.approx(1.82, rel=0.05)
+    again = PassCurve(used_share=1 / 16).load_state_dict(curve.state_dict())
+    assert again.expert_s(4) == pytest.approx(curve.expert_s(4))
+
+
+def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> None:
+    curve = PassCurve(used_share=1 / 16)
+    for _ in range(3):
+        curve = mixture(1, 0.5, 0.5, curve)
+    for _ in range(60):
+        curve = mixture(3, 0.1, 0.2, curve)
+    assert curve.expert_s(1) == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
+    curve = mixture(1, 0.5, 0.5, PassCurve(used_share=1 / 16))
+    assert curve.most_rows == 2
+    assert mixture(3, 0.5, 0.7, curve).most_rows == 6
+
+
 def test_another_run_knows_the_curve() -> None:
     taught = passes((1, 0.04), (2, 0.074), (8, 0.16), (13, 0.233))
     begun = PassCurve().load_state_dict(taught.state_dict())

@@ -203,6 +203,16 @@ def test_memory_stays_within_the_capacity(
     assert cache.used_bytes > 4 * room_of(cache.layers)
 
 
+def test_waiting_for_what_the_first_token_chose_is_counted(opened: Callable[..., tuple]) -> None:
+    """Of four experts, three are read; it chose one of them."""
+    cache, _, _ = opened(make_layers(1, 8), n_fitting=8)
+    assert cache.acquire(0, choice([0])) and cache.complete(0)
+    alone = cache.stall_s
+    assert cache.first_row_stall_s == alone
+    assert cache.acquire(0, np.array([[0, 1], [2, 3]])) and cache.complete(0)
+    assert cache.first_row_stall_s - alone == pytest.approx((cache.stall_s - alone) / 3)
+
+
 def test_experts_in_use_make_no_room_for_others(tmp_path: Path) -> None:
     """Though they were used longest ago."""
     layers = make_layers(2, 4)

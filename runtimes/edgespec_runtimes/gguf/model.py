@@ -416,6 +416,7 @@ class GgufModel:
             wall_s=self._clock() - began,
             stall_s=reads.stall_s,
             choice_stall_s=reads.choice_stall_s,
+            first_row_stall_s=reads.first_row_stall_s,
             bytes_read=after.nbytes - reported.nbytes,
             read_s=after.read_s - reported.read_s,
             passes=self._n_passes,
