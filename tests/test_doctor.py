@@ -12,6 +12,7 @@ from edgespec import runtimes
 from edgespec.cli import entry
 from edgespec.diagnosis import levers, machine
 from edgespec.errors import BudgetError, WeightReadError
+from edgespec.files.expert_shares import ExpertSharesFile
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
@@ -164,6 +165,13 @@ def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert [(finding.level, finding.says) for finding in libraries] == [
         ("note", "install it with: pip install x")
     ]
+
+
+def test_what_is_kept_of_experts_is_named(own_cache_folder: Path) -> None:
+    file = ExpertSharesFile(own_cache_folder / "experts", "0123")
+    file.keep([bytes(16)] * 6)
+    cache = [finding for finding in machine.examine() if finding.topic == "cache"]
+    assert any(str(file.path.parent) in finding.says for finding in cache)
 
 
 def test_an_outdated_model_in_the_cache_is_named(own_cache_folder: Path) -> None:

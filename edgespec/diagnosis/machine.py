@@ -135,6 +135,12 @@ def _cache() -> Iterator[Finding]:
             "cache", "texts to learn from", f"{format_size(learnt)}, prompts and answers", "note",
             "`edgespec models adapt` trains a draft on them, `edgespec models forget` deletes them",
         )  # fmt: skip
+    experts = cache_folder.experts()
+    if mixtures := list(experts.glob("*.json")):
+        taken = sum(path.stat().st_size for path in mixtures)
+        yield Finding(
+            "cache", "experts", f"which of them tokens chose, {format_size(taken)} in {experts}",
+        )  # fmt: skip
     if not os.access(folder, os.W_OK):
         yield Finding(
             "cache", "not writable", "what cannot be kept slows every start", "problem",

@@ -190,7 +190,7 @@ class PassCurve:
 
     @property
     def most_rows(self) -> float:
-        """Rows of a pass that may be tried: of a mixture, twice as many as were seen, since rows may
+        """Rows of a pass that may be tried: of a mixture, twice as many as were seen, as rows may
         choose experts of their own."""
         if self.used_share == 1:
             return MOST_ROWS

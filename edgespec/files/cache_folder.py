@@ -55,6 +55,11 @@ def calibrations() -> Path:
     return folder() / "calibrations"
 
 
+def experts() -> Path:
+    """Folder of the shares of tokens that chose experts, a small file for each mixture."""
+    return folder() / "experts"
+
+
 def tuned() -> Path:
     """Folder of presets that `edgespec tune` found, a small file for each device, pair and
     budget."""

@@ -31,7 +31,7 @@ def files_of(model: Path) -> list[Path]:
 
 def copies() -> list[Path]:
     """Files that runtimes keep in folders of the cache and may read instead of a model."""
-    others = {cache_folder.calibrations(), cache_folder.learnt()}
+    others = {cache_folder.calibrations(), cache_folder.experts(), cache_folder.learnt()}
     inside = cache_folder.folder().glob("*/[!.]*")
     return sorted(path for path in inside if path.is_file() and path.parent not in others)
 

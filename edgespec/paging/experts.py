@@ -20,6 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.expert_memory import ExpertMemory
+from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import ExpertStats
@@ -88,6 +89,9 @@ class ExpertCache(Closeable):
         """Slices of the group that is computed now, by layer, matrix and expert."""
         self._acquired: set[tuple[int, int]] = set()
         self._queue: deque[_Task] = deque()
+        self._shares = ExpertShares(layers)
+        self._expected: deque[tuple[int, int]] = deque()
+        """Experts to read before the first pass, the likeliest first."""
         self._closing = False
         self._cancelled = False
         self._n_reading = self._busy_bytes = 0
@@ -125,6 +129,20 @@ class ExpertCache(Closeable):
             bytes_read=self.bytes_read,
             stall_s=self.stall_s,
         )
+
+    @property
+    def shares(self) -> list[bytes]:
+        """Shares of tokens that chose each expert, a byte for each, layer by layer."""
+        with self._lock:
+            return self._shares.to_bytes()
+
+    def expect(self, shares: Sequence[bytes]) -> None:
+        """Go on from the shares of another run: until the first choice, what most tokens chose is
+        read, as far as there is room. Shares of another model are ignored."""
+        with self._lock:
+            if self._shares.load(shares):
+                self._expected.extend(self._shares.likeliest())
+                self._work.notify()
 
     @property
     def read_s(self) -> float:
@@ -213,13 +231,15 @@ class ExpertCache(Closeable):
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._entries[layer]
+        self._expected.clear()
         self._failure(layer, chosen)  # a failure of an earlier pass is forgotten and tried again
         n_missing = sum(expert not in present for expert in chosen)
-        n_first = sum(expert not in present for expert in set(choices[0].tolist()))
+        n_first = sum(expert not in present for expert in set(choices[:1].ravel().tolist()))
         self._first_row_share = n_first / n_missing if n_missing else 1.0
         self._misses += n_missing
         self._hits += len(chosen) - n_missing
         self._eviction.use(layer, choices)
+        self._shares.use(layer, choices)
 
     def _gather(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
         """A group of as many experts as there is room for, when their slices are read; empty once
@@ -400,13 +420,25 @@ class ExpertCache(Closeable):
         """Read queued slices until `close`; runs in each reading thread."""
         while True:
             with self._lock:
-                while not (self._closing or self._queue):
+                while not (self._closing or self._queue or self._begin_expected()):
                     self._work.wait()
                 if self._closing:
                     return
                 task = self._queue.popleft()
                 self._begin_reading()
             self._read(task)
+
+    def _begin_expected(self) -> bool:
+        """Queue the likeliest expert that is missing, unless something is being read; False without
+        one, or without free room."""
+        while self._expected and not self._n_reading:
+            layer, expert = self._expected.popleft()
+            if self.used_bytes + self._room[layer] > self._capacity:
+                self._expected.clear()
+            elif expert not in self._entries[layer] and self._begin(layer, expert):
+                self._enqueue(layer, [expert])
+                return True
+        return False
 
     def _begin_reading(self) -> None:
         if not self._n_reading:
@@ -434,4 +466,6 @@ class ExpertCache(Closeable):
             self._end_reading(n)
             task.entry.unread.discard(task.matrix)
             task.entry.failure = task.entry.failure or failure
+            if failure:
+                self._expected.clear()
             self._arrival.notify_all()

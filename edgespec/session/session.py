@@ -30,6 +30,7 @@ from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.generation import Generation, TextOptions
+from edgespec.session.kept_experts import begin_warm
 from edgespec.session.loading import (
     GRAMMARS,
     POOL,
@@ -94,10 +95,11 @@ class Session(Closeable):
         self._models = models
         self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
-        memory = None
+        memory, close_models = None, models.close
         if engine_settings is None or engine_settings.remember:
             draft_info = draft.info if draft else None
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
+            close_models = begin_warm(target, models.close)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
             from edgespec.engine.noting import LearningNotes
@@ -109,7 +111,7 @@ class Session(Closeable):
             target, draft, engine_settings, trace=trace, memory=memory, observer=observer
         )
         n_grammars = self.pool_bytes // GRAMMAR_BYTES or None
-        self._engine = SharedEngine(engine, models.close, n_grammars)
+        self._engine = SharedEngine(engine, close_models, n_grammars)
         room_bytes = self._row_bytes(STATE_FILES)
         self._keeper = StateKeeper(engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)

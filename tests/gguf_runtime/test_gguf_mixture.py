@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from test_gguf_model import open_paged, open_resident
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.models import catalogue
+from edgespec.session.kept_experts import begin_warm
 from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from engine_cases import finish
@@ -69,6 +71,30 @@ def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
     assert experts is not None
     assert (experts.experts, experts.used) == (16, 4)
     assert 0.1 < experts.hit_rate < 1.0
+
+
+def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
+    big: Path, own_cache_folder: Path
+) -> None:
+    """A file that holds something else is as good as none."""
+    folder = own_cache_folder / "experts"
+    for content in (None, b"{", b'{"shares": ["zz"]}'):
+        target = open_paged(big, share=0.5)
+        for file in folder.glob("*"):
+            assert content is not None
+            file.write_bytes(content)
+        close = begin_warm(target, target.close)
+        target.prefill(PROMPT)
+        close()
+        assert len(list(folder.glob("*.json"))) == 1
+    target = open_paged(big, share=0.5)
+    begun = target.paging().bytes_read
+    close = begin_warm(target, target.close)
+    deadline = time.monotonic() + 5
+    while target.paging().bytes_read == begun:
+        assert time.monotonic() < deadline, "nothing was read"
+        time.sleep(0.001)
+    close()
 
 
 def test_every_expert_has_work() -> None:

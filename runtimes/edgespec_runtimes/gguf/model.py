@@ -328,6 +328,15 @@ class GgufModel:
             return self._paging
         return self._weights.stats if self._weights else PagingStats()
 
+    @property
+    def expert_shares(self) -> Sequence[bytes]:
+        experts = self._weights.experts if self._weights else None
+        return experts.cache.shares if experts else ()
+
+    def expect_experts(self, shares: Sequence[bytes]) -> None:
+        if self._weights and self._weights.experts:
+            self._weights.experts.cache.expect(shares)
+
     def cancel(self) -> None:
         with self._state:
             if self._is_running:
