@@ -63,7 +63,7 @@ class Routing:
         return chosen
 
 
-class Experts:
+class VirtualExperts:
     """What a cache of a share of all experts reads."""
 
     def __init__(self, routing: Routing, share: float) -> None:
@@ -103,7 +103,7 @@ class Experts:
 class MixtureTarget(VirtualTarget):
     """A target whose rows choose experts."""
 
-    def __init__(self, language: Language, clock: Clock, experts: Experts) -> None:
+    def __init__(self, language: Language, clock: Clock, experts: VirtualExperts) -> None:
         self._rows: list[Context] = []
         self.prompt_s = 0.0
 
@@ -147,7 +147,7 @@ def run_mixture(
 ) -> MixtureRun:
     """A text on a mixture of which `share` of the experts are in memory."""
     machine = Machine(COMPUTE, 0.004, used_share=N_USED / N_EXPERTS)
-    clock, experts = Clock(machine), Experts(routing, share)
+    clock, experts = Clock(machine), VirtualExperts(routing, share)
     target = MixtureTarget(text.target, clock, experts)
     draft = VirtualDraft(text.draft, clock) if drafts else None
     with Engine(target, draft, EngineSettings(**{"lookup": False, **rules}), clock) as engine:

@@ -38,7 +38,7 @@ class Wait(NamedTuple):
 
     rows: float
     first_s: float
-    """For those that its first row chose."""
+    """Part of them for what its first row chose."""
     all_s: float
 
 
@@ -90,7 +90,7 @@ class PassCurve:
     latest_waits: ClassVar[int] = 16
     """Passes over several rows that tell how alike rows choose experts."""
     waits_before: ClassVar[int] = 4
-    """What was known before counts as so many passes over two rows."""
+    """Passes over two rows as which the sharing known before counts."""
     first_row_share: ClassVar[float] = 0.05
     """Weight of a pass in what the experts of one row cost, after many passes."""
     shortest_prompt: ClassVar[int] = 8
