@@ -143,10 +143,18 @@ class MixtureRun:
 
 
 def run_mixture(
-    routing: Routing, share: float, text: Text, n_tokens: int, *, drafts: bool = True, **rules: Any
+    routing: Routing,
+    share: float,
+    text: Text,
+    n_tokens: int,
+    *,
+    drafts: bool = True,
+    read_s: float = 0.0,
+    **rules: Any,
 ) -> MixtureRun:
-    """A text on a mixture of which `share` of the experts are in memory."""
-    machine = Machine(COMPUTE, 0.004, used_share=N_USED / N_EXPERTS)
+    """A text on a mixture of which `share` of the experts are in memory; a pass reads weights that
+    all tokens use in `read_s`."""
+    machine = Machine(COMPUTE, 0.004, read_s=read_s, used_share=N_USED / N_EXPERTS)
     clock, experts = Clock(machine), VirtualExperts(routing, share)
     target = MixtureTarget(text.target, clock, experts)
     draft = VirtualDraft(text.draft, clock) if drafts else None

@@ -16,16 +16,17 @@ MayEvict = Callable[[int, int], bool]
 class LeastLikely:
     """Evicts the expert whose next use is expected last.
 
-    The likelihood that a token uses an expert is an exponential moving average of the share of
-    tokens that did; a pass over several tokens uses it if one of them does. Layers come in turn, so
-    an expert that was just used is needed a whole pass later at the earliest, and those of the next
-    layer at once. Without that, a cache smaller than the choices of one pass would evict every
-    expert just before its use, as least recently used order does.
+    The likelihood that a token uses an expert is the mean of two exponential moving averages of the
+    share of tokens that did: a short one follows neighbours, which choose alike, and a long one
+    tells what the text chooses. A pass over several tokens uses it if one of them does. Layers come
+    in turn, so an expert that was just used is needed a whole pass later at the earliest, and those
+    of the next layer at once. Without that, a cache smaller than the choices of one pass would
+    evict every expert just before its use, as least recently used order does.
     """
 
-    fade = 0.98
-    """Decay of the average per token. On mixtures of 16 and of 128 experts, also where the topic
-    changes every 200 tokens, it reads 0 to 15 % less than 0.95, and no more than 0.99."""
+    fades = 0.8, 0.99
+    """Decays of the averages per token. One average of 0.95 reads 0.97 to 1.03 times as much on
+    two trained mixtures, and up to twice as much where tokens keep their predecessor's experts."""
     unused = 0.02
     """Likelihood of an expert that was not used for very long."""
     most_tokens = 16
@@ -35,7 +36,7 @@ class LeastLikely:
     def __init__(self, n_experts: Sequence[int]) -> None:
         shape = (len(n_experts), max(n_experts))
         self._cached = np.zeros(shape, np.bool_)
-        self._likelihood = np.zeros(shape)
+        self._averages = np.zeros((len(self.fades), *shape))
         self._layer = 0
         self._n_tokens = 1
         self._layers = np.arange(len(n_experts))
@@ -54,10 +55,11 @@ class LeastLikely:
         n_tokens = len(choices)
         if n_tokens:
             self._n_tokens = min(n_tokens, self.most_tokens)
-            decay = self.fade**n_tokens
-            uses = np.bincount(choices.ravel(), minlength=self._likelihood.shape[1])
-            self._likelihood[layer] *= decay
-            self._likelihood[layer] += (1 - decay) * uses / n_tokens
+            uses = np.bincount(choices.ravel(), minlength=self._averages.shape[2])
+            for average, fade in zip(self._averages, self.fades, strict=True):
+                decay = fade**n_tokens
+                average[layer] *= decay
+                average[layer] += (1 - decay) * uses / n_tokens
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
         """The layer and expert to evict; None if none may be."""
@@ -74,5 +76,6 @@ class LeastLikely:
         """Expected passes, and parts of one, until each is used: float64 [layers, experts]."""
         n_layers = len(self._layers)
         until_layer = ((self._layers - self._layer - 1) % n_layers + 1) / n_layers
-        in_pass = 1 - (1 - self._likelihood) ** self._n_tokens
-        return until_layer[:, None] + 1 / (in_pass + self.unused) - 1
+        in_pass = 1 - (1 - self._averages.mean(axis=0)) ** self._n_tokens
+        waits: np.ndarray = until_layer[:, None] + 1 / (in_pass + self.unused) - 1
+        return waits

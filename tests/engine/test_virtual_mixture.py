@@ -1,5 +1,5 @@
-"""Guesses on a mixture of 128 experts, of which a token uses 8: they pay where neighbours share
-experts, and cost three percent at most where they do not."""
+"""Guesses on a mixture of 128 experts, of which a token uses 8: they pay where a pass reads
+what all tokens use, and cost three percent at most where it reads experts alone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ SHARES = {"25 %": 0.17, "50 %": 0.44}
 """Share of the experts for which there is room in so much of the weights' memory."""
 
 
-def gain(routing: str, share: str, draft: str, seed: int) -> float:
+def gain(routing: str, share: str, draft: str, seed: int, read_s: float = 0.0) -> float:
     """How many times as fast as without a draft."""
     text = replace(TEXTS[draft], seed=seed)
     drafted, alone = (
-        run_mixture(ROUTINGS[routing], SHARES[share], text, 96, drafts=drafts).measured
+        run_mixture(
+            ROUTINGS[routing], SHARES[share], text, 96, drafts=drafts, read_s=read_s
+        ).measured
         for drafts in (True, False)
     )
     assert drafted.result.tokens == alone.result.tokens
@@ -43,6 +45,7 @@ def test_guesses_cost_three_percent_at_most(
     assert gain(routing, share, draft, seed) >= 0.97
 
 
-@pytest.mark.parametrize(("routing", "at_least"), [("half kept", 1.1), ("most kept", 1.15)])
-def test_guesses_pay_where_neighbours_share_experts(routing: str, at_least: float) -> None:
-    assert gain(routing, "25 %", "good", 0) >= at_least
+@pytest.mark.parametrize(("routing", "at_least"), [("half kept", 1.1), ("most kept", 1.2)])
+def test_guesses_pay_where_a_pass_reads_what_all_tokens_use(routing: str, at_least: float) -> None:
+    """Experts that neighbours share stay in memory for the next token, guesses or none."""
+    assert gain(routing, "25 %", "good", 0, read_s=0.1) >= at_least
