@@ -198,9 +198,10 @@ class SharedEngine(Closeable):
                 raise
 
     def _may_begin(self, turn: Turn) -> bool:
-        """True if it runs already, or if there is a place for it that nobody before it takes."""
-        if turn.has_place:
-            return True
+        """True if it runs already, or if there is a place for it that nobody before it takes and
+        the session is not closing."""
+        if turn.has_place or self._users.is_closing:
+            return turn.has_place
         going = [other for other in self._line if other.has_place]
         n_places = self._engine.n_texts - len(going)
         n_grammars = self._n_grammars - sum(other.has_grammar for other in going)

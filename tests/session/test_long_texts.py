@@ -11,7 +11,8 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.values import GenerationResult
 
-ALWAYS = {"step_aside": False, "remember": False, "context_shift": True}
+ALWAYS = {"step_aside": False, "remember": False, "context_shift": True, "fallback": "full"}
+"""Rules that do not depend on how fast passes are."""
 MODELS = Path(__file__).parents[2] / "models"
 WARM = SamplingParams(temperature=0.8, seed=5)
 
