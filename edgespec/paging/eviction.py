@@ -64,12 +64,11 @@ class LeastLikely:
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
         """The layer and expert to evict; None if none may be."""
         waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
-        for index in np.argsort(-waits, kind="stable"):
-            if waits[index] < 0:
-                return None
-            layer, expert = divmod(int(index), self._cached.shape[1])
+        while waits[index := int(waits.argmax())] >= 0:
+            layer, expert = divmod(index, self._cached.shape[1])
             if may_evict(layer, expert):
                 return layer, expert
+            waits[index] = -1.0
         return None
 
     def _passes_until_use(self) -> np.ndarray:
