@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -31,7 +32,7 @@ from edgespec.ports.features import ReadsFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf import entry, runtime
 from edgespec_runtimes.gguf.file import mtp
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.head import GgufOwnHead
@@ -349,6 +350,17 @@ def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) 
     assert "those of the architecture step35 are not run" in note
     with pytest.raises(ModelError, match="are not run"):
         prepare(path, "draft")
+
+
+def test_a_file_that_may_not_be_read_is_a_model_error(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(entry, "open_regular", refused)
+    with pytest.raises(ModelError, match="cannot be read: Permission denied"):
+        runtime.guesses_itself(plain)
 
 
 @pytest.mark.parametrize("name", ["nextn.enorm", "ffn_gate_inp"])

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files.regular import open_regular
 from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, TogetherRun
 from edgespec.ports.findings import Finding
@@ -135,10 +135,12 @@ class GgufRuntime:
         return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
 
     def guesses_itself(self, path: Path) -> bool:
-        with open_regular(path) as file:  # a header of many tokens takes long to read
-            if N_LAYERS.encode() not in file.read(HYPERPARAMETERS_BYTES):
-                return False
-        return can_guess(read_header(path))
+        try:
+            with open_regular(path) as file:  # a header of many tokens takes long to read
+                begin = file.read(HYPERPARAMETERS_BYTES)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        return N_LAYERS.encode() in begin and can_guess(read_header(path))
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
