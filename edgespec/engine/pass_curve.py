@@ -91,6 +91,8 @@ class PassCurve:
     """Passes over several rows that tell how alike rows choose experts."""
     waits_before: ClassVar[int] = 4
     """Passes over two rows as which the sharing known before counts."""
+    few_experts: ClassVar[float] = 0.125
+    """Share of the experts that a row uses, up to which their sharing is not taken for granted."""
     first_row_share: ClassVar[float] = 0.05
     """Weight of a pass in what the experts of one row cost, after many passes."""
     shortest_prompt: ClassVar[int] = 8
@@ -190,9 +192,9 @@ class PassCurve:
 
     @property
     def most_rows(self) -> float:
-        """Rows of a pass that may be tried: of a mixture, twice as many as were seen, as rows may
-        choose experts of their own."""
-        if self.used_share == 1:
+        """Rows of a pass that may be tried. Where a row uses few of many experts, twice as many as
+        were seen: rows that choose experts of their own may cost many times one row."""
+        if self.used_share > self.few_experts:
             return MOST_ROWS
         return 2 * max([1.0, *(wait.rows for wait in self.waits)])
 
