@@ -1,10 +1,12 @@
 """A copy of a model on another disk, which is read together with the model.
 
-Each read is divided between the two by the speed that each has shown.
+Each read is divided between the two by the speed that each has shown, or goes to the one that
+will be done with it first.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,37 +69,61 @@ class MirroredReader(Closeable):
         self._readers = (first, second)
         self._clock = clock
         self._bytes_per_s = [0.0, 0.0]
+        self._pending_bytes = [0, 0]
+        """Bytes that each reader has been asked for and has not read yet."""
+        self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="edgespec-mirror")
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
-        first_bytes = self._first_part(run.nbytes)
+        with self._lock:
+            first_bytes = self._first_part(run.nbytes)
+            before = list(self._pending_bytes)
+            self._pending_bytes[0] += first_bytes
+            self._pending_bytes[1] += run.nbytes - first_bytes
         if first_bytes in (0, run.nbytes):
-            return self._read(int(first_bytes == 0), run, into, stopped)
+            which = int(first_bytes == 0)
+            return self._read(which, run, into, stopped, before[which])
         with into[:first_bytes] as beginning, into[first_bytes:] as end:
             second = _part(run, first_bytes, run.nbytes)
-            reading = self._threads.submit(self._read, 1, second, end, stopped)
+            reading = self._threads.submit(self._read, 1, second, end, stopped, before[1])
             try:
-                n = self._read(0, _part(run, 0, first_bytes), beginning, stopped)
+                first = _part(run, 0, first_bytes)
+                n = self._read(0, first, beginning, stopped, before[0])
             finally:
                 reading.exception()  # the memory is its own until it has ended
             return n + reading.result()
 
     def _first_part(self, nbytes: int) -> int:
         """Bytes of a run that the first reader reads: both should end at once."""
-        total = sum(self._bytes_per_s)
-        share = self._bytes_per_s[0] / total if all(self._bytes_per_s) else 0.5
-        part = block_floor(int(share * nbytes))
+        speeds = self._bytes_per_s if all(self._bytes_per_s) else [1.0, 1.0]
+        first, second = self._pending_bytes
+        share = speeds[0] / sum(speeds)
+        part = block_floor(int(share * (first + second + nbytes)) - first)
         if min(part, nbytes - part) < LEAST_PART_BYTES:
-            return nbytes if share >= 0.5 else 0
+            return nbytes if 2 * part >= nbytes else 0
         return part
 
-    def _read(self, which: int, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+    def _read(
+        self,
+        which: int,
+        run: Run,
+        into: memoryview,
+        stopped: Callable[[], bool],
+        before_bytes: int,
+    ) -> int:
+        """Read a run for which the reader has `before_bytes` to read first."""
         begun = self._clock()
-        n = self._readers[which].read(run, into, stopped)
-        seconds = self._clock() - begun
-        if n >= LEAST_PART_BYTES and seconds > 0:
-            before = self._bytes_per_s[which] or n / seconds
-            self._bytes_per_s[which] = before + NEW_SHARE * (n / seconds - before)
+        n = 0
+        try:
+            n = self._readers[which].read(run, into, stopped)
+        finally:
+            seconds = self._clock() - begun
+            with self._lock:
+                self._pending_bytes[which] -= run.nbytes
+                if n >= LEAST_PART_BYTES and seconds > 0:
+                    speed = (before_bytes + n) / seconds
+                    known = self._bytes_per_s[which] or speed
+                    self._bytes_per_s[which] = known + NEW_SHARE * (speed - known)
         return n
 
     def close(self) -> None:

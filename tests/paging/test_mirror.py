@@ -52,6 +52,20 @@ class OnAClock:
     def close(self) -> None: ...
 
 
+class Waits(OnAClock):
+    """A reader whose reads end when `all_asked` says that no more is asked for."""
+
+    def __init__(self, asked: threading.Semaphore, all_asked: threading.Event) -> None:
+        super().__init__(MIB)
+        self.asked, self.all_asked = asked, all_asked
+
+    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
+        self.runs.append(run)
+        self.asked.release()
+        self.all_asked.wait()
+        return run.nbytes
+
+
 class Fails(OnAClock):
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         raise WeightReadError("the disk is gone")
@@ -128,6 +142,26 @@ def test_small_reads_are_not_divided() -> None:
     read_often(first, second, LEAST_PART_BYTES, 3)
     assert [run.nbytes for run in first.runs] == [LEAST_PART_BYTES] * 3
     assert not second.runs
+
+
+def test_small_reads_at_once_go_to_both_disks() -> None:
+    """Experts are smaller than what is divided: all of them came from one disk."""
+    asked, all_asked = threading.Semaphore(0), threading.Event()
+    first, second = Waits(asked, all_asked), Waits(asked, all_asked)
+    reader = MirroredReader(first, second)
+    run = Run(0, 0, LEAST_PART_BYTES, LEAST_PART_BYTES, 0)
+    into = memoryview(bytearray(LEAST_PART_BYTES))
+    threads = [
+        threading.Thread(target=reader.read, args=(run, into, lambda: False)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+        asked.acquire()
+    all_asked.set()
+    for thread in threads:
+        thread.join()
+    reader.close()
+    assert (len(first.runs), len(second.runs)) == (2, 2)
 
 
 @pytest.mark.parametrize(
