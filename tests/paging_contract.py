@@ -56,7 +56,8 @@ def replace_reads(model: Any, replacement: Callable[..., Callable[..., int]]) ->
     stores = model._weights.stores
     assert stores
     for store in stores:
-        store._reader.read = replacement(store._reader.read)
+        reads = getattr(store, "_reads", store)  # a cache of experts has them apart
+        reads._reader.read = replacement(reads._reader.read)
 
 
 class PagingContract:

@@ -1,51 +1,29 @@
 """Keeps a mixture's experts in memory as far as a budget goes, and reads those that a layer chose.
 
 Knows when an expert was used, and nothing of any runtime. `expert_layers` has their extents in
-files, `expert_memory` their addresses, `eviction` the choice of what is dropped.
+files, `expert_memory` their addresses, `eviction` the choice of what is dropped, `slice_reads` the
+threads that read.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.expert_memory import ExpertMemory
 from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
-from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
+from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
+from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ExpertStats
-
-READERS = 4
-"""Threads that read experts: their slices are small, and one queue leaves a fast disk idle."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """An expert that is in memory or being read; of a transient one, a single slice."""
-
-    unread: set[int]
-    """Indices of matrices whose slices have not been read yet."""
-    failure: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A slice that is waiting to be read."""
-
-    layer: int
-    expert: int
-    matrix: int
-    entry: _Entry
 
 
 class ExpertCache(Closeable):
@@ -71,10 +49,8 @@ class ExpertCache(Closeable):
                 f"chooses in one layer: {least:,} bytes"
             )
         self.layers = tuple(layers)
-        self.bytes_read = 0
         self.stall_s = self.first_row_stall_s = 0.0
         self._hits = self._misses = 0
-        self._reader = reader
         self._capacity = capacity_bytes
         self._eviction = eviction or LeastLikely([layer.n_experts for layer in layers])
         self._clock = clock
@@ -82,39 +58,29 @@ class ExpertCache(Closeable):
         self._room = [layer.room_bytes for layer in layers]
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
         self.used_bytes = 0
-        self._entries: list[dict[int, _Entry]] = [{} for _ in layers]
-        self._transient: dict[tuple[int, int, int], _Entry] = {}
+        self._entries: list[dict[int, Entry]] = [{} for _ in layers]
+        self._transient: dict[tuple[int, int, int], Entry] = {}
         """Slices that are read for one product only, by layer, matrix and expert."""
         self._group: set[tuple[int, int, int]] = set()
         """Slices of the group that is computed now, by layer, matrix and expert."""
         self._acquired: set[tuple[int, int]] = set()
-        self._queue: deque[_Task] = deque()
         self._shares = ExpertShares(layers)
         self._expected: deque[tuple[int, int]] = deque()
         """Experts to read before the first pass, the likeliest first."""
-        self._closing = False
         self._cancelled = False
-        self._n_reading = self._busy_bytes = 0
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
-        self._busy: Span = NO_SPAN
-        """Span from the first of several simultaneous reads to the last."""
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        """Signals that the queue has tasks."""
-        self._arrival = threading.Condition(self._lock)
-        """Signals that a slice was read, or that the consumer must stop waiting."""
         self._memory = ExpertMemory(layers)
-        self._threads = [
-            threading.Thread(target=self._read_queue, name=f"edgespec-experts-{i}", daemon=True)
-            for i in range(READERS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._reads = SliceReads(layers, self._memory, reader, self._read_expected, trace)
+        self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
         """Address of the stacked matrix; readable until `close`, whatever it holds."""
         return self._memory.address(layer, matrix)
+
+    @property
+    def bytes_read(self) -> int:
+        return self._reads.bytes_read
 
     @property
     def stats(self) -> ExpertStats:
@@ -142,7 +108,7 @@ class ExpertCache(Closeable):
         with self._lock:
             if self._shares.load(shares):
                 self._expected.extend(self._shares.likeliest())
-                self._work.notify()
+                self._reads.wake()
 
     @property
     def read_s(self) -> float:
@@ -214,20 +180,14 @@ class ExpertCache(Closeable):
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
         with self._lock:
             self._cancelled = True
-            self._arrival.notify_all()
+            self._reads.arrival.notify_all()
 
     def resume(self) -> None:
         with self._lock:
             self._cancelled = False
 
     def close(self) -> None:
-        with self._lock:
-            self._closing = True
-            self._work.notify_all()
-            self._arrival.notify_all()
-        for thread in self._threads:
-            thread.join()
-        close_all(self._reader.close, self._memory.close)
+        self._reads.close()
 
     def _count(self, layer: int, chosen: Sequence[int], choices: np.ndarray) -> None:
         present = self._entries[layer]
@@ -245,7 +205,7 @@ class ExpertCache(Closeable):
         """A group of as many experts as there is room for, when their slices are read; empty once
         cancelled."""
         group: list[int] = []
-        while not self._cancelled and not self._closing:
+        while not self._cancelled and not self._reads.is_closing:
             group = group or self._request_group(layer, matrix, remaining)
             entries = [self._entry(layer, matrix, expert) for expert in group]
             if group and not any(matrix in entry.unread for entry in entries):
@@ -256,7 +216,7 @@ class ExpertCache(Closeable):
                 self._failure(layer, group)
                 raise failure
             with self._stalled(layer):
-                self._arrival.wait()
+                self._reads.arrival.wait()
         self._end_group(layer)
         return []
 
@@ -266,17 +226,18 @@ class ExpertCache(Closeable):
         self._acquired.update((layer, expert) for expert in group)
         self._group = {(layer, matrix, expert) for expert in group}
         room_bytes = self._slice_room[layer][matrix]
+        reads = []
         for expert in remaining:
             if self._is_cached(layer, matrix, expert):
                 continue
             if not self._make_room(room_bytes):
                 break
-            entry = self._transient[layer, matrix, expert] = _Entry({matrix})
+            entry = self._transient[layer, matrix, expert] = Entry({matrix})
             self.used_bytes += room_bytes
             self._group.add((layer, matrix, expert))
-            self._queue.append(_Task(layer, expert, matrix, entry))
+            reads.append(SliceRead(layer, expert, matrix, entry))
             group.append(expert)
-        self._work.notify(len(self._queue))
+        self._reads.put(reads)
         return group
 
     def _end_group(self, layer: int) -> None:
@@ -297,7 +258,7 @@ class ExpertCache(Closeable):
             self.used_bytes -= self._slice_room[layer][matrix]
             self._forget(layer, matrix, expert)
 
-    def _entry(self, layer: int, matrix: int, expert: int) -> _Entry:
+    def _entry(self, layer: int, matrix: int, expert: int) -> Entry:
         return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
 
     def _is_cached(self, layer: int, matrix: int, expert: int) -> bool:
@@ -314,7 +275,7 @@ class ExpertCache(Closeable):
         if self._all_arrived(layer, chosen, excluded):
             return True
         with self._stalled(layer):
-            while not self._cancelled and not self._closing:
+            while not self._cancelled and not self._reads.is_closing:
                 failure = self._failure(layer, chosen)
                 if failure is not None:
                     self._release(layer)
@@ -322,7 +283,7 @@ class ExpertCache(Closeable):
                 self._request(layer, chosen)
                 if self._all_arrived(layer, chosen, excluded):
                     return True
-                self._arrival.wait()
+                self._reads.arrival.wait()
             self._release(layer)
             return False
 
@@ -337,6 +298,7 @@ class ExpertCache(Closeable):
             self.stall_s += end - begin
             self.first_row_stall_s += self._first_row_share * (end - begin)
             self._trace.add(Track.TARGET, "stall", begin, end, layer=self.layers[layer].name)
+            self._trace.count_bytes("experts (MiB)", held=self.used_bytes)
 
     def _request(self, layer: int, chosen: Sequence[int]) -> None:
         """Queue the missing experts as far as there is room; those being read cannot be evicted
@@ -349,18 +311,18 @@ class ExpertCache(Closeable):
         """Make room for an expert and add its entry; False if there is no room."""
         if not self._make_room(self._room[layer]):
             return False
-        self._entries[layer][expert] = _Entry(set(range(len(self.layers[layer].matrices))))
+        self._entries[layer][expert] = Entry(set(range(len(self.layers[layer].matrices))))
         self.used_bytes += self._room[layer]
         self._eviction.add(layer, expert)
         return True
 
     def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
         """Queue the slices matrix by matrix, in the order in which they are computed."""
-        for matrix in range(len(self.layers[layer].matrices)):
-            self._queue.extend(
-                _Task(layer, expert, matrix, self._entries[layer][expert]) for expert in experts
-            )
-        self._work.notify(len(self._queue))
+        self._reads.put(
+            SliceRead(layer, expert, matrix, self._entries[layer][expert])
+            for matrix in range(len(self.layers[layer].matrices))
+            for expert in experts
+        )
 
     def _all_arrived(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
         present = self._entries[layer]
@@ -416,56 +378,13 @@ class ExpertCache(Closeable):
             keeps_after=self._is_cached(layer, matrix, expert + 1),
         )
 
-    def _read_queue(self) -> None:
-        """Read queued slices until `close`; runs in each reading thread."""
-        while True:
-            with self._lock:
-                while not (self._closing or self._queue or self._begin_expected()):
-                    self._work.wait()
-                if self._closing:
-                    return
-                task = self._queue.popleft()
-                self._begin_reading()
-            self._read(task)
-
-    def _begin_expected(self) -> bool:
-        """Queue the likeliest expert that is missing, unless something is being read; False without
-        one, or without free room."""
-        while self._expected and not self._n_reading:
+    def _read_expected(self) -> None:
+        """Have the likeliest expert read that is missing, as long as there is free room and no read
+        has failed."""
+        while self._expected:
             layer, expert = self._expected.popleft()
-            if self.used_bytes + self._room[layer] > self._capacity:
+            if self.used_bytes + self._room[layer] > self._capacity or self._reads.has_failed:
                 self._expected.clear()
             elif expert not in self._entries[layer] and self._begin(layer, expert):
                 self._enqueue(layer, [expert])
-                return True
-        return False
-
-    def _begin_reading(self) -> None:
-        if not self._n_reading:
-            self._busy = self._trace.span(Track.EXPERTS, "read experts")
-            self._busy_bytes = 0
-        self._n_reading += 1
-
-    def _end_reading(self, nbytes: int) -> None:
-        self._n_reading -= 1
-        self._busy_bytes += nbytes
-        if not self._n_reading:
-            self._busy.note(bytes=self._busy_bytes).end()
-            self._trace.count_bytes("experts (MiB)", held=self.used_bytes)
-
-    def _read(self, task: _Task) -> None:
-        n, failure = 0, None
-        run = self.layers[task.layer].matrices[task.matrix].run(task.expert)
-        try:
-            view = self._memory.view(task.layer, task.matrix, run)
-            n = self._reader.read(run, view, lambda: self._closing)
-        except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
-            failure = exc
-        with self._lock:
-            self.bytes_read += n
-            self._end_reading(n)
-            task.entry.unread.discard(task.matrix)
-            task.entry.failure = task.entry.failure or failure
-            if failure:
-                self._expected.clear()
-            self._arrival.notify_all()
+                return

@@ -148,7 +148,7 @@ def test_a_round_that_cannot_be_read_ends_the_pass_and_nothing_else(paged: GgufM
     expected = one_by_one(paged, tokens)
     paged.truncate(0)
     cache = paged._weights.experts.cache
-    good, n_read = cache._reader.read, 0
+    good, n_read = cache._reads._reader.read, 0
 
     def unplugged(*arguments: object) -> int:
         nonlocal n_read
@@ -157,7 +157,7 @@ def test_a_round_that_cannot_be_read_ends_the_pass_and_nothing_else(paged: GgufM
             raise WeightReadError("the cable was pulled")
         return good(*arguments)
 
-    cache._reader.read = unplugged
+    cache._reads._reader.read = unplugged
     with pytest.raises(WeightReadError, match="cable"):
         paged.evaluate(*line(tokens))
     assert np.array_equal(paged.evaluate(*line(tokens)), expected)
@@ -168,18 +168,18 @@ def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None
     expected = one_by_one(paged, tokens)
     paged.truncate(0)
     cache = paged._weights.experts.cache
-    good, released = cache._reader.read, threading.Event()
+    good, released = cache._reads._reader.read, threading.Event()
 
     def hanging(*arguments: object) -> int:
         paged.cancel()
         released.wait(10)
         return good(*arguments)
 
-    cache._reader.read = hanging
+    cache._reads._reader.read = hanging
     with pytest.raises(Cancelled):
         paged.evaluate(*line(tokens))
     released.set()
-    cache._reader.read = good
+    cache._reads._reader.read = good
     assert np.array_equal(paged.evaluate(*line(tokens)), expected)
 
 

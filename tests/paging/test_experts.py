@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,130 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
-from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
+from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.experts import ExpertCache
-from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
+from edgespec.paging.reader import BLOCK_BYTES, DirectReader
 from edgespec.tracing.spans import Track
+from expert_files import (
+    THREE_LAYERS,
+    choice,
+    make_file,
+    make_layers,
+    over_three_layers,
+    resident_bytes,
+    room_of,
+    slices,
+    slices_in,
+    wait_until,
+)
 from least_recent import LeastRecent
 from traces import read, spans, trace_in_memory
-
-SLICE = 3 * BLOCK_BYTES + 160
-"""Neighbours share blocks."""
-
-
-def make_layers(
-    n_layers: int,
-    n_experts: int,
-    n_used: int = 2,
-    sizes: Sequence[int] = (SLICE, SLICE + 64),
-    begin: int = 96,
-) -> list[ExpertLayer]:
-    """Matrices with slices of these sizes in each layer, packed behind one another from byte
-    `begin` on."""
-    layers, offset = [], begin
-    for number in range(n_layers):
-        matrices = []
-        for nbytes in sizes:
-            extent = Extent(0, offset, n_experts * nbytes)
-            matrices.append(ExpertMatrix(extent, n_experts))
-            offset += extent.nbytes
-        layers.append(ExpertLayer(f"layer {number}", tuple(matrices), n_used))
-    return layers
-
-
-def make_file(folder: Path, layers: Sequence[ExpertLayer]) -> Path:
-    last = layers[-1].matrices[-1].extent
-    path = folder / "weights.bin"
-    path.write_bytes(random.Random(7).randbytes(last.offset + last.nbytes))
-    return path
-
-
-def room_of(layers: Sequence[ExpertLayer]) -> int:
-    return max(layer.room_bytes for layer in layers)
-
-
-def choice(experts: Sequence[int]) -> np.ndarray:
-    """Choices of one token."""
-    return np.array([experts])
-
-
-def slices(cache: ExpertCache, layer: int, expert: int) -> list[bytes]:
-    """Contents of an expert's slices in memory."""
-    matrices = range(len(cache.layers[layer].matrices))
-    return [slice_in(cache, layer, matrix, expert) for matrix in matrices]
-
-
-def slice_in(cache: ExpertCache, layer: int, matrix: int, expert: int) -> bytes:
-    nbytes = cache.layers[layer].matrices[matrix].slice_bytes
-    return ctypes.string_at(cache.address(layer, matrix) + expert * nbytes, nbytes)
-
-
-def slices_in(content: bytes, layer: ExpertLayer, expert: int) -> list[bytes]:
-    begins = [matrix.extent.offset + expert * matrix.slice_bytes for matrix in layer.matrices]
-    return [
-        content[begin : begin + matrix.slice_bytes]
-        for begin, matrix in zip(begins, layer.matrices, strict=True)
-    ]
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
-
-
-class Gate:
-    """A reader whose reads can be made to wait, or to fail."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = DirectReader([path])
-        self.open = threading.Event()
-        self.open.set()
-        self.failing = False
-        self.waiting: Callable[[Run], bool] = lambda run: True
-        """Which reads wait until the gate is open."""
-
-    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
-        while self.waiting(run) and not self.open.wait(0.01):
-            if stopped():
-                return 0
-        if self.failing:
-            raise WeightReadError("the disk is on fire")
-        return self._reader.read(run, into, stopped)
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., tuple[ExpertCache, Gate, bytes]]]:
-    made: list[tuple[ExpertCache, Gate]] = []
-
-    def make(layers: Sequence[ExpertLayer], n_fitting: int) -> tuple[ExpertCache, Gate, bytes]:
-        path = make_file(tmp_path, layers)
-        gate = Gate(path)
-        cache = ExpertCache(layers, gate, n_fitting * room_of(layers))
-        made.append((cache, gate))
-        return cache, gate, path.read_bytes()
-
-    yield make
-    for cache, gate in made:
-        gate.open.set()
-        cache.close()
-
-
-THREE_LAYERS = make_layers(3, n_experts=6)
-
-
-@contextmanager
-def over_three_layers(
-    folders: pytest.TempPathFactory, capacity: int
-) -> Iterator[tuple[ExpertCache, bytes]]:
-    """A cache, and its file's content: of a drawn example, for which fixtures are too wide."""
-    path = make_file(folders.mktemp("experts"), THREE_LAYERS)
-    with ExpertCache(THREE_LAYERS, DirectReader([path]), capacity) as cache:
-        yield cache, path.read_bytes()
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,18 +67,6 @@ def test_what_is_there_is_not_read_again(opened: Callable[..., tuple]) -> None:
         for matrix in layer.matrices
         for expert in (0, 2)
     )
-
-
-def resident_bytes(cache: ExpertCache) -> int:
-    """Resident bytes of the matrices' address ranges, page by page: the kernel's maps may join a
-    range with its neighbour, such as a thread's stack."""
-    total = 0
-    for memory in (memory for ranges in cache._memory._ranges for memory in ranges):
-        pages = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
-        address, nbytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.nbytes)
-        assert ctypes.CDLL(None).mincore(address, nbytes, pages) == 0
-        total += mmap.PAGESIZE * sum(page & 1 for page in pages)
-    return total
 
 
 @pytest.mark.parametrize(
@@ -313,8 +191,8 @@ def test_what_failed_for_an_earlier_pass_is_tried_again(opened: Callable[..., tu
         cache.acquire(0, choice([0, 3]))
     cache.release(0)
     gate.open.set()
-    while cache._n_reading or cache._queue:
-        time.sleep(0.001)
+    reads = cache._reads
+    wait_until(lambda: not (reads._n_reading or reads._queue))
     gate.failing = False
     for expert in (0, 3):
         assert cache.acquire(0, choice([expert])) and cache.complete(0)
@@ -367,91 +245,3 @@ def test_closing_leaves_no_thread(opened: Callable[..., tuple]) -> None:
     cache.close()
     cache.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("edgespec-experts")]
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_rounds_bring_every_slice_once_whatever_is_there(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Before, between and after choices that fit; neighbours stay whole."""
-    n_fitting = data.draw(st.integers(2, 5))
-    capacity = n_fitting * room_of(THREE_LAYERS)
-    some = st.lists(st.integers(0, 5), min_size=1, max_size=6)
-    with over_three_layers(tmp_path_factory, capacity) as (cache, content):
-        for number in data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
-            chosen, layer = data.draw(some), THREE_LAYERS[number]
-            if data.draw(st.booleans()):
-                chosen = chosen[:n_fitting]
-                assert cache.acquire(number, choice(chosen)) and cache.complete(number)
-                for expert in chosen:
-                    assert slices(cache, number, expert) == slices_in(content, layer, expert)
-                cache.release(number)
-                continue
-            cache.choose(number, choice(chosen))
-            for matrix in (0, 1):
-                seen, before = [], cache.bytes_read
-                for group in cache.groups(number, matrix, choice(chosen)):
-                    assert cache.used_bytes <= capacity
-                    seen += group
-                    for expert in group:
-                        found = slice_in(cache, number, matrix, expert)
-                        assert found == slices_in(content, layer, expert)[matrix]
-                assert sorted(seen) == sorted(set(chosen))
-                most_bytes = sum(layer.matrices[matrix].run(expert).nbytes for expert in seen)
-                assert cache.bytes_read - before <= most_bytes
-            assert resident_bytes(cache) <= capacity
-
-
-def test_what_came_for_a_round_makes_room_again(opened: Callable[..., tuple]) -> None:
-    layers = make_layers(2, 6)
-    cache, _, _ = opened(layers, n_fitting=2)
-    cache.choose(0, choice(range(6)))
-    n_groups = len(list(cache.groups(0, 0, choice(range(6)))))
-    assert 1 < n_groups <= 3
-    assert cache.used_bytes == 0
-    assert resident_bytes(cache) == 0
-
-
-def test_rounds_end_when_they_are_cancelled(opened: Callable[..., tuple]) -> None:
-    cache, gate, content = opened(make_layers(1, 6), n_fitting=2)
-    gate.open.clear()
-    cache.choose(0, choice(range(6)))
-    cache.cancel()
-    assert not list(cache.groups(0, 0, choice(range(6))))
-    gate.open.set()
-    cache.resume()
-    for group in cache.groups(0, 0, choice(range(6))):
-        for expert in group:
-            expected = slices_in(content, cache.layers[0], expert)[0]
-            assert slice_in(cache, 0, 0, expert) == expected
-
-
-def test_what_a_cancelled_round_was_still_reading_makes_room_later(
-    opened: Callable[..., tuple],
-) -> None:
-    cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
-    gate.open.clear()
-    cache.choose(0, choice(range(6)))
-    canceller = threading.Timer(0.05, cache.cancel)
-    canceller.start()
-    assert not list(cache.groups(0, 0, choice(range(6))))
-    gate.open.set()
-    while cache._n_reading or cache._queue:
-        time.sleep(0.001)
-    cache.resume()
-    alarm = threading.Timer(5.0, cache.cancel)
-    alarm.start()
-    assert cache.acquire(0, choice([4, 5])) and cache.complete(0)
-    alarm.cancel()
-
-
-def test_a_round_that_fails_is_tried_again(opened: Callable[..., tuple]) -> None:
-    cache, gate, _ = opened(make_layers(1, 6), n_fitting=2)
-    cache.choose(0, choice(range(6)))
-    gate.failing = True
-    with pytest.raises(WeightReadError, match="on fire"):
-        list(cache.groups(0, 1, choice(range(6))))
-    gate.failing = False
-    seen = [expert for group in cache.groups(0, 1, choice(range(6))) for expert in group]
-    assert sorted(seen) == list(range(6))

@@ -1,0 +1,143 @@
+"""Reads slices of experts in threads of its own, in the order in which they were asked for.
+
+Knows neither why a slice is wanted nor what makes room for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.paging.expert_layers import ExpertLayer
+from edgespec.paging.expert_memory import ExpertMemory
+from edgespec.paging.reader import Reader
+from edgespec.tracing.spans import NO_SPAN, Span, Trace, Track
+
+READERS = 4
+"""Threads that read: slices are small, and one queue leaves a fast disk idle."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """An expert that is in memory or being read, or a single slice of one."""
+
+    unread: set[int]
+    """Indices of matrices whose slices have not been read yet."""
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRead:
+    """A slice that is waiting to be read."""
+
+    layer: int
+    expert: int
+    matrix: int
+    entry: Entry
+
+
+class SliceReads(Closeable):
+    """A queue of slices and the threads that read them into `memory`.
+
+    `lock` guards the queue and the entries; methods are called while it is held, `close` is not.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        memory: ExpertMemory,
+        reader: Reader,
+        when_idle: Callable[[], None],
+        trace: Trace,
+    ) -> None:
+        """`when_idle` may put reads for later passes; it is called while nothing is to be read."""
+        self.lock = threading.Lock()
+        self.arrival = threading.Condition(self.lock)
+        """Signals that a slice was read or has failed, and that waiting must end."""
+        self.bytes_read = 0
+        self.has_failed = False
+        """True if the latest read failed."""
+        self.is_closing = False
+        self._work = threading.Condition(self.lock)
+        """Signals that there is something to read."""
+        self._layers = layers
+        self._memory = memory
+        self._reader = reader
+        self._when_idle = when_idle
+        self._trace = trace
+        self._queue: deque[SliceRead] = deque()
+        self._n_reading = self._busy_bytes = 0
+        self._busy: Span = NO_SPAN
+        """Span from the first of several simultaneous reads to the last."""
+        self._threads = [
+            threading.Thread(target=self._read_queue, name=f"edgespec-experts-{i}", daemon=True)
+            for i in range(READERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, reads: Iterable[SliceRead]) -> None:
+        """Have slices read after those that are waiting."""
+        self._queue.extend(reads)
+        self._work.notify(len(self._queue))
+
+    def wake(self) -> None:
+        """Have `when_idle` called if nothing is being read."""
+        self._work.notify()
+
+    def close(self) -> None:
+        with self.lock:
+            self.is_closing = True
+            self._work.notify_all()
+            self.arrival.notify_all()
+        for thread in self._threads:
+            thread.join()
+        close_all(self._reader.close, self._memory.close)
+
+    def _read_queue(self) -> None:
+        """Read queued slices until `close`; runs in each reading thread."""
+        while True:
+            with self.lock:
+                while not self.is_closing and not self._has_work():
+                    self._work.wait()
+                if self.is_closing:
+                    return
+                task = self._queue.popleft()
+                self._begin_reading()
+            self._read(task)
+
+    def _has_work(self) -> bool:
+        if not self._queue and not self._n_reading:
+            self._when_idle()
+        return bool(self._queue)
+
+    def _read(self, task: SliceRead) -> None:
+        n, failure = 0, None
+        run = self._layers[task.layer].matrices[task.matrix].run(task.expert)
+        try:
+            view = self._memory.view(task.layer, task.matrix, run)
+            n = self._reader.read(run, view, lambda: self.is_closing)
+        except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
+            failure = exc
+        with self.lock:
+            self.bytes_read += n
+            self._end_reading(n)
+            task.entry.unread.discard(task.matrix)
+            self.has_failed = failure is not None
+            task.entry.failure = task.entry.failure or failure
+            self.arrival.notify_all()
+
+    def _begin_reading(self) -> None:
+        if not self._n_reading:
+            self._busy = self._trace.span(Track.EXPERTS, "read experts")
+            self._busy_bytes = 0
+        self._n_reading += 1
+
+    def _end_reading(self, nbytes: int) -> None:
+        self._n_reading -= 1
+        self._busy_bytes += nbytes
+        if not self._n_reading:
+            self._busy.note(bytes=self._busy_bytes).end()
