@@ -19,12 +19,11 @@ from llama_cpp import llama_cpp_ext
 from edgespec.cli.entry import main
 from edgespec.errors import ModelError, StateError, UsageError
 from edgespec.ports.features import GuessesBlocks, WantsFeatures
-from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
-from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
+from head_cases import head_request
 from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
@@ -124,16 +123,7 @@ KINDS = {
 
 
 def open_head(path: Path, owner: str = "draft", target: Path | None = None) -> GgufBlockHead:
-    request = ModelRequest(
-        path=path,
-        owner=owner,
-        ctx_size=64,
-        max_nodes=9,
-        max_branches=5,
-        n_threads=1,
-        options=GgufOptions(flash_attn="on"),
-        target=target,
-    )
+    request = head_request(path, owner, target)
     with closing(runtime.prepare(request)) as prepared:
         assert isinstance(prepared, WantsFeatures)
         model = prepared.load(None)

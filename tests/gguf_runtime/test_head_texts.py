@@ -37,15 +37,13 @@ from gguf_files import (
     tiny_eagle3,
     tiny_llama,
 )
+from head_cases import LINE, PROMPT, check_saved_state
 from paging_contract import load_paged
 from zoo_files import write_impostor
 
-PROMPT = (5, 9, 2, 130, 11, 7)
 N_TOKENS = 40
 ALONE = EngineSettings(lookup=False)
 """The head guesses, and nothing else."""
-LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
-"""It guesses in every round, whatever the clock says."""
 
 PAIRS = {"EAGLE-3": predictable_pair, "DFlash": repeating_pair}
 """Targets and heads that know them."""
@@ -181,19 +179,7 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
 
 
 def test_a_saved_state_brings_the_head_s_own(good: Files, tmp_path: Path) -> None:
-    sampling, kept = SamplingParams(temperature=0), tmp_path / "kept.state"
-    with edgespec.load(good.settings(), LINE) as session:
-        first = session.generate(PROMPT, sampling, N_TOKENS)
-        assert first.speculation.accepted
-        session.save_state(kept)
-        text = [*PROMPT, *first.tokens]
-        expected = session.generate(text, sampling, N_TOKENS)
-    with edgespec.load(good.settings(), LINE) as session:
-        session.load_state(kept)
-        result = session.generate(text, sampling, N_TOKENS)
-    assert result.tokens == expected.tokens
-    assert result.reused_tokens > 0
-    assert result.speculation.accepted > 0 and not result.notes
+    check_saved_state(good.settings(), tmp_path, N_TOKENS)
 
 
 def test_what_a_head_costs_is_in_the_plan(good: Files) -> None:

@@ -29,7 +29,6 @@ from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import ReadsFeatures, WantsFeatures
-from edgespec.runtimes import ModelRequest
 from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import entry, runtime
@@ -43,14 +42,12 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
+from head_cases import LINE, PROMPT, check_saved_state, head_request
 from paging_contract import load_paged
 from zoo_files import write_guessing
 
-PROMPT = (5, 9, 2, 130, 11, 7)
 N_TOKENS = 16
 ALONE = EngineSettings(lookup=False)
-LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
-"""It guesses in every round, whatever the clock says."""
 TREE = EngineSettings(lookup=False, fallback="full", draft_max=8, step_aside=False)
 GREEDY = SamplingParams(temperature=0)
 HYBRID, PLAIN = "qwen35", "glm4moe"
@@ -84,18 +81,16 @@ def good(request: pytest.FixtureRequest, folder: Path) -> Path:
 
 
 def prepare(path: Path, owner: str = "target", options: GgufOptions | None = None) -> PreparedGguf:
-    request = ModelRequest(
-        path=path,
-        owner=owner,
+    request = head_request(
+        path,
+        owner,
+        target=path if owner == "draft" else None,
         ctx_size=128,
         max_nodes=17,
         max_branches=8,
-        n_threads=1,
-        options=options or GgufOptions(flash_attn="on"),
         batch_size=16,
-        target=path if owner == "draft" else None,
     )
-    return runtime.prepare(request)
+    return runtime.prepare(dataclasses.replace(request, options=options) if options else request)
 
 
 def open_target(path: Path, is_paged: bool = False) -> GgufModel:
@@ -263,19 +258,8 @@ def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
 
 
 def test_a_saved_state_brings_what_the_layer_has_read(good: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept.state"
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB", state_files=True)
-    with edgespec.load(settings, LINE) as session:
-        first = session.generate(PROMPT, GREEDY, N_TOKENS)
-        session.save_state(kept)
-        text = [*PROMPT, *first.tokens]
-        expected = session.generate(text, GREEDY, N_TOKENS)
-    with edgespec.load(settings, LINE) as session:
-        session.load_state(kept)
-        result = session.generate(text, GREEDY, N_TOKENS)
-    assert result.tokens == expected.tokens
-    assert result.reused_tokens > 0
-    assert result.speculation.accepted > 0 and not result.notes
+    check_saved_state(settings, tmp_path, N_TOKENS)
 
 
 def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> None:
