@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NoReturn, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
-from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
+from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions, entry_points
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelDetails, ModelInfo
 

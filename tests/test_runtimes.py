@@ -11,6 +11,7 @@ import pytest
 
 from edgespec import runtimes
 from edgespec.errors import ModelError
+from edgespec.settings import options
 
 
 class Knowing:
@@ -68,3 +69,16 @@ def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) 
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert runtimes.find(model) is KNOWING
     assert "colorsys" not in sys.modules
+
+
+def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(options.metadata, "entry_points", lambda group: asked.append(group) or ())
+    options.entry_points.cache_clear()
+    try:
+        for _ in range(2):
+            assert options.declared() == {}
+            assert list(runtimes.installed()) == []
+    finally:
+        options.entry_points.cache_clear()
+    assert asked == [runtimes.ENTRY_POINTS]

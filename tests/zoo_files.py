@@ -15,6 +15,8 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
+from edgespec.settings.options import ENTRY_POINTS, entry_points
+from edgespec_runtimes import gguf
 from edgespec_runtimes.gguf.llama import abi
 from gguf_files import (
     ARRAY,
@@ -138,7 +140,9 @@ def write_impostor(path: Path, architecture: str) -> Path:
 
 
 def warm_up() -> None:
-    """Before forking: what every child would compute anew."""
+    """Before forking: what every child would import and compute anew."""
+    entry_points(group=ENTRY_POINTS)
+    _ = gguf.runtime
     _pool()
 
 

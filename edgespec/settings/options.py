@@ -5,10 +5,11 @@ Finds, spells and refuses options; defines none, and imports no model library.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -74,6 +75,13 @@ class RuntimeOptions(Settings):
 
     def _default(self, name: str) -> object:
         return type(self).model_fields[name].default
+
+
+@functools.cache
+def entry_points(group: str) -> EntryPoints:
+    """Everything that installed packages declare in a group. Looked up once per process, since all
+    packages are asked."""
+    return metadata.entry_points(group=group)
 
 
 def declared() -> dict[str, type[RuntimeOptions]]:

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _DYN_ENTRY = struct.Struct("<qQ")
-_RELA_ENTRY = struct.Struct("<QQq")
+_RELA_ENTRY = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
 _SYM_SIZE = 24
-_DT_STRTAB, _DT_SYMTAB, _DT_JMPREL, _DT_PLTRELSZ, _DT_RELA, _DT_RELASZ = 5, 6, 23, 2, 7, 8
+_DT_STRTAB, _DT_STRSZ, _DT_SYMTAB = 5, 10, 6
+_DT_JMPREL, _DT_PLTRELSZ, _DT_RELA, _DT_RELASZ = 23, 2, 7, 8
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _patching = threading.Lock()
 
@@ -109,7 +113,6 @@ def _load_base(library: str) -> int | None:
 
 def _import_slots(library: str, names: Collection[str]) -> list[int]:
     """Addresses of the entries through which `library` calls them (ELF64, little endian)."""
-    wanted = {name.encode() for name in names}
     path = str(Path(library).resolve())
     base = _load_base(path)
     if base is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
@@ -140,21 +143,25 @@ def _import_slots(library: str, names: Collection[str]) -> list[int]:
         # glibc rewrites these to absolute addresses, other loaders leave them relative
         return table[tag] if table[tag] >= bias else table[tag] + bias
 
-    slots = []
+    texts = _read(absolute(_DT_STRTAB), table[_DT_STRSZ])
+    starts = [found.start() for name in names for found in re.finditer(_text(name), texts)]
+    slots: list[int] = []
     for address_tag, size_tag in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
         if address_tag not in table or size_tag not in table:
             continue
-        relocations = _read(absolute(address_tag), table[size_tag])
-        for offset, info, _ in _RELA_ENTRY.iter_unpack(relocations):
-            symbol = info >> 32
-            if symbol and _symbol_name(absolute, symbol) in wanted:
-                slots.append(bias + offset)
+        content = _read(absolute(address_tag), table[size_tag])
+        relocations = np.frombuffer(content, _RELA_ENTRY)
+        symbols = relocations["info"] >> np.uint64(32)
+        content = _read(absolute(_DT_SYMTAB), (int(symbols.max(initial=0)) + 1) * _SYM_SIZE)
+        named = np.frombuffer(content, "<u4")[:: _SYM_SIZE // 4][symbols]
+        wanted = (symbols > 0) & np.isin(named, starts)
+        slots += [bias + int(offset) for offset in relocations["offset"][wanted]]
     return slots
 
 
-def _symbol_name(absolute: Callable[[int], int], symbol: int) -> bytes:
-    (name_offset,) = struct.unpack("<I", _read(absolute(_DT_SYMTAB) + symbol * _SYM_SIZE, 4))
-    return ctypes.string_at(absolute(_DT_STRTAB) + name_offset)
+def _text(name: str) -> bytes:
+    """A pattern for it in a table of strings, where it may also end a longer one."""
+    return re.escape(name.encode()) + b"\\0"
 
 
 def _read(address: int, size: int) -> bytes:
