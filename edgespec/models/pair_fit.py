@@ -21,7 +21,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.features import GivesFeatures, ReadsFeatures
+from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
 from edgespec.settings.config import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (
@@ -244,8 +244,10 @@ def _first_choices(
         worker.run(partial(target.prefill, tokens[:end]), target.cancel)
     worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
     choices: list[int] = []
-    for begin in range(start, end, draft.info.max_nodes):
-        chain = tokens[begin : min(begin + draft.info.max_nodes, end)]
+    # further guesses of a block do not know the tokens before them
+    step = 1 if isinstance(draft, GuessesBlocks) else draft.info.max_nodes
+    for begin in range(start, end, step):
+        chain = tokens[begin : min(begin + step, end)]
         tree = TokenTree(chain[0], len(chain))
         for parent, token in enumerate(chain[1:]):
             tree.add(parent, token, confidence=1.0)
