@@ -1,4 +1,4 @@
-"""A fine-grained mixture on a virtual clock: rows choose experts by rules, misses are reads.
+"""Mixtures on a virtual clock: rows choose experts by rules, misses are reads.
 
 The cache holds what `LeastLikely` keeps of them, so that what a guess costs is what it would be.
 """
@@ -21,8 +21,8 @@ from virtual_clock import MB_PER_S, Clock, Machine, Points
 from virtual_pair import Measured, VirtualDraft, VirtualTarget, VirtualWorker
 from virtual_text import Text
 
-N_LAYERS, N_EXPERTS, N_USED = 6, 128, 8
-EXPERT_BYTES = 1.8e9 / (N_LAYERS * N_EXPERTS)
+N_LAYERS = 6
+EXPERTS_BYTES = 1.8e9
 COMPUTE: Points = ((1, 0.03), (2, 0.05), (8, 0.13), (32, 0.4), (96, 1.1))
 
 Context = tuple[int, ...]
@@ -32,10 +32,13 @@ Context = tuple[int, ...]
 class Routing:
     """Choices of experts by context."""
 
+    n_experts: int = 128
+    """Experts of a layer."""
+    n_used: int = 8
     kept: float = 0.0
     """Share of its predecessor's experts that a token chooses again."""
-    topic: int = N_EXPERTS
-    """Experts of a layer among which the tokens of a passage choose."""
+    topic: int = 0
+    """Experts of a layer among which the tokens of a passage choose; 0 for all."""
     hot: int = 0
     """Experts of a layer that are chosen nine times of ten, whatever the token."""
     known: dict[Context, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
@@ -48,18 +51,18 @@ class Routing:
 
     def _chosen(self, context: Context) -> np.ndarray:
         random = np.random.default_rng([len(context), *context[-4:]])
-        passage = np.random.default_rng(len(context) // 24).permutation(N_EXPERTS)
-        ranks = random.random((N_LAYERS, self.topic))
-        ranks[:, : self.hot] /= 9.0 * (N_EXPERTS - self.hot) / max(1, self.hot)
-        chosen = np.argsort(ranks, axis=1)[:, :N_USED]
-        if self.topic < N_EXPERTS:
+        passage = np.random.default_rng(len(context) // 24).permutation(self.n_experts)
+        ranks = random.random((N_LAYERS, self.topic or self.n_experts))
+        ranks[:, : self.hot] /= 9.0 * (self.n_experts - self.hot) / max(1, self.hot)
+        chosen = np.argsort(ranks, axis=1)[:, : self.n_used]
+        if self.topic:
             chosen = passage[chosen]
         if self.kept and len(context) > 1:
             before = self.choices(context[:-1])
             for layer in range(N_LAYERS):
-                again = before[layer][random.random(N_USED) < self.kept]
+                again = before[layer][random.random(self.n_used) < self.kept]
                 others = [expert for expert in chosen[layer] if expert not in again]
-                chosen[layer] = [*again, *others][:N_USED]
+                chosen[layer] = [*again, *others][: self.n_used]
         return chosen
 
 
@@ -68,8 +71,8 @@ class VirtualExperts:
 
     def __init__(self, routing: Routing, share: float) -> None:
         self._routing = routing
-        self._capacity = int(share * N_LAYERS * N_EXPERTS)
-        self._eviction = LeastLikely([N_EXPERTS] * N_LAYERS)
+        self._capacity = int(share * N_LAYERS * routing.n_experts)
+        self._eviction = LeastLikely([routing.n_experts] * N_LAYERS)
         self._cached: set[tuple[int, int]] = set()
         self.n_read = 0
 
@@ -85,7 +88,7 @@ class VirtualExperts:
             n_first += len(missing & {(layer, expert) for expert in choices[0, layer].tolist()})
             for expert in sorted(missing):
                 self._add(expert, acquired)
-        expert_s = EXPERT_BYTES / MB_PER_S
+        expert_s = EXPERTS_BYTES / (N_LAYERS * self._routing.n_experts) / MB_PER_S
         return (self.n_read - n_before) * expert_s, n_first * expert_s
 
     def _add(self, missing: tuple[int, int], acquired: set[tuple[int, int]]) -> None:
@@ -154,7 +157,7 @@ def run_mixture(
 ) -> MixtureRun:
     """A text on a mixture of which `share` of the experts are in memory; a pass reads weights that
     all tokens use in `read_s`."""
-    machine = Machine(COMPUTE, 0.004, read_s=read_s, used_share=N_USED / N_EXPERTS)
+    machine = Machine(COMPUTE, 0.004, read_s=read_s, used_share=routing.n_used / routing.n_experts)
     clock, experts = Clock(machine), VirtualExperts(routing, share)
     target = MixtureTarget(text.target, clock, experts)
     draft = VirtualDraft(text.draft, clock) if drafts else None

@@ -124,11 +124,11 @@ class RoundPlanner:
         plain_s, free, none = self._plain_s, RoundPlan(True), RoundPlan(False, 0.0)
         if not self.may_step_aside:
             return free
-        if known.curve.used_share < 1:
-            # a wrong guess of a mixture may cost as much as a token, a right one saves little
-            if self.credit_s <= 0:
+        row_s = known.curve.second(2) - known.curve.second(1)
+        if known.curve.has_fine_experts:
+            # a wrong guess may cost as much as a token, a right one saves little
+            if self.credit_s < known.step_s + known.overhead_s:
                 return none
-            row_s = known.curve.second(2) - known.curve.second(1)
             free = RoundPlan(True, self.credit_s + row_s)
         guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
         if not known.is_sure or guessing_rate * plain_s <= 1:
@@ -144,7 +144,6 @@ class RoundPlanner:
             return free if gained_s > read_s else replace(none, rehearses=self._rehearsal)
         credit_s = self.credit_s - text.unpaid_s(read_s)
         # a trial verifies a guess, or it tells nothing
-        row_s = known.curve.second(2) - known.curve.second(1)
         least_s = known.step_s + known.overhead_s + (1 - known.chances.proof) * row_s
         if credit_s < least_s:
             return replace(none, rehearses=self._rehearsal)

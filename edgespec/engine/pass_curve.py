@@ -59,8 +59,8 @@ class PassCurve:
     it was uncertain (a Kalman filter's gain). The first pass rescales what another run learnt.
 
     Of a mixture, rows choose experts that have to be read for them, which nothing hides. That time
-    follows the share of all experts that so many rows choose: the first row of each pass tells what
-    one costs, the others how alike rows choose.
+    follows the share of all experts that so many rows choose. Of fine-grained experts the first row
+    of each pass tells what one costs, the others how alike rows choose.
     """
 
     one_pass: ClassVar[float] = 0.04
@@ -91,8 +91,8 @@ class PassCurve:
     """Passes over several rows that tell how alike rows choose experts."""
     waits_before: ClassVar[int] = 4
     """Passes over two rows as which the sharing known before counts."""
-    few_experts: ClassVar[float] = 0.125
-    """Share of the experts that a row uses, up to which their sharing is not taken for granted."""
+    fine_share: ClassVar[float] = 0.125
+    """Share of the experts that a row uses, up to which they are fine-grained."""
     first_row_share: ClassVar[float] = 0.05
     """Weight of a pass in what the experts of one row cost, after many passes."""
     shortest_prompt: ClassVar[int] = 8
@@ -191,10 +191,14 @@ class PassCurve:
         return float(self.experts_s(np.array([n_rows]))[0])
 
     @property
+    def has_fine_experts(self) -> bool:
+        """True if a row uses so few of many experts that rows may cost many times one row."""
+        return self.used_share <= self.fine_share
+
+    @property
     def most_rows(self) -> float:
-        """Rows of a pass that may be tried. Where a row uses few of many experts, twice as many as
-        were seen: rows that choose experts of their own may cost many times one row."""
-        if self.used_share > self.few_experts:
+        """Rows of a pass that may be tried: of fine-grained experts twice as many as were seen."""
+        if not self.has_fine_experts:
             return MOST_ROWS
         return 2 * max([1.0, *(wait.rows for wait in self.waits)])
 
@@ -204,7 +208,7 @@ class PassCurve:
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
         numbers = {"all_experts_s": self.all_experts_s, "contention": self.contention}
-        if self.used_share < 1:
+        if self.has_fine_experts:
             numbers["sharing"] = self.sharing
         for knot in self.knots:
             numbers[f"rows {_octave(knot.rows)}"] = knot.rows
@@ -293,7 +297,7 @@ class PassCurve:
         first_s, all_s = report.first_row_stall_s, report.choice_stall_s
         if rows == 1:
             first_s = all_s
-        if first_s is None:
+        if first_s is None or not self.has_fine_experts:
             return self._with_all_experts(rows, all_s)
         n_first_rows = self.n_first_rows + 1
         weight = max(self.first_row_share, 1 / n_first_rows)
@@ -319,7 +323,7 @@ class PassCurve:
         return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
 
     def _with_all_experts(self, rows: float, choice_s: float) -> PassCurve:
-        """The curve after a pass of which nothing is known but what all of its rows waited."""
+        """The curve after a pass of which only what all of its rows waited counts."""
         if self.used_share == 1:
             return self
         found_s = choice_s / float(theory.chosen_share(self.used_share, rows, self.sharing))
