@@ -75,7 +75,9 @@ def unpack(wheel: Path, folder: Path) -> list[str]:
             (folder / level).mkdir(parents=True, exist_ok=True)
             for library in libraries:
                 if library == own or library not in levels.values():
-                    (folder / level / library.name).write_bytes(archive.read(str(library)))
+                    path = folder / level / library.name
+                    path.unlink(missing_ok=True)  # a run beside this one may have it mapped
+                    path.write_bytes(archive.read(str(library)))
     return [*levels]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from on_every_processor import counted, unpack
+
+NAMES = ("libllama.so", "libggml-cpu-x64.so", "libggml-cpu-haswell.so", "libgomp.so.1")
 
 
 @pytest.mark.parametrize(
@@ -26,11 +29,26 @@ def test_counts_are_those_of_a_run_that_came_to_its_end(output: str, counts: str
     assert counted(output) == counts
 
 
-def test_a_level_has_its_own_library_for_cpus_and_all_others(tmp_path: Path) -> None:
-    names = ("libllama.so", "libggml-cpu-x64.so", "libggml-cpu-haswell.so", "libgomp.so.1")
-    wheel = tmp_path / "one.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in names:
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "one.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in NAMES:
             archive.writestr(f"llama_cpp/lib/{name}", name)
+    return path
+
+
+def test_a_level_has_its_own_library_for_cpus_and_all_others(wheel: Path, tmp_path: Path) -> None:
     assert sorted(unpack(wheel, tmp_path)) == ["haswell", "x64"]
-    assert {path.name for path in (tmp_path / "x64").iterdir()} == {*names} - {names[2]}
+    assert {path.name for path in (tmp_path / "x64").iterdir()} == {*NAMES} - {
+        "libggml-cpu-haswell.so"
+    }
+
+
+def test_libraries_that_another_run_has_open_are_not_written_to(
+    wheel: Path, tmp_path: Path
+) -> None:
+    unpack(wheel, tmp_path)
+    with (tmp_path / "x64/libllama.so").open("rb") as opened:
+        unpack(wheel, tmp_path)
+        assert os.fstat(opened.fileno()).st_ino != Path(opened.name).stat().st_ino
