@@ -44,11 +44,14 @@ class Machine:
     """Of a mixture: what a token uses, and reading all experts."""
     latency_s: float = 0.0
     """Of a pass, besides: the way to another machine and back."""
+    attention_s: float = 0.0
+    """Of a row, besides, for each token before it."""
 
-    def compute_s(self, n_rows: int) -> float:
+    def compute_s(self, n_rows: int, n_context: float = 0) -> float:
         x, y = zip(*self.compute, strict=True)
         beyond = max(0.0, n_rows - x[-1]) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-        return float(np.interp(n_rows, x, y)) + beyond + self.latency_s
+        attention_s = self.attention_s * n_context * n_rows
+        return float(np.interp(n_rows, x, y)) + beyond + self.latency_s + attention_s
 
     def choice_s(self, n_rows: int) -> float:
         return self.all_experts_s * float(1 - (1 - self.used_share) ** (n_rows**0.75))
@@ -89,6 +92,8 @@ class Clock:
     n_passes: int = 0
     running: Pass | None = None
     beside_s: float = 0.0
+    n_context: float = 0
+    """Tokens of the text before the next pass."""
 
     def __call__(self) -> float:
         return self.now
@@ -117,7 +122,7 @@ class Clock:
 
     def begin_pass(self, n_rows: int) -> None:
         slow, self.n_passes = self.slowness, self.n_passes + 1
-        read_s, compute_s = self.machine.read_s, self.machine.compute_s(n_rows)
+        read_s, compute_s = self.machine.read_s, self.machine.compute_s(n_rows, self.n_context)
         self.running = Pass(slow * read_s, slow * compute_s, self.now)
 
     def end_pass(self, n_rows: int) -> PassReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, PassReport
+from engine_cases import finish
 from fake_model import FakeModel, Language
 from virtual_clock import Clock, Machine, slowed
 from virtual_text import N_VOCAB, Text
@@ -56,9 +57,22 @@ class VirtualTarget(FakeModel):
         )
 
     def _spent(self, n_tokens: int) -> PassReport:
-        if self._clock.running is None:
-            self._clock.begin_pass(n_tokens)
-        return self._clock.end_pass(n_tokens)
+        if self._clock.running is not None:
+            return self._clock.end_pass(n_tokens)
+        total = PassReport(passes=0, first_row_stall_s=0.0)
+        batch = self.info.prompt_batch
+        for begin in range(0, n_tokens, batch):  # of a prompt, which is committed by now
+            n_rows = min(batch, n_tokens - begin)
+            self._clock.n_context = max(0.0, self.n_committed - n_tokens + begin + n_rows / 2)
+            self._clock.begin_pass(n_rows)
+            one = self._clock.end_pass(n_rows)
+            sums = {
+                each.name: getattr(total, each.name) + getattr(one, each.name)
+                for each in fields(one)
+            }
+            total = PassReport(**sums)
+        self._clock.n_context = self.n_committed
+        return total
 
 
 class VirtualDraft(FakeModel):
@@ -151,6 +165,21 @@ def run(
             except StopIteration as end:
                 measured.append(Measured(clock.now - begun - prompt_s, end.value))
     return measured
+
+
+def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: bool) -> float:
+    """Seconds of the rounds of 48 tokens after a prompt of so many, by an engine that has written a
+    text after one of 100 before."""
+    clock = Clock(machine)
+    target = VirtualTarget(text.target, clock)
+    draft = VirtualDraft(text.draft, clock) if drafts else None
+    with Engine(target, draft, EngineSettings(lookup=False), clock) as engine:
+        cast(Any, engine)._passes.worker = VirtualWorker(clock)
+        for length in (100, n_prompt):
+            engine.forget()
+            prompt = [n % N_VOCAB for n in range(length)]
+            result = finish(engine.generate(prompt, SamplingParams(), 48))
+    return sum(cost.wall_s for cost in result.speculation.round_costs)
 
 
 @dataclass

@@ -320,10 +320,12 @@ class RoundPlanner:
             account=self.account.worth(worth),
         )
 
-    def observe_prompt(self, report: PassReport) -> RoundPlanner:
-        """The value after the target read a prompt."""
+    def observe_prompt(self, report: PassReport, n_context: int | None = None) -> RoundPlanner:
+        """The value after the target read a prompt to the end of a text of `n_context` tokens; None
+        where passes are over several texts."""
         account = replace(self.account, prompt_s=report.wall_s)
-        return replace(self, experience=self.experience.observe_prompt(report), account=account)
+        known = self.experience.observe_prompt(report, n_context)
+        return replace(self, experience=known, account=account)
 
     def observe_reading(self, seconds: float, tried: Sequence[Rehearsed] = ()) -> RoundPlanner:
         """The value after the draft read what it had not read, before a round, and was tried on

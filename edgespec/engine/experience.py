@@ -249,12 +249,15 @@ class Experience:
             plain_tokens=share_s * self.plain_tokens,
         )
 
-    def observe_prompt(self, report: PassReport) -> Experience:
-        """The value after the target read a prompt."""
+    def observe_prompt(self, report: PassReport, n_context: int | None = None) -> Experience:
+        """The value after the target read a prompt to the end of a text of `n_context` tokens; None
+        where passes are over several texts."""
         passes = max(1, report.passes)
         wall_s = passes * self._without_latency(report.wall_s / passes)
         token_s = wall_s / max(1, report.n_tokens)
-        return replace(self, curve=self.curve.with_prompt(report), prompt_token_s=token_s)
+        return replace(
+            self, curve=self.curve.with_prompt(report, n_context), prompt_token_s=token_s
+        )
 
     def observe_reading(self, n_tokens: int, seconds: float) -> Experience:
         """The value after the draft read so many tokens."""

@@ -53,24 +53,30 @@ class Learning:
             self._recall_costs()
 
     def begin_text(
-        self, n_unread: int, room: int, report: PassReport | None, n_others: int = 0
+        self,
+        n_unread: int,
+        room: int,
+        report: PassReport | None,
+        n_others: int = 0,
+        n_context: int | None = None,
     ) -> None:
         """See a prompt, `n_unread` tokens of which no drafter has read; `room` may follow it.
 
-        `report` is the cost of reading them; None if no pass has read any yet. `n_others` texts
-        are at work.
+        `report` is the cost of reading it, to the end of a text of `n_context` tokens; None if no
+        pass has read any yet. `n_others` texts are at work.
         """
         if n_others:
             self.planner = self.planner.join_text(n_unread, room)
         else:
             self.planner = self.planner.begin_text(n_unread, room)
         if report is not None:
-            self.see_prompt(report)
+            self.see_prompt(report, n_context)
 
-    def see_prompt(self, report: PassReport) -> None:
-        """See what reading a prompt cost, or the rests of several."""
+    def see_prompt(self, report: PassReport, n_context: int | None) -> None:
+        """See what reading a prompt cost, to the end of a text of `n_context` tokens, or the
+        rests of several; then it is None."""
         if self._grower is not None:
-            self.planner = self.planner.observe_prompt(report)
+            self.planner = self.planner.observe_prompt(report, n_context)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
 

@@ -81,7 +81,8 @@ class Loop:
                     text.take_tail(part, text.tail, its_logits)
         if not growths:
             report = self._passes.target.last_report
-            self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows))
+            n_context = len(texts[0].pair.committed) if len(texts) == 1 else None
+            self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
         elif len(outcomes) == len(growths):
             self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
 

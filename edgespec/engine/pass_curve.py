@@ -97,6 +97,11 @@ class PassCurve:
     """Weight of a pass in what the experts of one row cost, after many passes."""
     shortest_prompt: ClassVar[int] = 8
     """Fewer tokens say little of what one row of many costs."""
+    least_growth: ClassVar[float] = 1 / 16
+    """Share of a text by which its prompt's passes must be over more or less of it than those
+    before, or attention is not taken to be the reason for what they took."""
+    short_text: ClassVar[int] = 512
+    """Tokens more or less that make no difference to a pass."""
 
     used_share: float = 1.0
     """Share of a mixture's experts that one row uses."""
@@ -119,6 +124,8 @@ class PassCurve:
     """Times as long as the knots say that computing takes now; 0 before this run's first pass."""
     doubt: float = 0.0
     """Variance of the logarithm of `slowness`."""
+    n_context: int = 0
+    """Tokens of the text that passes are over."""
 
     @property
     def times(self) -> float:
@@ -139,16 +146,23 @@ class PassCurve:
     def is_known(self) -> bool:
         return bool(self.knots) or self.read_s > 0
 
-    def with_prompt(self, report: PassReport) -> PassCurve:
-        """The curve after a prompt was read."""
+    def with_prompt(self, report: PassReport, n_context: int | None = None) -> PassCurve:
+        """The curve after a prompt was read to the end of a text of `n_context` tokens; None where
+        passes are over several texts."""
         passes = max(1, report.passes)
         rows, wall_s = report.n_tokens / passes, report.wall_s / passes
         choice_s, stall_s = report.choice_stall_s / passes, report.stall_s / passes
         read_s = self._read_s_after(wall_s - choice_s, stall_s - choice_s, report.read_s / passes)
-        after = replace(self, read_s=read_s)
+        n_before, n_now = self.n_context, self.n_context if n_context is None else n_context
+        after = replace(self, read_s=read_s, n_context=n_now)
         if rows < self.shortest_prompt:
             return after
-        return after._with_all_experts(rows, choice_s)._with_knot(rows, wall_s - stall_s)
+        after = after._with_all_experts(rows, choice_s)
+        grown = n_now - report.n_tokens / 2 - n_before
+        is_telling = abs(grown) > max(self.short_text, self.least_growth * n_now)
+        if n_context is None or not self.slowness or not is_telling:
+            return after._with_knot(rows, wall_s - stall_s)
+        return after._with_attention(rows, wall_s - stall_s, (n_now - n_before) / grown)
 
     def with_pass(self, n_rows: int, report: PassReport, drafted_beside: bool) -> PassCurve:
         """The curve after a pass over so many rows. One beside which a draft worked shows what that
@@ -289,6 +303,27 @@ class PassCurve:
             knots=tuple(sorted([*kept, mine])),
             slowness=self.slowness * math.exp(common * surprise),
             doubt=doubt * (1 - common),
+        )
+
+    def _with_attention(self, rows: float, seconds: float, times: float) -> PassCurve:
+        """The curve for a text of another length, whose prompt took `seconds` for so many rows, and
+        whose end makes `times` as much of a difference as the prompt did.
+
+        Attention takes as long for a row as the text is long, whatever the other rows are.
+        """
+        expected_s = self._compute_one_s(rows)
+        row_s = times * (seconds - expected_s) / rows / self.slowness
+        least = min(1.0, seconds / expected_s)
+        return replace(
+            self,
+            knots=tuple(
+                Knot(
+                    knot.rows,
+                    max(least * knot.seconds, knot.seconds + row_s * knot.rows, SHORTEST_S),
+                    max(knot.variance, self.one_pass),
+                )
+                for knot in self.knots
+            ),
         )
 
     def _with_experts(self, rows: int, report: PassReport) -> PassCurve:

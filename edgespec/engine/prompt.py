@@ -108,7 +108,9 @@ def _draft_reads(
     """Let the drafters read what they must if guesses are planned."""
     if pair.grower is None:
         return
-    learning.begin_text(pair.n_unread, request.transcript.room, report, n_others)
+    room = request.transcript.room
+    n_context = None if n_others else len(pair.committed)
+    learning.begin_text(pair.n_unread, room, report, n_others, n_context)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()

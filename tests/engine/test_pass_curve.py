@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,6 +41,52 @@ def test_a_prompt_of_several_passes_tells_what_one_of_them_costs() -> None:
 def test_a_short_prompt_tells_nothing_of_rows_but_what_reads_take() -> None:
     report = PassReport(wall_s=2.0, stall_s=1.9, read_s=2.0, n_tokens=4)
     assert PassCurve().with_prompt(report) == PassCurve(read_s=2.0)
+
+
+ATTENTION_S = 2e-5
+"""Seconds that a row takes for each token before it."""
+
+
+def in_a_text(n_rows: int, n_context: float) -> float:
+    return 0.05 + 0.01 * n_rows + ATTENTION_S * n_context * n_rows
+
+
+def prompt(n_tokens: int, n_context: int, batch: int = 100) -> PassReport:
+    """Reading the last `n_tokens` of a text."""
+    passes = n_tokens // batch
+    return PassReport(
+        wall_s=passes * in_a_text(batch, n_context - n_tokens / 2), passes=passes, n_tokens=n_tokens
+    )
+
+
+def after_a_short_text() -> PassCurve:
+    curve = PassCurve().with_prompt(prompt(100, 100), 100)
+    return passes(*[(n, in_a_text(n, 100)) for n in (1, 2, 4, 8, 8, 4, 2, 1)], curve=curve)
+
+
+@pytest.mark.parametrize("n_read", [4000, 15_900])
+def test_a_long_prompt_tells_what_rows_cost_at_its_end(n_read: int) -> None:
+    """Passes were expected to take what they took in short texts: up to a sixth."""
+    curve = after_a_short_text()
+    if n_read < 15_900:
+        curve = curve.with_prompt(prompt(16_000 - n_read - 100, 16_000 - n_read), 16_000 - n_read)
+    curve = curve.with_prompt(prompt(n_read, 16_000), 16_000)
+    for n_rows in (1, 2, 4, 8):
+        assert curve.second(n_rows) == pytest.approx(in_a_text(n_rows, 16_000), rel=0.1)
+
+
+def test_a_short_text_after_a_long_one_is_not_taken_for_long() -> None:
+    curve = after_a_short_text().with_prompt(prompt(15_900, 16_000), 16_000)
+    curve = curve.with_prompt(prompt(100, 100), 100)
+    for n_rows in (1, 2, 4, 8):
+        assert curve.second(n_rows) == pytest.approx(in_a_text(n_rows, 100), rel=0.1)
+
+
+def test_a_turn_that_adds_little_to_a_long_text_tells_nothing_of_attention() -> None:
+    """Such a prompt was slow for other reasons, which passes of other sizes need not have."""
+    curve = after_a_short_text().with_prompt(prompt(15_900, 16_000), 16_000)
+    slow = replace(prompt(100, 16_100), wall_s=3 * in_a_text(100, 16_050))
+    assert curve.with_prompt(slow, 16_100).second(1) < 1.3 * in_a_text(1, 16_000)
 
 
 def test_while_single_rows_are_all_that_was_seen_a_further_one_is_cheaper() -> None:
