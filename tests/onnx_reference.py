@@ -27,6 +27,8 @@ class WholeModel:
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._config = path.with_name("genai_config.json")
+        self.results: dict[str, np.ndarray] = {}
+        """Everything that the latest tokens gave, by the names of the graph's outputs."""
         self.start()
 
     def start(self) -> None:
@@ -57,7 +59,7 @@ class WholeModel:
         }
         feeds = {name: array for name, array in feeds.items() if name in self._inputs}
         values = self._session.run(self._outputs, feeds | self._past)
-        results = dict(zip(self._outputs, values, strict=True))
+        self.results = results = dict(zip(self._outputs, values, strict=True))
         self._past = {
             name: results[name.replace("past_key_values", "present")] for name in self._past
         }

@@ -252,7 +252,8 @@ class _Opening(Closeable):
             if not isinstance(target, OffersFeatures):
                 raise ModelError(
                     f"{target.info.name} does not give its hidden states, which the head "
-                    f"{draft.info.name} reads: name a GGUF target, or a whole model as the draft"
+                    f"{draft.info.name} reads: name a GGUF or ONNX target, or a whole model as "
+                    "the draft"
                 )
             if settings.draft == settings.model:
                 _check_own_layers(target.info)

@@ -249,7 +249,7 @@ def test_a_target_of_another_runtime_is_refused_with_a_next_step(
     good: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.session.loading.OffersFeatures", type("Nobody", (), {}))
-    with pytest.raises(ModelError, match="name a GGUF target"):
+    with pytest.raises(ModelError, match="name a GGUF or ONNX target"):
         open_models(good.settings())
 
 

@@ -20,7 +20,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.details import details_of
-from edgespec_runtimes.gguf.file.header import MAGIC, GgufFile, read_header
+from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, can_guess, has_layers
 from edgespec_runtimes.gguf.file.validation import validate
@@ -38,13 +38,7 @@ class GgufRuntime:
     name = "gguf"
 
     def recognises(self, path: Path) -> bool:
-        if path.suffix == ".gguf":
-            return True
-        try:
-            with open_regular(path) as file:
-                return file.read(len(MAGIC)) == MAGIC
-        except OSError:
-            return False
+        return is_gguf(path)
 
     def prepare(self, request: ModelRequest) -> PreparedGguf:
         options = GgufOptions.of(request.options)

@@ -7,13 +7,13 @@ drafter and no tree.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.ports.features import Take
+from edgespec.ports.kept_features import KeptFeatures
 from edgespec_runtimes.gguf.llama import abi
 
 LAYER_END = b"l_out-"
@@ -26,14 +26,9 @@ OnNode = Callable[[int, bool, Any], bool]
 """A `cb_eval` of llama.cpp."""
 
 
-def feature_bytes(n_layers: int, n_values: int, n_rows: int, n_nodes: int) -> int:
-    """Bytes of a tap: of the rows of a pass, and of the nodes that may be committed after it."""
-    return 4 * n_layers * n_values * (n_rows + n_nodes)
-
-
-class FeatureTap:
-    """Gives the features of one text. Belongs to whoever computes with the context whose `cb_eval`
-    is `callback`, which asks `inner` first."""
+class FeatureTap(KeptFeatures):
+    """Belongs to whoever computes with the context whose `cb_eval` is `callback`; that asks `inner`
+    first."""
 
     def __init__(
         self,
@@ -45,6 +40,7 @@ class FeatureTap:
     ) -> None:
         """Passes have at most `n_rows`. `n_layers`: those of the model; the number of the one
         behind them asks for what its last one gives its layers for guessing."""
+        super().__init__()
         self.layers = tuple(layers)
         self.wants_end = n_layers in self.layers
         """True if all rows of the last layer are wanted, which llama.cpp must be told."""
@@ -57,43 +53,25 @@ class FeatureTap:
         self._inner_waits = False
         self._rows = np.zeros((len(self.layers), n_rows, n_values), np.float32)
         self._n_filled = [0] * len(self.layers)
-        self._kept: dict[int, np.ndarray] = {}
-        """Features of provisional nodes by their keys: [layers, values]."""
-        self._take: Take | None = None
         library = abi.ggml()
         self._get = library.ggml_backend_tensor_get
         self._get.restype = None
         self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
-    def give(self, take: Take) -> None:
-        """From now on hand features to `take`."""
-        self._take = take
-
     def begin_pass(self) -> None:
         """Call before every llama_decode."""
         self._n_filled = [0] * len(self.layers)
 
-    def hand_over(self, position: int, rows: range, n_rows: int) -> None:
+    def hand_over_rows(self, position: int, rows: range, n_rows: int) -> None:
         """Give some rows of the latest pass, of `n_rows`: committed tokens from `position` on."""
-        if self._take is not None and rows and self._has(n_rows):
-            self._take(position, self._rows[:, rows.start : rows.stop].transpose(1, 0, 2))
+        if self._has(n_rows):
+            found = self._rows[:, rows.start : rows.stop]
+            self.hand_over(position, found.transpose(1, 0, 2))
 
-    def keep(self, rows: dict[int, int], n_rows: int) -> None:
+    def keep_rows(self, rows: Mapping[int, int], n_rows: int) -> None:
         """Keep rows of the latest pass, of `n_rows`, by the keys of their nodes."""
-        if self._take is not None and self._has(n_rows):
-            self._kept |= {key: self._rows[:, row].copy() for key, row in rows.items()}
-
-    def commit(self, position: int, path: Sequence[int], keep: Collection[int]) -> None:
-        """Give the features of nodes that are committed now, by their keys, and forget all others
-        but those in `keep`."""
-        rows = [self._kept[key] for key in path if key in self._kept]
-        if self._take is not None and len(rows) == len(path):
-            self._take(position, np.stack(rows))
-        self._kept = {key: row for key, row in self._kept.items() if key in keep}
-
-    def drop(self) -> None:
-        """Forget all provisional nodes."""
-        self._kept.clear()
+        if self._has(n_rows):
+            self.keep({key: self._rows[:, row] for key, row in rows.items()})
 
     def _has(self, n_rows: int) -> bool:
         """True if all layers of the latest pass showed so many rows: not every graph does."""

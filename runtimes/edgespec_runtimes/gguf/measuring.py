@@ -13,16 +13,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MIB, MemoryRow, SegmentSize
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.ports.kept_features import check_layers, feature_bytes, no_features
 from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import row_tables, segments
 from edgespec_runtimes.gguf.experts import expert_sizes
-from edgespec_runtimes.gguf.features import feature_bytes
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
@@ -185,20 +185,12 @@ class MeasuredGguf:
         return rows(self._n_gpu_layers)
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        name, n_layers = self.info.name, self.info.n_layers
         width = self._header.integer(self._header.key("embedding_length"), 0)
-        reason = ""
         if self.is_remote:
             reason = "it is computed in a process of its own, which does not hand them out"
-        elif n_values != width:
-            reason = f"they have {width} values and the head reads {n_values}"
-        elif not self._shows_its_end(layers) and not all(0 < layer < n_layers for layer in layers):
-            reason = f"the head reads layers {', '.join(map(str, layers))} of 1 to {n_layers - 1}"
-        if reason:
-            raise ModelError(
-                f"{name} cannot give the inputs of its layers to this head ({reason}): name a head "
-                "that was trained for this model, or another draft"
-            )
+            raise no_features(self.info, reason)
+        is_end = self._shows_its_end(layers)
+        check_layers(self.info, width, () if is_end else layers, n_values)
         self.feature_layers = tuple(layers)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:

@@ -23,6 +23,7 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.paging.store import Reads, reads_of
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.features import Take
+from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
@@ -178,7 +179,7 @@ class GgufModel:
             branches.extend(size)
             if self._tap is not None and text == 0:
                 n_known = min(size, max(0, len(self._recurrent.lag) - begin))
-                self._tap.hand_over(positions.start + n_known, range(n_known, size), size)
+                self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
 
@@ -209,8 +210,8 @@ class GgufModel:
                 raise
             self._decode(rows, range(rows.n_read, n_rows), committed)
             if self._tap is not None:
-                self._tap.hand_over(committed.get(0, 0), rows.first_reads, n_rows)
-                self._tap.keep(rows.row_of_key, n_rows)
+                self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_rows)
+                self._tap.keep_rows(rows.row_of_key, n_rows)
             logits = self._logits(n_nodes)
             return [logits[order] for order in rows.orders]
 
@@ -226,10 +227,10 @@ class GgufModel:
             self._decode(rows, with_logits, {HOME: committed})
             lines.take_in()
             if self._tap is not None:
-                self._tap.hand_over(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
+                self._tap.hand_over_rows(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
                 keys = part.tree.key
                 row_of_key = {int(keys[node]): row for node, row in rows.row_of.items()}
-                self._tap.keep(row_of_key, n_rows)
+                self._tap.keep_rows(row_of_key, n_rows)
             logits = self._logits(len(with_logits))
             order = {row: n for n, row in enumerate(with_logits)}
             return logits[[order[rows.row_of[node]] for node in part.nodes]]
@@ -272,10 +273,7 @@ class GgufModel:
 
     def give_features(self, layers: Sequence[int], take: Take) -> None:
         if self._tap is None or self._tap.layers != tuple(layers):
-            raise UsageError(
-                f"{self.info.name} was loaded without giving the inputs of its layers "
-                f"{', '.join(map(str, layers))}: load it together with the head that reads them"
-            )
+            raise not_offered(self.info, layers)
         self._tap.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:

@@ -22,7 +22,7 @@ from edgespec_runtimes.gguf.borrowed import (
     copied_rows,
     layer_bytes,
 )
-from edgespec_runtimes.gguf.file.header import GgufFile, read_header
+from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, lacks_matrices
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead
@@ -39,6 +39,12 @@ class PreparedHead(PreparedGguf):
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         target = None
         if request.target is not None and lacks_matrices(header):
+            if not is_gguf(request.target):
+                raise ModelError(
+                    f"{header.path} takes matrices from its target's file, and "
+                    f"{request.target.name} is no GGUF file: name the target's, or a head that "
+                    "has matrices of its own"
+                )
             target = read_header(request.target)
         self._head = head_shape(header, target)
         self._borrowed: BorrowedMatrices | None = None

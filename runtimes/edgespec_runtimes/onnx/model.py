@@ -17,6 +17,8 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import UsageError
 from edgespec.paging.store import Reads, paging_stats, reads_of
 from edgespec.ports import Progress, Vocabulary
+from edgespec.ports.features import Take
+from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
@@ -25,14 +27,15 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
+from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 
 PIECE_BYTES = 1 << 20
 """Bytes of the cache in one piece of a state file."""
 
 
 class OnnxModel:
-    """Implements `edgespec.ports.LanguageModel`, and `HoldsTexts` where it has several; owns its
-    decoder.
+    """Implements `edgespec.ports.LanguageModel`, `HoldsTexts` where it has several, and
+    `GivesFeatures` if it was loaded for that; owns its decoder.
 
     Texts of one pass are batches of their own: each piece's weights are read once for all of them,
     and a text rounds as it does alone, as it would not among rows of others.
@@ -49,7 +52,9 @@ class OnnxModel:
         clock: Callable[[], float] = time.perf_counter,
         *,
         origin: StateOrigin,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
+        """`layer_inputs` are those that the decoder fills."""
         self.info = replace(info, prompt_batch=tokens_per_pass)
         self.state_origin = origin
         self.vocabulary = vocabulary
@@ -62,6 +67,7 @@ class OnnxModel:
         self._caches = decoder.caches
         self._weights = decoder.weights
         self._batcher = batcher
+        self._layer_inputs = layer_inputs
         self._tokens_per_pass = tokens_per_pass
         self._trace = trace
         self._clock = clock
@@ -99,6 +105,8 @@ class OnnxModel:
                 batches = self._batcher.prompt(chunk, cache.n_committed)
                 self._pass(decoder, [batch.of(text) for batch in batches], 0, report)
                 cache.extend(size)
+                if self._layer_inputs and text == 0:
+                    self._layer_inputs.hand_over(start + begin, self._layer_inputs.rows)
                 report(1.0)
                 begin += size
 
@@ -121,7 +129,12 @@ class OnnxModel:
                 for part, end in zip(parts, ends, strict=True)
                 for batch in self._batches(part)
             ]
-            return np.split(self._pass(decoder, batches, n_nodes), ends[:-1])
+            logits = np.split(self._pass(decoder, batches, n_nodes), ends[:-1])
+            if self._layer_inputs:
+                first = next((part for part in parts if part.text == 0), None)
+                keys = first.tree.key[list(first.nodes)].tolist() if first else ()
+                self._layer_inputs.keep(dict(zip(keys, self._layer_inputs.rows, strict=False)))
+            return logits
 
     def _batches(self, part: PassPart) -> Iterator[Batch]:
         """Batches of a tree's nodes, which get their places in the text's cache."""
@@ -135,14 +148,29 @@ class OnnxModel:
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
     ) -> None:
         with self._users.use():
+            position, keys = self.committed_of(text), tree.key
             self._caches[text].commit(tree, path, keep)
+            if self._layer_inputs and text == 0:
+                kept = set(keys[list(keep)].tolist())
+                self._layer_inputs.commit(position, keys[list(path)].tolist(), kept)
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        if self._layer_inputs is None or self._layer_inputs.layers != tuple(layers):
+            raise not_offered(self.info, layers)
+        self._layer_inputs.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
         with self._users.use():
-            self._caches[text].truncate(n_tokens)
+            self._truncate(n_tokens, text)
+
+    def _truncate(self, n_tokens: int, text: int) -> None:
+        self._caches[text].truncate(n_tokens)
+        if self._layer_inputs and text == 0:
+            self._layer_inputs.drop()
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
+            self._truncate(0, target)
             self._caches[target].begin_with(self._caches[source], n_tokens)
 
     @property
@@ -157,7 +185,7 @@ class OnnxModel:
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
-            self._caches[0].truncate(0)
+            self._truncate(0, 0)
             for block in self._caches[0].blocks(n_tokens):
                 for begin in range(0, len(block), PIECE_BYTES):
                     read(block[begin : begin + PIECE_BYTES])
@@ -216,7 +244,7 @@ class OnnxModel:
                 yield decoder
             except BaseException:
                 for text, n_committed in committed.items():
-                    self._caches[text].truncate(n_committed)
+                    self._truncate(n_committed, text)
                 raise
             finally:
                 with self._state:

@@ -21,6 +21,7 @@ from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.heap import return_free_memory
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.kept_features import check_layers, no_features
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF
@@ -34,6 +35,7 @@ from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES, PACKED, simplified
+from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -58,7 +60,7 @@ TREES_OF_ROOM = 4
 
 
 class PreparedOnnx:
-    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`.
+    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`.
 
     `read` comes before everything else, `place` before `needs`.
     """
@@ -72,6 +74,7 @@ class PreparedOnnx:
         self._stop = StopFlag()
         self._choice = choose(OnnxOptions.of(request.options).provider)
         self._opened: Deployment | None = None
+        self._feature_layers: tuple[int, ...] = ()
 
     def read(self, path: Path) -> None:
         """Read and validate the graph and the vocabulary, and plan the batches."""
@@ -129,6 +132,18 @@ class PreparedOnnx:
             self._source, self._cache_bytes, self._roles.n_layers, can_be_cut
         )
 
+    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
+        cut = self._deployed.fitted.cut
+        if not cut.layer_inputs:
+            raise no_features(self.info, "its graph does not show what passes between its layers")
+        check_layers(self.info, cut.hidden_size, layers, n_values)
+        self._feature_layers = tuple(layers)
+
+    @property
+    def _feature_names(self) -> list[str]:
+        """Values of the graph that enter the layers which a head reads."""
+        return [self._deployed.fitted.cut.layer_inputs[layer] for layer in self._feature_layers]
+
     @property
     def _cache_bytes(self) -> int:
         return self.info.n_ctx * self._roles.kv_token_bytes
@@ -142,9 +157,13 @@ class PreparedOnnx:
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
+        n_layers = len(self._feature_layers)
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
-            batches=tuple(rows.batch_needs(owner, self.info, sizes) for sizes in deployed.batches),
+            batches=tuple(
+                rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
+                for sizes in deployed.batches
+            ),
             resident=rows.resident_rows(owner, deployed, self._source),
             paged=rows.paged_rows(deployed, self._source),
             cuts=rows.cuts(deployed, self._source),
@@ -229,6 +248,8 @@ class PreparedOnnx:
         self.close()
         with self._phase("weights"), ExitStack() as on_failure:
             model, folder = _with_weights(self._deployed.fitted.model, self._source)
+            for name in dict.fromkeys(self._feature_names):
+                model.graph.output.add(name=name)
             make = partial(
                 OrtSession,
                 model.SerializeToString(),
@@ -306,6 +327,10 @@ class PreparedOnnx:
         """The model behind the port, which owns all of these."""
         fitted = self._deployed.fitted
         sizes = fitted.sizes
+        layer_inputs = None
+        if self._feature_layers:
+            names, width = self._feature_names, fitted.cut.hidden_size
+            layer_inputs = LayerInputs(self._feature_layers, names, width)
         decoder = Decoder(
             pieces,
             self._roles,
@@ -314,6 +339,7 @@ class PreparedOnnx:
             session,
             weights,
             tables,
+            layer_inputs,
         )
         return OnnxModel(
             decoder,
@@ -323,6 +349,7 @@ class PreparedOnnx:
             sizes.tokens_per_pass,
             self._request.trace if self._request.owner == "target" else OFF,
             origin=self._state_origin(),
+            layer_inputs=layer_inputs,
         )
 
     def _state_origin(self) -> StateOrigin:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgespec.errors import ModelError
+from edgespec.files.regular import open_regular
 from edgespec_runtimes.gguf.file.layout import MAGIC, TensorType, ValueType
 from edgespec_runtimes.gguf.file.parts import (
     GgufArray,
@@ -138,6 +139,17 @@ class GgufFile:
         if not isinstance(value, str):
             raise ModelError(f"{self.path}: {key} must be a string, it is {_describe(value)}")
         return value
+
+
+def is_gguf(path: Path) -> bool:
+    """True for a path that ends or a file that begins as GGUF files do."""
+    if path.suffix == ".gguf":
+        return True
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def read_header(path: Path) -> GgufFile:

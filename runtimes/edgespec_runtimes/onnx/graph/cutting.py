@@ -7,7 +7,7 @@ Knows where layers begin from `layers.py`, and nothing of files, memory or onnxr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 from onnx import NodeProto, TensorProto, helper
@@ -15,12 +15,14 @@ from onnx import NodeProto, TensorProto, helper
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.graph.flow import Flow, nested, reads
-from edgespec_runtimes.onnx.graph.layers import find_stages
+from edgespec_runtimes.onnx.graph.layers import Stages, find_stages
 from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row, with_blocks_by_row
 from edgespec_runtimes.onnx.graph.shapes import Described, infer
 
 ALWAYS = "edgespec.always"
 """An input that is true. onnxruntime would fold a constant."""
+_STATE_RANK = 3
+"""Dimensions of a hidden state: [batch, tokens, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class Cut:
     """Values that are looked up by token instead of computed, and the tables they come from."""
     columns: tuple[tuple[str, str], ...] = ()
     """The same of tables that lie by column, [hidden, tokens]."""
+    layer_inputs: Mapping[int, str] = field(default_factory=dict)
+    """The hidden state that enters each layer but the first, [batch, tokens, hidden]; empty if the
+    graph does not show them all."""
+    hidden_size: int = 0
+    """Values of each of these."""
 
 
 def cut(
@@ -79,7 +86,24 @@ def cut(
         outputs = cutter.outputs(stage)
         if outputs:
             pieces.append(cutter.piece(_piece_name(stage, stages.head), stage, outputs, graphs))
-    return Cut(tuple(graphs), tuple(pieces), tuple(looked_up.items()), tuple(columns.items()))
+    return Cut(
+        tuple(graphs),
+        tuple(pieces),
+        tuple(looked_up.items()),
+        tuple(columns.items()),
+        *_layer_inputs(stages, known),
+    )
+
+
+def _layer_inputs(stages: Stages, known: Mapping[str, Described]) -> tuple[dict[int, str], int]:
+    """The hidden states between layers, and their width; none if not all of them are known."""
+    names = {layer: name for layer, name in enumerate(stages.layer_inputs) if layer and name}
+    shapes = {name: known[name].shape or () for name in names.values() if name in known}
+    widths = {shape[-1] if len(shape) == _STATE_RANK else None for shape in shapes.values()}
+    width = widths.pop() if len(widths) == 1 else None
+    if width is None or not len(names) == len(shapes) == len(stages.layer_inputs) - 1:
+        return {}, 0
+    return names, width
 
 
 def _looked_up(
@@ -278,9 +302,9 @@ def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
     copy.ClearField("metadata_props")
     for graph in nested(copy):
         _rename_nested(graph, dict(names))
-    for field in (copy.input, copy.output):
-        for i, name in enumerate(field):
-            field[i] = names[name] if name else ""
+    for values in (copy.input, copy.output):
+        for i, name in enumerate(values):
+            values[i] = names[name] if name else ""
     return copy
 
 

@@ -13,6 +13,9 @@ from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
 from edgespec_runtimes.onnx.graph.flow import SHAPES, Flow
 
 EXPORT = "export the decoder with Optimum as text-generation-with-past"
+_SUMMING_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+_SUM = 3
+"""Output of these with the sum that they normalise."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,9 @@ class Stages:
     """The hidden state that the head reads, [batch, tokens, hidden]."""
     head: int
     """The last stage."""
+    layer_inputs: tuple[str | None, ...]
+    """The hidden state that each layer reads, [batch, tokens, hidden]; None where several values
+    enter a layer and none is known to be it."""
 
 
 def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
@@ -54,7 +60,11 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     for k, i in enumerate(stream):
         stage_of[i] = sum(cut < k for cut in cuts)
     _place_others(flow, stage_of)
-    return Stages(tuple(stage_of), _stream_value(flow, stream, cuts[-1], where), len(cuts))
+    read_by_head = _crossing(flow, stream, cuts[-1])
+    if len(read_by_head) != 1:
+        raise ModelError(f"{where}: its output head reads more than the hidden state: {EXPORT}")
+    inputs = tuple(_hidden_state(flow, stream, cut) for cut in cuts[:-1])
+    return Stages(tuple(stage_of), read_by_head[0], len(cuts), inputs)
 
 
 def _bottlenecks(flow: Flow, stream: Sequence[int], place: Mapping[int, int]) -> list[int]:
@@ -101,17 +111,23 @@ def _is_weight(flow: Flow, name: str) -> bool:
     return name in flow.tensors
 
 
-def _stream_value(flow: Flow, stream: Sequence[int], cut: int, where: str) -> str:
-    """The one value that crosses a cut of the residual stream."""
+def _crossing(flow: Flow, stream: Sequence[int], cut: int) -> list[str]:
+    """The values that cross a cut of the residual stream; one node makes them all."""
     later = set(stream[cut + 1 :])
-    names: list[str] = [
+    return [
         name
         for name in flow.nodes[stream[cut]].output
         if not later.isdisjoint(flow.consumers.get(name, ()))
     ]
-    if len(names) != 1:
-        raise ModelError(f"{where}: its output head reads more than the hidden state: {EXPORT}")
-    return names[0]
+
+
+def _hidden_state(flow: Flow, stream: Sequence[int], cut: int) -> str | None:
+    """The one value that crosses a cut, or the sum beside which a fused norm gives that
+    normalised."""
+    names, node = _crossing(flow, stream, cut), flow.nodes[stream[cut]]
+    if node.op_type in _SUMMING_NORMS:
+        names = [name for name in node.output[_SUM:] if name in names]
+    return names[0] if len(names) == 1 else None
 
 
 def _place_others(flow: Flow, stage_of: list[int | None]) -> None:

@@ -58,6 +58,16 @@ class BatchSizes:
     def nbytes(self) -> int:
         return self.compute_bytes + self.other_sessions_bytes
 
+    @property
+    def tree_tokens(self) -> int:
+        """Tokens of a tree's largest batch, padding included."""
+        return self.max_rows * row_tokens(self.max_nodes, self.max_rows)
+
+
+def row_tokens(max_nodes: int, n_rows: int) -> int:
+    """Most tokens of a row of a tree: rows share its nodes, and the deepest has few beside it."""
+    return max(1, max_nodes - n_rows + 1)
+
 
 def batch_sizes(
     model: onnx.ModelProto,
@@ -81,8 +91,7 @@ def batch_sizes(
         return found
 
     def sizes(max_nodes: int, chunk: int, n_rows: int) -> BatchSizes:
-        # the rows of a tree share its nodes: the deepest has few beside it
-        tree = peaks(n_rows, max(1, max_nodes - n_rows + 1))
+        tree = peaks(n_rows, row_tokens(max_nodes, n_rows))
         largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
         others = sum(largest) - max(largest)
         return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, others, max_nodes)

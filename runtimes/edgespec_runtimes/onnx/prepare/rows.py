@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds
+from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
@@ -24,14 +25,24 @@ def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow
     return (MemoryRow(owner, f"KV cache ({tokens})", info.n_texts * cache_bytes),)
 
 
-def batch_needs(owner: str, info: ModelInfo, sizes: needs.BatchSizes) -> BatchNeeds:
-    """Needs of a batch on the CPU; operators that a GPU leaves to the CPU use the same buffers."""
+def batch_needs(
+    owner: str, info: ModelInfo, sizes: needs.BatchSizes, n_layers: int = 0, n_values: int = 0
+) -> BatchNeeds:
+    """Needs of a batch on the CPU; operators that a GPU leaves to the CPU use the same buffers.
+    A head reads the inputs of `n_layers`, each of `n_values`.
+    """
     others = MemoryRow(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
     buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
     # onnxruntime's output, and the copy that the engine works on
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
     logits = MemoryRow(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
-    return BatchNeeds(sizes.chunk, (buffers, logits), (others,), sizes.max_nodes)
+    buffers_and_results = [buffers, logits]
+    if n_layers:
+        # onnxruntime's outputs of a batch, and the copy that they are taken from
+        n_rows = sizes.tokens_per_pass + 2 * max(sizes.chunk, sizes.tree_tokens)
+        nbytes = feature_bytes(n_layers, n_values, n_rows, 2 * sizes.max_nodes)
+        buffers_and_results.append(MemoryRow(owner, f"features ({n_layers} layers)", nbytes))
+    return BatchNeeds(sizes.chunk, tuple(buffers_and_results), (others,), sizes.max_nodes)
 
 
 def resident_rows(

@@ -1,0 +1,213 @@
+"""ONNX targets give hidden states: the same however a token is computed, those that other runtimes
+give of the same weights, within the plan, and without a trace in the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from edgespec.errors import ModelError
+from edgespec.ports import LanguageModel
+from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.prepared import PreparedOnnx
+from features_contract import TOKENS, FeaturesContract, Received
+from genai_models import GEMMA, LLAMA, QWEN, changed_copy, without_rings
+from onnx_files import write_llama
+from onnx_models import request
+from onnx_reference import WholeModel
+from paging_contract import load_paged
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+MODELS = Path(__file__).parents[2] / "models"
+LAYERS = (1, 2, 3)
+WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("features"), layers=4)
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("fused"), layers=4, fused=True)
+
+
+def prepared(path: Path, layers: tuple[int, ...] = LAYERS, **options: object) -> PreparedOnnx:
+    found = runtime.prepare(request(path, **{"batch_size": 8, **options}))
+    if layers:
+        found.offer_features(layers, found._deployed.fitted.cut.hidden_size)
+    return found
+
+
+def opened(path: Path, is_paged: bool = False, **options: object) -> OnnxModel:
+    made = prepared(path, **options)  # type: ignore[arg-type]
+    if is_paged:
+        model = load_paged(made, 0.5)
+    else:
+        with closing(made):
+            model = made.load(None)
+    assert isinstance(model, OnnxModel)
+    return model
+
+
+class ContractOfAnExport(FeaturesContract):
+    atol = 1e-4
+    is_paged = False
+    n_texts = 1
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return lambda: opened(path, self.is_paged, layers=self.layers, n_texts=self.n_texts)
+
+
+class TestAResidentExportGivesFeatures(ContractOfAnExport):
+    layers = LAYERS
+
+
+class TestTheFirstOfSeveralTextsOfAPagedExportGivesFeatures(ContractOfAnExport):
+    layers = LAYERS
+    is_paged = True
+    n_texts = 2
+
+
+class TestAPagedFusedGraphGivesFeatures(ContractOfAnExport):
+    layers = LAYERS
+    is_paged = True
+
+    @pytest.fixture
+    def path(self, fused: Path) -> Path:
+        return fused
+
+
+class TestAResidentGenaiModelOfFourBitsGivesFeatures(ContractOfAnExport):
+    layers = LAYERS
+    atol = 0.1
+
+    @pytest.fixture
+    def path(self) -> Path:
+        return QWEN
+
+
+def features_of(model: OnnxModel, layers: tuple[int, ...], tokens: Sequence[int]) -> np.ndarray:
+    received = Received()
+    with closing(model):
+        model.give_features(layers, received)
+        model.prefill(tokens)
+    return received.rows
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+@pytest.mark.parametrize("folder", [LLAMA, GEMMA], ids=lambda folder: folder.name)
+def test_they_are_the_sums_that_enter_a_layer(folder: Path, is_paged: bool, tmp_path: Path) -> None:
+    """Of the graph as it was exported, computed by onnxruntime alone."""
+    path = without_rings(folder, tmp_path)
+    graph = onnx.load(path, load_external_data=False)
+    names = [f"/model/layers.{layer}/input_layernorm/output_3" for layer in (1, 2)]
+    for name in names:
+        graph.graph.output.add(name=name)
+    onnx.save(graph, path)
+    whole = WholeModel(path)
+    rows = features_of(opened(folder, is_paged, layers=(1, 2)), (1, 2), TOKENS)
+    whole.decode_batch(TOKENS)
+    expected = np.stack([whole.results[name][0] for name in names], axis=1)
+    assert np.allclose(rows, expected, rtol=0, atol=1e-4)
+
+
+def test_they_are_those_of_the_same_weights_in_another_runtime() -> None:
+    """The embedded target in half precision, and in Q8_0 where llama.cpp computes it."""
+    gguf = pytest.importorskip("edgespec_runtimes.gguf", reason="the GGUF runtime is not installed")
+    layers = (1, 3, 5)
+    ours = features_of(opened(MODELS / "edgespec-target-onnx-fp16", layers=layers), layers, TOKENS)
+    wanted = request(MODELS / "edgespec-target-q8_0.gguf")
+    with closing(gguf.runtime.prepare(wanted)) as prepared:
+        prepared.offer_features(layers, ours.shape[-1])
+        theirs = features_of(prepared.load(None), layers, TOKENS)
+    lengths = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+    assert ((ours * theirs).sum(-1) / lengths).min() > 0.99
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+@pytest.mark.parametrize("kind", [{}, {"fused": True}, {"dtype": "float16"}, {"bits": 4}])
+def test_asking_changes_no_bit_of_a_logit(
+    kind: dict[str, object], is_paged: bool, tmp_path: Path
+) -> None:
+    path = write_llama(tmp_path, layers=4, **kind)  # type: ignore[arg-type]
+    found = []
+    for layers in (LAYERS, ()):
+        with closing(opened(path, is_paged, layers=layers)) as model:
+            if layers:
+                model.give_features(layers, Received())
+            model.prefill(TOKENS[:11])
+            tree = TokenTree(TOKENS[11])
+            tree.add(ROOT, TOKENS[12], 0.5)
+            found.append(model.evaluate(tree, [0, 1]))
+    assert np.array_equal(*found)
+
+
+def test_another_text_gives_none(path: Path) -> None:
+    received = Received()
+    with closing(opened(path, n_texts=2)) as model:
+        model.give_features(LAYERS, received)
+        model.prefill(TOKENS[:5], text=1)
+        assert received.positions == []
+
+
+def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
+    found = []
+    for layers in (LAYERS, ()):
+        with closing(prepared(path, layers)) as made:
+            rows = made.needs().rows_in_any_case()
+            found.append([row.nbytes for row in rows if "features" in row.what])
+    (nbytes,), none = found
+    a_pass, a_batch, a_tree = 8, 17, 17
+    assert nbytes == 4 * 3 * WIDTH * (a_pass + 2 * a_batch + 2 * a_tree)
+    assert none == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "n_values", "said"),
+    [((1, 2, 4), WIDTH, "of 1 to 3"), ((0, 1, 2), WIDTH, "of 1 to 3"), (LAYERS, 96, "read")],
+)
+def test_what_the_model_does_not_have_is_refused(
+    path: Path, layers: tuple[int, ...], n_values: int, said: str
+) -> None:
+    with closing(prepared(path, ())) as made, pytest.raises(ModelError, match=said):
+        made.offer_features(layers, n_values)
+
+
+def test_a_graph_that_hands_on_several_values_between_layers_is_refused(
+    path: Path, tmp_path: Path
+) -> None:
+    with closing(prepared(path, ())) as made:
+        state = made._deployed.fitted.cut.layer_inputs[2]
+    graph, changed = changed_copy(path.parent, tmp_path / "model")
+    nodes = list(graph.graph.node)
+    norm, *others = (node for node in nodes if state in node.input)
+    for copy, readers in (("one", [norm]), ("other", others)):
+        for node in readers:
+            node.input[list(node.input).index(state)] = copy
+    twice = [
+        helper.make_node("Concat", [state, state], ["twice"], axis=-1),
+        helper.make_node("Split", ["twice"], ["one", "other"], axis=-1),
+    ]
+    at = nodes.index(norm)
+    del graph.graph.node[:]
+    graph.graph.node.extend([*nodes[:at], *twice, *nodes[at:]])
+    onnx.save(graph, changed)
+    with (
+        closing(prepared(changed, ())) as made,
+        pytest.raises(ModelError, match="does not show what passes between its layers"),
+    ):
+        made.offer_features(LAYERS, WIDTH)

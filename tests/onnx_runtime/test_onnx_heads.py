@@ -1,0 +1,177 @@
+"""A head in a GGUF file beside an ONNX target: EAGLE-3 and DFlash guess from its hidden states, and
+its text is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
+
+from onnx import numpy_helper
+
+import edgespec
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
+from edgespec.ports.features import WantsFeatures
+from edgespec.runtimes import ModelRequest
+from edgespec.settings.config import LoadSettings
+from edgespec_runtimes import gguf
+from edgespec_runtimes import onnx as onnx_runtime
+from engine_cases import finish
+from gguf_files import (
+    Gguf,
+    borrowing,
+    predictable_pair,
+    repeating_pair,
+    tiny_dflash,
+    tiny_eagle3,
+)
+from onnx_files import save, write_llama
+from onnx_models import request
+from paging_contract import load_paged
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+PROMPT = (5, 9, 2, 130, 11, 7)
+N_TOKENS = 40
+GREEDY = SamplingParams(temperature=0)
+ALONE = EngineSettings(lookup=False)
+LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
+PAIRS = {"EAGLE-3": predictable_pair, "DFlash": repeating_pair}
+HEADS: dict[str, Callable[[], Gguf]] = {"EAGLE-3": tiny_eagle3, "DFlash": tiny_dflash}
+
+
+def write_twin(target: Gguf, folder: Path) -> Path:
+    """An ONNX model that computes what a GGUF target does whose layers add nothing."""
+    path = write_llama(folder, layers=4, vocab=297, context=128)
+    graph = onnx.load(path)
+    lent = {tensor.name: np.frombuffer(tensor.data, "<f4") for tensor in target.tensors}
+    embeddings = lent["token_embd.weight"].reshape(-1, 64)
+    values = {
+        "model.embed_tokens.weight": embeddings,
+        "onnx::MatMul_head": lent.get("output.weight", embeddings).reshape(-1, 64).T,
+        "model.norm.weight": lent["output_norm.weight"],
+    }
+    for tensor in graph.graph.initializer:
+        if tensor.name.endswith(("_o", "_down")):
+            values[tensor.name] = np.zeros(tensor.dims, np.float32)
+        if tensor.name in values:
+            content = np.ascontiguousarray(values[tensor.name])
+            tensor.CopyFrom(numpy_helper.from_array(content, tensor.name))
+    save(graph, path)
+    return folder
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def good(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A target, and a head that knows it."""
+    folder = tmp_path_factory.mktemp("good")
+    target, head = PAIRS[request.param]()
+    return write_twin(target, folder / "target"), head.write(folder / "head.gguf")
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that no head knows."""
+    return write_llama(tmp_path_factory.mktemp("strange"), layers=4, vocab=297, context=128).parent
+
+
+def settings_of(target: Path, head: Path | None, n_parallel: int = 1) -> LoadSettings:
+    return LoadSettings(
+        model=target, draft=head, memory_budget="8GiB", n_parallel=n_parallel, state_files=True
+    )
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_text_is_the_target_s_own(
+    strange: Path, kind: str, is_paged: bool, tmp_path: Path
+) -> None:
+    path = HEADS[kind]().write(tmp_path / "head.gguf")
+    with ExitStack() as stack:
+        prepared = stack.enter_context(closing(onnx_runtime.runtime.prepare(request(strange))))
+        wanted = ModelRequest(path, "draft", 128, 17, 8, 1, target=strange)
+        prepared_head = stack.enter_context(closing(gguf.runtime.prepare(wanted)))
+        assert isinstance(prepared_head, WantsFeatures)
+        prepared.offer_features(prepared_head.feature_layers, prepared_head.feature_values)
+        target = load_paged(prepared, 0.3) if is_paged else prepared.load(None)
+        stack.enter_context(closing(target))
+        head = stack.enter_context(closing(prepared_head.load(None)))
+        for temperature in (0.0, 0.8):
+            sampling = SamplingParams(temperature=temperature, seed=5)
+            with Engine(target) as engine:
+                alone = finish(engine.generate(PROMPT, sampling, 24))
+            target.truncate(0)
+            with Engine(target, head, LINE) as engine:
+                text = finish(engine.generate(PROMPT, sampling, 24))
+            target.truncate(0)
+            assert text.tokens == alone.tokens
+            assert text.speculation.verified > 0
+
+
+def test_a_head_that_knows_its_target_saves_passes(good: tuple[Path, Path]) -> None:
+    with edgespec.load(settings_of(*good), LINE) as session:
+        result = session.generate(PROMPT, GREEDY, N_TOKENS)
+    assert result.speculation.tokens_per_pass > 3
+    assert [source.source for source in result.speculation.sources] == ["draft"]
+
+
+def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -> None:
+    target, head = good
+    prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2, 3), (4,), PROMPT[:2]]
+    with edgespec.load(settings_of(target, None)) as session:
+        alone = [session.generate(prompt, GREEDY, 12).tokens for prompt in prompts]
+    with edgespec.load(settings_of(target, head, n_parallel=2), LINE) as session:
+        assert session.n_parallel == 1
+        turns = [session.generate(prompt, GREEDY, 12) for prompt in prompts]
+        assert [turn.tokens for turn in turns] == alone
+        assert all(turn.speculation.accepted for turn in turns)
+        assert any(turn.reused_tokens for turn in turns)
+        many = session.generate_many(prompts, GREEDY, 12)
+        assert [result.tokens for result in many] == alone
+
+
+def test_a_saved_state_brings_the_head_s_own(good: tuple[Path, Path], tmp_path: Path) -> None:
+    kept = tmp_path / "kept.state"
+    with edgespec.load(settings_of(*good), LINE) as session:
+        first = session.generate(PROMPT, GREEDY, N_TOKENS)
+        session.save_state(kept)
+        text = [*PROMPT, *first.tokens]
+        expected = session.generate(text, GREEDY, N_TOKENS)
+    with edgespec.load(settings_of(*good), LINE) as session:
+        session.load_state(kept)
+        result = session.generate(text, GREEDY, N_TOKENS)
+    assert result.tokens == expected.tokens
+    assert result.reused_tokens > 0
+    assert result.speculation.accepted > 0 and not result.notes
+
+
+def test_what_they_cost_is_in_the_plan(good: tuple[Path, Path]) -> None:
+    rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings_of(*good)).rows}
+    assert rows["target", "features (3 layers)"] > 0
+    alone = edgespec.plan(settings_of(good[0], None))
+    assert not any("features" in row.what for row in alone.rows)
+
+
+def test_a_head_that_borrows_matrices_is_refused(good: tuple[Path, Path], tmp_path: Path) -> None:
+    target, head = predictable_pair()
+    path = borrowing(head, target, "output.weight").write(tmp_path / "head.gguf")
+    with pytest.raises(ModelError, match=r"head\.gguf takes matrices .* target is no GGUF file"):
+        edgespec.plan(settings_of(good[0], path))
+
+
+def test_a_head_for_a_wider_target_is_refused(strange: Path, tmp_path: Path) -> None:
+    path = tiny_eagle3(target_embedding=96).write(tmp_path / "head.gguf")
+    with pytest.raises(ModelError, match="they have 64 values and the head reads 96"):
+        edgespec.plan(settings_of(strange, path))
