@@ -237,8 +237,8 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
     elif _guesses_itself(settings["model"]):
         settings["draft"] = settings["model"]
         notes.append(
-            f"{settings['model'].name} has a layer of its own that guesses (MTP): --no-draft does "
-            "without"
+            f"{settings['model'].name} has a layer of its own that guesses (MTP) where memory and "
+            "settings let it: --no-draft does without"
         )
 
 

@@ -241,6 +241,19 @@ def test_no_flag_names_the_layer(
     assert own["draft"] == str(good) and alone["draft"] is None
 
 
+def test_a_layer_that_was_left_out_is_not_named_as_the_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_guessing(tmp_path / "m.gguf", "qwen3next")
+    command = ["generate", "-m", str(path), "-p", "Hello", "-n", "2", "--memory-budget", "8GiB"]
+    assert main([*command, "--json"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["draft"] is None
+    assert any("does not guess for itself" in note for note in report["notes"])
+    assert "where memory and settings let it" in captured.err
+
+
 def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
     rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             peak_bytes,
             seed=seed,
             model=str(command.load.model),
-            draft=str(command.load.draft) if command.load.draft else None,
+            draft=str(command.load.draft) if running.draft else None,
             version=installed_version(),
         )
         if as_json:
