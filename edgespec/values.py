@@ -79,6 +79,27 @@ class ExpertDetails:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadDetails:
+    """The target that a head guesses for, for people."""
+
+    layers: tuple[int, ...]
+    """Layers of the target whose inputs it reads."""
+    hidden_size: int
+    """Values of each of them."""
+    borrows: tuple[str, ...]
+    """Matrices that it takes from the target's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayers:
+    """Layers in a model's file that guess for it (MTP), for people."""
+
+    layers: int
+    obstacle: str | None
+    """The reason why they stay unused; None if they guess."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDetails:
     """Facts from a model's files, for people; None where they are missing or ambiguous.
 
@@ -100,7 +121,15 @@ class ModelDetails:
     """Name of the model that an enlarged one computes the same as."""
     experts: ExpertDetails | None = None
     """Facts about a mixture's experts."""
+    head: HeadDetails | None = None
+    """The target of a model that guesses from hidden states."""
+    own_layers: OwnLayers | None = None
+    """Layers that guess for the model itself."""
     files: tuple[Path, ...] = ()
+    info: ModelInfo | None = None
+    """Shape of a model that cannot be prepared without another, such as a head that borrows."""
+    fingerprint: str | None = None
+    """Fingerprint of such a model's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,20 +52,26 @@ class ModelDescription:
 
 def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
     """Describe the model at `path`, a file or a folder. Raises ModelError."""
-    runtime = runtimes.find(path)
-    request = ModelRequest(
-        path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
-    )
-    prepared = runtime.prepare(request)
-    try:
-        info, fingerprint = prepared.info, vocabulary_fingerprint(prepared.tokens())
-    finally:
-        prepared.close()
     details = runtimes.describe(path)
+    info, fingerprint = details.info, details.fingerprint
+    if info is None or fingerprint is None:
+        info, fingerprint = _prepared(path)
     model = known(path)
     files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
     states = tuple(hashed(files, progress))
     return ModelDescription(path, info, details, fingerprint, states, model)
+
+
+def _prepared(path: Path) -> tuple[ModelInfo, str]:
+    """Shape and vocabulary of a model as those know it who would run it."""
+    request = ModelRequest(
+        path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
+    )
+    prepared = runtimes.find(path).prepare(request)
+    try:
+        return prepared.info, vocabulary_fingerprint(prepared.tokens())
+    finally:
+        prepared.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,22 @@ import pytest
 from edgespec import runtimes
 from edgespec.models.describe import describe, vocabulary_fingerprint
 from edgespec.runtimes import ModelRequest
-from edgespec.values import ModelDetails, ModelInfo
+from edgespec.values import HeadDetails, ModelDetails, ModelInfo, OwnLayers
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import read_header
-from gguf_files import ARRAY, I32, STRING, U32, Gguf, Tensor, tiny_llama
+from gguf_files import (
+    ARRAY,
+    I32,
+    STRING,
+    U32,
+    Gguf,
+    Tensor,
+    borrowing,
+    tiny_dflash,
+    tiny_eagle3,
+    tiny_llama,
+)
+from zoo_files import write_guessing
 
 
 class Prepared:
@@ -92,6 +104,48 @@ def test_a_gguf_header_tells_the_shape(tmp_path: Path) -> None:
     assert found.context_length == 128
     assert found.format == "gguf"
     assert found.files == (tmp_path / "m.gguf",)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (tiny_eagle3(), HeadDetails((1, 2, 3), 64, ())),
+        (tiny_eagle3(target_embedding=96, embedding=32), HeadDetails((1, 2, 3), 96, ())),
+        (tiny_dflash(layers=(1, 5)), HeadDetails((1, 5), 64, ())),
+        (
+            borrowing(tiny_dflash(), tiny_llama(), "token_embd.weight", "output.weight"),
+            HeadDetails((1, 2, 3), 64, ("token_embd.weight", "output.weight")),
+        ),
+    ],
+    ids=["EAGLE-3", "of another width", "DFlash", "borrows"],
+)
+def test_a_head_tells_the_target_that_it_is_for(
+    head: Gguf, expected: HeadDetails, tmp_path: Path
+) -> None:
+    assert details(head, tmp_path).head == expected
+
+
+def test_a_head_that_borrows_is_described_without_its_target(tmp_path: Path) -> None:
+    head = borrowing(tiny_eagle3(), tiny_llama(), "output.weight").write(tmp_path / "head.gguf")
+    target = tiny_llama().write(tmp_path / "target.gguf")
+    described = describe(head)
+    assert (described.info.architecture, described.info.n_layers) == ("eagle3", 1)
+    assert described.info.n_vocab == 297
+    assert described.fingerprint == describe(target).fingerprint
+    assert describe(target).details.head is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "obstacle"),
+    [("glm4moe", None), ("step35", "those of the architecture step35 are not run")],
+)
+def test_layers_that_guess_for_their_model_are_told(
+    architecture: str, obstacle: str | None, tmp_path: Path
+) -> None:
+    header = read_header(write_guessing(tmp_path / "m.gguf", architecture))
+    assert details_of(header).own_layers == OwnLayers(1, obstacle)
+    plain = read_header(tiny_llama().write(tmp_path / "plain.gguf"))
+    assert details_of(plain).own_layers is None
 
 
 def test_without_kv_heads_every_head_has_its_own(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from edgespec.session import session
 from edgespec.values import SourceStats
 from fake_model import FakeModel, random_language
 from gguf_files import tiny_llama
+from zoo_files import write_guessing
 
 pytest.importorskip("llama_cpp")
 
@@ -146,6 +147,18 @@ def test_an_enlarged_model_says_what_it_equals(capsys, tmp_path: Path) -> None:
     out = tmp_path / "big.gguf"
     assert entry.main(["models", "enlarge", "draft", str(out), "--size", "24MiB", "--quiet"]) == 0
     assert models(capsys, "show", out)["equals"] == manifest().draft.name
+
+
+def test_show_tells_what_guesses_for_whom(capsys, tmp_path) -> None:
+    shipped = Path(__file__).parents[2] / "models" / "smollm2" / "smollm2-head-q8_0.gguf"
+    assert models(capsys, "show", shipped)["head"]["layers"] == [2, 15, 27]
+    assert entry.main(["models", "show", str(shipped)]) == 0
+    said = "guesses for   a target of the same vocabulary, 576 wide: reads the inputs of its layers"
+    assert said in capsys.readouterr().out
+    guessing = write_guessing(tmp_path / "m.gguf", "glm4moe")
+    assert models(capsys, "show", guessing)["own_layers"] == {"layers": 1, "obstacle": None}
+    assert entry.main(["models", "show", str(guessing)]) == 0
+    assert "a layer of its own can guess for it (MTP)" in capsys.readouterr().out
 
 
 def test_show_is_readable(capsys) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgespec.models.describe import ListedModel, ModelDescription
     from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
     from edgespec.models.self_draft import Room, SelfDraft
-    from edgespec.values import EnlargeReport, ExpertDetails
+    from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
 LEAST_USE = 1.1
@@ -110,6 +110,8 @@ def show_report(described: ModelDescription) -> dict[str, Any]:
         "licence": described.licence,
         "equals": details.equals,
         "experts": asdict(details.experts) if details.experts else None,
+        "head": asdict(details.head) if details.head else None,
+        "own_layers": asdict(details.own_layers) if details.own_layers else None,
     }
 
 
@@ -118,6 +120,21 @@ def _experts(experts: ExpertDetails) -> str:
         f"{experts.experts} in a layer, {experts.used} for a token: {format_size(experts.nbytes)} "
         f"in all; a token needs {format_size(experts.token_bytes)} of the weights"
     )
+
+
+def _head(head: HeadDetails) -> str:
+    layers = ", ".join(map(str, head.layers))
+    borrows = f"; takes {' and '.join(head.borrows)} from its file" if head.borrows else ""
+    return (
+        f"a target of the same vocabulary, {head.hidden_size:,} wide: reads the inputs of its "
+        f"layers {layers}{borrows}"
+    )
+
+
+def _own_layers(own: OwnLayers) -> str:
+    if own.obstacle:
+        return f"its layers for guessing (MTP) stay unused: {own.obstacle}"
+    return "a layer of its own can guess for it (MTP): no flag names it"
 
 
 def show_table(described: ModelDescription) -> list[str]:
@@ -140,6 +157,10 @@ def show_table(described: ModelDescription) -> list[str]:
     ]
     if details.experts:
         facts.append(("experts", _experts(details.experts)))
+    if details.head:
+        facts.append(("guesses for", _head(details.head)))
+    if details.own_layers:
+        facts.append(("guesses", _own_layers(details.own_layers)))
     if details.equals:
         facts.append(("equals", f"{details.equals}: enlarged, it writes the same text"))
     return [f"{name:<12}  {value}" for name, value in facts]

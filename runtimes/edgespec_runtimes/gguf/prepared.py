@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, ModelError
+from edgespec.errors import Cancelled
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.mirror import find_mirror, open_reader
@@ -164,10 +164,7 @@ class PreparedGguf:
 
     @cached_property
     def _token_table(self) -> list[bytes]:
-        array = self._header.metadata.get("tokenizer.ggml.tokens")
-        if array is None or not hasattr(array, "strings"):
-            raise ModelError(f"{self._request.path} has no vocabulary: it is not a language model")
-        return list(array.strings())
+        return self._header.token_table()
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """The model in a process of its own; the vocabulary is here, too."""

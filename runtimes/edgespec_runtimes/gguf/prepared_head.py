@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf.borrowed import (
     layer_bytes,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
-from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, lacks_matrices
+from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_matrices
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead
 from edgespec_runtimes.gguf.llama import loading
@@ -38,7 +38,7 @@ class PreparedHead(PreparedGguf):
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         target = None
-        if request.target is not None and lacks_matrices(header):
+        if request.target is not None and missing_matrices(header):
             if not is_gguf(request.target):
                 raise ModelError(
                     f"{header.path} takes matrices from its target's file, and "

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
-from edgespec.values import ENLARGED_FROM, ExpertDetails, ModelDetails
+from edgespec.runtimes import vocabulary_fingerprint, without_padding
+from edgespec.values import (
+    ENLARGED_FROM,
+    ExpertDetails,
+    HeadDetails,
+    ModelDetails,
+    ModelInfo,
+    OwnLayers,
+)
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
+from edgespec_runtimes.gguf.file.heads import is_head, missing_matrices, read_states
+from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
 
 
 def details_of(header: GgufFile) -> ModelDetails:
@@ -30,8 +41,38 @@ def details_of(header: GgufFile) -> ModelDetails:
         licence=_text(header, "general.license"),
         equals=_text(header, ENLARGED_FROM),
         experts=_experts(header),
+        head=_head(header) if is_head(header) else None,
+        own_layers=_own_layers(header),
         files=header.paths,
+        **_alone(header),
     )
+
+
+def _head(header: GgufFile) -> HeadDetails:
+    shape = read_states(header)
+    return HeadDetails(shape.layers, shape.n_values, missing_matrices(header))
+
+
+def _own_layers(header: GgufFile) -> OwnLayers | None:
+    if not has_layers(header):
+        return None
+    return OwnLayers(header.integer(header.key(N_LAYERS), 0), obstacle(header))
+
+
+def _alone(header: GgufFile) -> dict[str, Any]:
+    """Shape and vocabulary of a head that cannot be prepared without its target."""
+    if not is_head(header) or not missing_matrices(header):
+        return {}
+    info = ModelInfo(
+        name=header.name or header.path.stem,
+        architecture=header.architecture,
+        n_vocab=header.n_vocab,
+        n_ctx=header.context_length,
+        n_layers=header.n_layers,
+        size_bytes=header.weight_bytes,
+    )
+    tokens = without_padding(header.token_table())
+    return {"info": info, "fingerprint": vocabulary_fingerprint(tokens)}
 
 
 def _experts(header: GgufFile) -> ExpertDetails | None:

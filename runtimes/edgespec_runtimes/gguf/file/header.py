@@ -118,6 +118,13 @@ class GgufFile:
             return len(tokens)
         return self.integer(self.key("vocab_size"), 0)
 
+    def token_table(self) -> list[bytes]:
+        """Every token in the order of ids. Raises ModelError for a model without a vocabulary."""
+        array = self.metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(array, GgufArray):
+            raise ModelError(f"{self.path} has no vocabulary: it is not a language model")
+        return list(array.strings())
+
     def key(self, suffix: str) -> str:
         """The metadata key `suffix` of this model's architecture."""
         return f"{self.architecture}.{suffix}"

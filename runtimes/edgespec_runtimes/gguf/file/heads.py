@@ -6,7 +6,7 @@ and one small table of numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,14 +73,25 @@ def is_head(header: GgufFile) -> bool:
     return header.architecture in (EAGLE3, DFLASH)
 
 
-def lacks_matrices(header: GgufFile) -> bool:
-    """True for a head that computes with embeddings or an output of its target."""
-    own = header.tensors_by_name
-    return EMBEDDINGS not in own or _output_name(header) not in own
+def missing_matrices(header: GgufFile) -> tuple[str, ...]:
+    """Names of the matrices that a head takes from its target: embeddings, the output."""
+    found = {EMBEDDINGS: EMBEDDINGS, OUTPUT: _output_name(header)}
+    return tuple(name for name, own in found.items() if own not in header.tensors_by_name)
 
 
 def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
     """The part of its target that a head reads. Raises ModelError for one that cannot be used."""
+    shape = read_states(header)
+    own, output_name = header.tensors_by_name, _output_name(header)
+    embeddings = None if EMBEDDINGS in own else _lent(header, target, EMBEDDINGS)
+    output = None if output_name in own else _lent(header, target, OUTPUT)
+    _check_tokens(header, output or own[output_name])
+    return replace(shape, embeddings=embeddings, output=output)
+
+
+def read_states(header: GgufFile) -> HeadShape:
+    """The hidden states that a head reads, without the matrices that it may lack. Raises
+    ModelError."""
     layers = _target_layers(header)
     block, n_values = None, header.embedding_length
     if header.architecture == DFLASH:
@@ -91,11 +102,7 @@ def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
         )
     else:
         n_values = header.integer(header.key("target_hidden_size"))
-    own, output_name = header.tensors_by_name, _output_name(header)
-    embeddings = None if EMBEDDINGS in own else _lent(header, target, EMBEDDINGS)
-    output = None if output_name in own else _lent(header, target, OUTPUT)
-    _check_tokens(header, output or own[output_name])
-    return HeadShape(layers, n_values, embeddings, output, block)
+    return HeadShape(layers, n_values, block=block)
 
 
 def _output_name(header: GgufFile) -> str:
