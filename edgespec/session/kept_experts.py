@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from edgespec.engine.drafting.remembering import pair_digest
 from edgespec.files import cache_folder
-from edgespec.files.expert_shares import ExpertSharesFile
+from edgespec.files.kept_json import KeptJson, pair_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.experts import KnowsExperts
+
+MOST_FILES = 32
+SHARES = "shares"
+"""Key of the shares of tokens that chose each expert: a hexadecimal byte for each, by layer."""
 
 
 def begin_warm(target: LanguageModel, close: Callable[[], None]) -> Callable[[], None]:
     """Give a mixture what is kept of it. The result keeps what was learnt, then calls `close`."""
     if not isinstance(target, KnowsExperts):
         return close
-    file = ExpertSharesFile(cache_folder.experts(), pair_digest(target.info, None))
-    target.expect_experts(file.recall())
+    file = KeptJson(cache_folder.experts(), pair_digest(target.info), MOST_FILES)
+    target.expect_experts(_shares(file.read()))
 
     def keep_and_close() -> None:
         try:
             if shares := target.expert_shares:
-                file.keep(shares)
+                file.write({SHARES: [layer.hex() for layer in shares]})
         finally:
             close()
 
     return keep_and_close
+
+
+def _shares(content: Any) -> list[bytes]:
+    """The shares in a file's content; none if it holds something else."""
+    try:
+        return [bytes.fromhex(layer) for layer in content[SHARES]]
+    except (ValueError, TypeError, KeyError):
+        return []

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.errors import Cancelled
 from edgespec.memory.budget import MemoryRow
 from edgespec.paging.mirror import open_reader
 from edgespec.paging.pager import PinnedSegments
@@ -55,7 +56,7 @@ class CopiedWeights(Closeable):
 
     def fill(self, n_rows: int, stop: AbortFlag) -> None:
         """Read what is read whole, and make room for the embeddings of `n_rows` tokens. Raises
-        WeightReadError."""
+        WeightReadError, and Cancelled once `stop` is set."""
         shape = self._shape
         addresses = self._read(shape.own, stop) if shape.own else {}
         if shape.output is not None:
@@ -64,6 +65,8 @@ class CopiedWeights(Closeable):
             path = self._target.paths[looked_up.file_index]
             self._table = RowTable(looked_up, path, n_rows)
             addresses[looked_up.name] = self._table.address
+        if stop.is_set():
+            raise Cancelled("loading was cancelled")
         for name, tensor in self._model.tensors():
             if name in addresses:
                 abi.GgmlTensor.from_address(tensor).data = addresses[name]

@@ -47,7 +47,6 @@ class GgufHead(GgufModel):
         """Opens as `GgufModel` does; from then on `borrowed` is its own."""
         super().__init__(*parts, **settings)
         self._borrowed = borrowed
-        """Tokens of the next computation."""
         self.feature_layers: Sequence[int] = head.layers
         self._width = len(head.layers) * head.n_values
         n_embd = self._model.n_embd

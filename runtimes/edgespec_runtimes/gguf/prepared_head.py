@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, ModelError
+from edgespec.errors import ModelError
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
@@ -96,8 +96,6 @@ class PreparedHead(PreparedGguf):
             return kind(model, shape, *parts, head=self._head, **settings)
         try:
             borrowed.fill(shape.largest_batch, self._stop)
-            if self._stop.is_set():
-                raise Cancelled("loading was cancelled")
             model.lender = borrowed.context
             return kind(model, shape, *parts, head=self._head, borrowed=borrowed, **settings)
         except BaseException:
@@ -146,8 +144,6 @@ class PreparedOwnHead(PreparedHead):
         copied = CopiedWeights(self._head, self._header, model)
         try:
             copied.fill(shape.largest_batch, self._stop)
-            if self._stop.is_set():
-                raise Cancelled("loading was cancelled")
             return GgufOwnHead(model, shape, *parts, head=self._head, borrowed=copied, **settings)
         except BaseException:
             copied.close()

@@ -1,0 +1,79 @@
+"""Small JSON files of what earlier runs learnt of models, in folders of the cache.
+
+They are a first guess of the next run and change no text, so failures here are no errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgespec.files.regular import read_regular
+from edgespec.values import ModelInfo
+
+MOST_BYTES = 1 << 20
+
+
+class KeptJson:
+    """A file for one model or pair. It is replaced at once or not at all; a folder that cannot be
+    written, or a file that cannot be read, is as good as none."""
+
+    def __init__(self, folder: Path, digest: str, most_files: int) -> None:
+        """The folder holds `most_files`: a new one sends the one away that was not written for the
+        longest time."""
+        self.path = folder / f"{digest}.json"
+        self._most_files = most_files
+
+    def read(self) -> Any:
+        """The content written last; None if there is none."""
+        try:
+            return json.loads(read_regular(self.path, MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def write(self, content: object) -> None:
+        """Keep the content for the next run, if that is possible."""
+        text = json.dumps(content)
+        if len(text) > MOST_BYTES:
+            return
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".")
+            try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(text)
+                is_new = not self.path.exists()
+                Path(name).replace(self.path)
+            except BaseException:
+                with suppress(OSError):
+                    Path(name).unlink()
+                raise
+            if is_new:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Another process may do the same at the same time: what is gone is gone."""
+        written = []
+        for path in self.path.parent.iterdir():
+            with suppress(OSError):
+                written.append((path.stat().st_mtime, path))
+        written.sort(reverse=True)
+        for _, path in written[self._most_files :]:
+            with suppress(OSError):
+                path.unlink()
+
+
+def pair_digest(target: ModelInfo, draft: ModelInfo | None = None) -> str:
+    """Names a pair, or a target alone, by what its models say of themselves; no weights are
+    read."""
+    said = [
+        (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
+        for info in (target, draft)
+        if info is not None
+    ]
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:24]

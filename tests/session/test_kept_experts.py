@@ -1,0 +1,52 @@
+"""What a mixture learnt of its experts is there in the next run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgespec.session.kept_experts import begin_warm
+from fake_model import FakeModel, random_language
+
+SHARES = [b"\x00\xff", b"\x01\x02"]
+
+
+class Mixture(FakeModel):
+    """Implements `KnowsExperts`."""
+
+    expert_shares: Sequence[bytes] = SHARES
+    expected: Sequence[bytes] | None = None
+
+    def expect_experts(self, shares: Sequence[bytes]) -> None:
+        self.expected = shares
+
+
+@pytest.fixture
+def mixture() -> Mixture:
+    return Mixture(random_language(5, 16), 16)
+
+
+def test_shares_come_back(mixture: Mixture, own_cache_folder: Path) -> None:
+    begin_warm(mixture, lambda: None)()
+    begin_warm(mixture, lambda: None)
+    assert mixture.expected == SHARES
+
+
+@pytest.mark.parametrize("content", [[], 7, {"shares": 7}, {"shares": [7]}, {"shares": ["0"]}])
+def test_a_file_that_holds_something_else_is_as_good_as_none(
+    mixture: Mixture, own_cache_folder: Path, content: object
+) -> None:
+    begin_warm(mixture, lambda: None)()
+    (path,) = (own_cache_folder / "experts").iterdir()
+    path.write_text(json.dumps(content))
+    begin_warm(mixture, lambda: None)
+    assert mixture.expected == []
+
+
+def test_a_model_without_experts_is_closed_and_no_more(own_cache_folder: Path) -> None:
+    closed: list[bool] = []
+    begin_warm(FakeModel(random_language(5, 16), 16), lambda: closed.append(True))()
+    assert closed and not (own_cache_folder / "experts").exists()
