@@ -187,7 +187,7 @@ class DirectReader(Closeable):
         n = 0
         while n < len(target):
             try:
-                got = _read_at(descriptor, target[n:], offset + n)
+                got = read_at(descriptor, target[n:], offset + n)
             except OSError as exc:
                 if exc.errno == errno.EINVAL and self._direct[run.file_index]:
                     descriptor = self._reopen_plain(run.file_index)
@@ -212,7 +212,8 @@ class DirectReader(Closeable):
             os.close(self._files.pop())
 
 
-def _read_at(descriptor: int, into: memoryview, offset: int) -> int:
+def read_at(descriptor: int, into: memoryview, offset: int) -> int:
+    """Read at a place of a file, and return the number of bytes. Raises OSError."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [into], offset)
     os.lseek(descriptor, offset, os.SEEK_SET)  # Windows, where no two threads read a file

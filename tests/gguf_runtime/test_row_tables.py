@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -87,6 +89,18 @@ def test_rows_are_dropped_before_there_are_too_many(path: Path) -> None:
     rows.fetch([3, 4, 5])
     assert rows._present == {3, 4, 5}
     rows.close()
+
+
+def test_rows_are_read_without_preadv_as_on_windows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "preadv", raising=False)
+    table = entry(path)
+    n = table.nbytes // table.shape[1]
+    with closing(RowTable(table, path, n_rows_at_once=4)) as rows:
+        rows.fetch([2, 1])
+        content = ctypes.string_at(rows.address + n, 2 * n)
+    assert content == path.read_bytes()[table.offset + n :][: 2 * n]
 
 
 def test_a_table_that_was_cut_short_is_named(tmp_path: Path, path: Path) -> None:

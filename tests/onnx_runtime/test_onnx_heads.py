@@ -19,10 +19,8 @@ from onnx import numpy_helper
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.ports.features import WantsFeatures
-from edgespec.runtimes import ModelRequest
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes import gguf
 from edgespec_runtimes import onnx as onnx_runtime
@@ -35,17 +33,15 @@ from gguf_files import (
     tiny_dflash,
     tiny_eagle3,
 )
+from head_cases import LINE, PROMPT, check_saved_state, head_request
 from onnx_files import save, write_llama
 from onnx_models import request
 from paging_contract import load_paged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-PROMPT = (5, 9, 2, 130, 11, 7)
 N_TOKENS = 40
 GREEDY = SamplingParams(temperature=0)
-ALONE = EngineSettings(lookup=False)
-LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
 PAIRS = {"EAGLE-3": predictable_pair, "DFlash": repeating_pair}
 HEADS: dict[str, Callable[[], Gguf]] = {"EAGLE-3": tiny_eagle3, "DFlash": tiny_dflash}
 
@@ -101,7 +97,7 @@ def test_the_text_is_the_target_s_own(
     path = HEADS[kind]().write(tmp_path / "head.gguf")
     with ExitStack() as stack:
         prepared = stack.enter_context(closing(onnx_runtime.runtime.prepare(request(strange))))
-        wanted = ModelRequest(path, "draft", 128, 17, 8, 1, target=strange)
+        wanted = head_request(path, target=strange, ctx_size=128, max_nodes=17)
         prepared_head = stack.enter_context(closing(gguf.runtime.prepare(wanted)))
         assert isinstance(prepared_head, WantsFeatures)
         prepared.offer_features(prepared_head.feature_layers, prepared_head.feature_values)
@@ -143,18 +139,7 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -
 
 
 def test_a_saved_state_brings_the_head_s_own(good: tuple[Path, Path], tmp_path: Path) -> None:
-    kept = tmp_path / "kept.state"
-    with edgespec.load(settings_of(*good), LINE) as session:
-        first = session.generate(PROMPT, GREEDY, N_TOKENS)
-        session.save_state(kept)
-        text = [*PROMPT, *first.tokens]
-        expected = session.generate(text, GREEDY, N_TOKENS)
-    with edgespec.load(settings_of(*good), LINE) as session:
-        session.load_state(kept)
-        result = session.generate(text, GREEDY, N_TOKENS)
-    assert result.tokens == expected.tokens
-    assert result.reused_tokens > 0
-    assert result.speculation.accepted > 0 and not result.notes
+    check_saved_state(settings_of(*good), tmp_path, N_TOKENS)
 
 
 def test_what_they_cost_is_in_the_plan(good: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,19 @@ def test_a_table_that_lies_by_column_is_looked_up_by_row(
         assert np.array_equal(embeddings.rows(ids), values.T[ids])
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+def test_a_table_is_read_without_preadv_as_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "preadv", raising=False)
+    values = np.arange(24, dtype=np.float16).reshape(6, 4)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"12345" + values.tobytes())
+    weight = StoredWeight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
+    source = Source(path, onnx.ModelProto(), (path,), {"table": weight})
+    with EmbeddingTable(source, weight) as embeddings:
+        assert np.array_equal(embeddings.rows(np.array([[5, 0, 5]])), values[[[5, 0, 5]]])
 
 
 def test_a_table_is_copied_once_and_again_when_the_model_changed(

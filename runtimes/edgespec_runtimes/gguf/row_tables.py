@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, read_at
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
 
@@ -85,7 +85,7 @@ class RowTable:
             start = row * self._row_bytes
             view = self._memory.view(start, self._row_bytes)
             try:
-                n = os.preadv(self._file, [view], self._entry.offset + start)
+                n = read_at(self._file, view, self._entry.offset + start)
             except OSError as exc:
                 raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
             if n != self._row_bytes:

@@ -18,7 +18,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import DirectReader, Segment
+from edgespec.paging.reader import DirectReader, Segment, read_at
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -89,7 +89,7 @@ class EmbeddingTable(Closeable):
         for i, token in enumerate(distinct.tolist()):
             offset = self._weight.extent.offset + token * self._row_bytes
             try:
-                n = os.preadv(self._file, [memoryview(table[i]).cast("B")], offset)
+                n = read_at(self._file, memoryview(table[i]).cast("B"), offset)
             except OSError as error:
                 raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
             if n != self._row_bytes:
