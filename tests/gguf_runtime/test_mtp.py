@@ -339,6 +339,16 @@ def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
     assert said in note
 
 
+def test_models_check_of_a_layer_that_cannot_guess_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, prompts = write_guessing(tmp_path / "m.gguf", "qwen3next"), tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Hello"}))
+    command = ["models", "check", str(path), str(path), "--prompts", str(prompts)]
+    assert main([*command, "--memory-budget", "8GiB"]) == 3
+    assert "does not guess for itself: it keeps recurrent state" in capsys.readouterr().err
+
+
 def test_what_llama_cpp_has_no_graph_for_is_a_note(plain: Path, tmp_path: Path) -> None:
     path = write_guessing(tmp_path / "m.gguf", "step35")
     assert not runtimes.guesses_itself(path)

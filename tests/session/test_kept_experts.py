@@ -14,7 +14,7 @@ from fake_model import FakeModel, random_language
 SHARES = [b"\x00\xff", b"\x01\x02"]
 
 
-class Mixture(FakeModel):
+class RememberedMixture(FakeModel):
     """Implements `KnowsExperts`."""
 
     expert_shares: Sequence[bytes] = SHARES
@@ -25,11 +25,11 @@ class Mixture(FakeModel):
 
 
 @pytest.fixture
-def mixture() -> Mixture:
-    return Mixture(random_language(5, 16), 16)
+def mixture() -> RememberedMixture:
+    return RememberedMixture(random_language(5, 16), 16)
 
 
-def test_shares_come_back(mixture: Mixture, own_cache_folder: Path) -> None:
+def test_shares_come_back(mixture: RememberedMixture, own_cache_folder: Path) -> None:
     begin_warm(mixture, lambda: None)()
     begin_warm(mixture, lambda: None)
     assert mixture.expected == SHARES
@@ -37,7 +37,7 @@ def test_shares_come_back(mixture: Mixture, own_cache_folder: Path) -> None:
 
 @pytest.mark.parametrize("content", [[], 7, {"shares": 7}, {"shares": [7]}, {"shares": ["0"]}])
 def test_a_file_that_holds_something_else_is_as_good_as_none(
-    mixture: Mixture, own_cache_folder: Path, content: object
+    mixture: RememberedMixture, own_cache_folder: Path, content: object
 ) -> None:
     begin_warm(mixture, lambda: None)()
     (path,) = (own_cache_folder / "experts").iterdir()

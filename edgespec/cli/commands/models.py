@@ -14,7 +14,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
 from edgespec.settings.base import spell
@@ -256,7 +256,8 @@ def _measured(
 
     max_tokens, settings = _max_tokens(args), _load_settings(args, target, draft)
     with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
-        assert models.draft is not None
+        if models.draft is None:
+            raise ModelError("; ".join(models.plan.notes))
         tokens = _encoded(models.target.vocabulary, prompts)
         show = console.progress_with_rest
         fit = pair_fit.measure(models.target, models.draft, tokens, max_tokens, show)
