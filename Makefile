@@ -109,7 +109,8 @@ build/%/bin/libllama.so: build/llama-cpp-python
 		$(foreach part,COMMON EXAMPLES SERVER TESTS TOOLS,-DLLAMA_BUILD_$(part)=OFF) \
 		-DGGML_RPC=ON $(GPU_FLAGS) $$CMAKE_ARGS
 	cmake --build build/$* --target ggml --parallel $(WORKERS)
-	cd "$$($(BIN)/python -c 'import pathlib, llama_cpp; print(pathlib.Path(llama_cpp.__file__).parent)')/lib" \
+	@# llama_cpp is not imported: where LLAMA_CPP_LIB_PATH names this folder, it would look for itself here
+	cd "$$($(BIN)/python -c 'from importlib.util import find_spec as find; print(*find("llama_cpp").submodule_search_locations)')/lib" \
 		&& cp libllama.so* libmtmd.so* $(CURDIR)/build/$*/bin
 
 # Its sources, made to compile with the Vulkan headers of Debian 12, too.
@@ -135,7 +136,7 @@ $(READY): pyproject.toml | $(CREATED)
 	@test -n "$(LLAMA_CPP_WHEEL)" || command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install; or WHEELS=FOLDER with a wheel of it" >&2; exit 1; }
 	$(PIP_INSTALL) -e ".[gguf,dev]"
 	@# pip's cache does not look at flags: it may hold a wheel that was built without them
-	@wrong="$$($(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \
+	@wrong="$$(env -u LLAMA_CPP_LIB_PATH $(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \
 		echo "this llama.cpp was built $$wrong: building it again"; \
 		$(BIN)/python -m pip cache remove llama_cpp_python; \
 		$(PIP_INSTALL) --force-reinstall --no-deps llama-cpp-python==$(LLAMA_CPP_VERSION); \

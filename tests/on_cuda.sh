@@ -30,8 +30,8 @@ on_gpu() { # LAYERS LAYERS-OF-THE-DRAFT
 mkdir -p build "$(dirname "$report")"
 {
 	step "machine" 20 nvidia-smi
-	step "tests' environment" 240 make .venv/testable
-	step "build" 420 make cuda CUDA_ARCHITECTURES=native WORKERS="$(nproc)"
+	step "tests' environment" 580 make .venv/testable  # pip begins again with what was not finished
+	step "build" 580 make cuda CUDA_ARCHITECTURES=native WORKERS="$(nproc)"
 	step "what is found" 60 .venv/bin/edgespec doctor
 	step "GGUF: contracts, texts, budgets" 180 .venv/bin/python -m pytest -q \
 		tests/gguf_runtime/test_{gguf_on_gpu,gguf_gpu,gguf_offloading,gpu_trial}.py
