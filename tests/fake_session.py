@@ -13,7 +13,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.session import session
-from edgespec.values import GenerationResult, SpeculationStats, Timings, TokenEvent
+from edgespec.values import GenerationResult, ModelInfo, SpeculationStats, Timings, TokenEvent
 
 MIB = 1 << 20
 PLAN = MemoryPlan(
@@ -52,6 +52,11 @@ class FakeSession:
     def load(self, settings, engine_settings=None, progress=None, trace=None) -> FakeSession:
         self.load_settings, self.engine_settings = settings, engine_settings
         return self
+
+    @property
+    def draft(self) -> ModelInfo | None:
+        path = self.load_settings.draft
+        return ModelInfo(path.stem, "llama", 64, 4096, 2, 1 << 20) if path else None
 
     def cancel(self) -> None:
         self.cancelled.set()
