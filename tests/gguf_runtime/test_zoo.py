@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from edgespec_runtimes.gguf.file.architectures import PURPOSES
+from edgespec_runtimes.gguf.llama import loading
 from zoo import verdicts
 from zoo_species import NO_TEXT, all_species
 from zoo_trials import WAYS, Verdict
@@ -45,9 +46,13 @@ def test_it_is_refused_with_a_sentence(name: str, found: Mapping[str, Verdict]) 
 
 
 def test_only_what_is_not_quantised_rounds(found: Mapping[str, Verdict]) -> None:
-    """A dense model of quantised matrices differs in no token, and not in a bit of its logits."""
+    """A dense model of quantised matrices differs in no token, and llama.cpp's own logits not in a
+    bit, unless llamafile's kernel for AVX alone adds up several rows otherwise than one."""
     verdict = found["llama"]
-    assert verdict.rounding == 0.0
+    loading.start()
+    extensions = loading.build().split()
+    if "AVX" not in extensions or "AVX2" in extensions:
+        assert verdict.rounding == 0.0
     assert not any(run.differences for run in verdict.runs.values())
 
 
