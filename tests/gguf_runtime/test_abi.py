@@ -59,3 +59,23 @@ def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
     shutil.copytree(Path(abi.library_path()).parent, elsewhere)
     found = mapped_libraries(LLAMA_CPP_LIB_PATH=str(elsewhere))
     assert {path.parent for path in found} == {elsewhere}
+
+
+@pytest.mark.parametrize("content", [None, b"no library"], ids=["missing", "broken"])
+def test_a_library_that_cannot_be_loaded_is_one_sentence(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    """Such as a build for a GPU where cuBLAS is missing."""
+    if content is not None:
+        for ending in ("so", "dylib"):
+            (tmp_path / f"libllama.{ending}").write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "generate", "-p", "x", "-n", "1"],
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr.count("edgespec: error:") == 1 and str(tmp_path) in done.stderr
+    assert "unexpected" not in done.stderr and "Traceback" not in done.stderr

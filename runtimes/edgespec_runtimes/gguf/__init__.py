@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -15,6 +16,10 @@ OPTIONS = GgufOptions
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec_runtimes.gguf.entry import runtime
-
+    try:
+        from edgespec_runtimes.gguf.entry import runtime
+    except (OSError, RuntimeError) as error:  # llama_cpp's, of a library that cannot be loaded
+        folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+        elsewhere = f"; LLAMA_CPP_LIB_PATH names the folder {folder}" if folder else ""
+        raise ImportError(f"{error}{elsewhere}") from error
     return runtime
