@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,26 @@ class Received:
     @property
     def rows(self) -> np.ndarray:
         return np.stack(self._rows)
+
+
+def logits_of_a_tree(model: Any, layers: Sequence[int]) -> np.ndarray:
+    """Logits of a root and its child, float32 [2, n_vocab], while features of `layers` are given;
+    none are if there are no layers."""
+    if layers:
+        model.give_features(layers, Received())
+    model.prefill(TOKENS[:11])
+    tree = TokenTree(TOKENS[11])
+    tree.add(ROOT, TOKENS[12], 0.5)
+    rows: np.ndarray = model.evaluate(tree, [0, 1])
+    return rows
+
+
+def check_another_text_gives_none(model: Any, layers: Sequence[int]) -> None:
+    """Features are of the first text alone. The model holds two."""
+    received = Received()
+    model.give_features(layers, received)
+    model.prefill(TOKENS[:5], text=1)
+    assert received.positions == []
 
 
 class FeaturesContract:

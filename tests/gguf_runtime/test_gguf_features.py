@@ -14,14 +14,18 @@ import pytest
 
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from features_contract import TOKENS, FeaturesContract, Received
+from features_contract import (
+    TOKENS,
+    FeaturesContract,
+    Received,
+    check_another_text_gives_none,
+    logits_of_a_tree,
+)
 from gguf_files import tiny_llama
+from head_cases import head_request
 from paging_contract import load_paged
 
 LAYERS = (1, 2, 3)
@@ -33,17 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(path: Path, n_texts: int = 1) -> PreparedGguf:
-    request = ModelRequest(
-        path=path,
-        owner="target",
-        ctx_size=64,
-        max_nodes=9,
-        max_branches=5,
-        n_threads=1,
-        options=GgufOptions(flash_attn="on"),
-        batch_size=8,
-        n_texts=n_texts,
-    )
+    request = head_request(path, "target", batch_size=8, n_texts=n_texts)
     return runtime.prepare(request)
 
 
@@ -115,21 +109,13 @@ def test_asking_changes_no_logit(path: Path) -> None:
     rows = []
     for gives in (True, False):
         with closing(open_resident(path, gives=gives)) as model:
-            if gives:
-                model.give_features(LAYERS, Received())
-            model.prefill(TOKENS[:11])
-            tree = TokenTree(TOKENS[11])
-            tree.add(ROOT, TOKENS[12], 0.5)
-            rows.append(model.evaluate(tree, [0, 1]))
+            rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
 
 
 def test_another_text_gives_none(path: Path) -> None:
-    received = Received()
     with closing(open_resident(path, n_texts=2)) as model:
-        model.give_features(LAYERS, received)
-        model.prefill(TOKENS[:5], text=1)
-        assert received.positions == []
+        check_another_text_gives_none(model, LAYERS)
 
 
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
-from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
+from head_cases import head_request
 
 for package in ("torch", "transformers", "tokenizers", "gguf"):
     pytest.importorskip(package, reason="the extra `train` is not installed")
@@ -69,16 +68,10 @@ def test_the_file_says_what_the_trained_head_says(
         else:
             hidden = head(tokens, states, places + len(TEXT))[0, 0]
         expected = (hidden @ head.token_embd.T).numpy()[:, 3:200]
-    request = ModelRequest(
-        path=path,
-        owner="draft",
-        ctx_size=64,
-        max_nodes=9,
-        max_branches=5,
-        n_threads=1,
-        options=GgufOptions(flash_attn="on"),
-    )
-    with closing(runtime.prepare(request)) as prepared, closing(prepared.load(None)) as model:
+    with (
+        closing(runtime.prepare(head_request(path))) as prepared,
+        closing(prepared.load(None)) as model,
+    ):
         assert isinstance(model, ReadsFeatures)
         model.take_features(0, states[0].numpy())
         model.prefill(TEXT)

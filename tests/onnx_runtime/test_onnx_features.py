@@ -16,11 +16,16 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
-from features_contract import TOKENS, FeaturesContract, Received
+from features_contract import (
+    TOKENS,
+    FeaturesContract,
+    Received,
+    check_another_text_gives_none,
+    logits_of_a_tree,
+)
 from genai_models import GEMMA, LLAMA, QWEN, changed_copy, without_rings
 from onnx_files import write_llama
 from onnx_models import request
@@ -147,21 +152,13 @@ def test_asking_changes_no_bit_of_a_logit(
     found = []
     for layers in (LAYERS, ()):
         with closing(opened(path, is_paged, layers=layers)) as model:
-            if layers:
-                model.give_features(layers, Received())
-            model.prefill(TOKENS[:11])
-            tree = TokenTree(TOKENS[11])
-            tree.add(ROOT, TOKENS[12], 0.5)
-            found.append(model.evaluate(tree, [0, 1]))
+            found.append(logits_of_a_tree(model, layers))
     assert np.array_equal(*found)
 
 
 def test_another_text_gives_none(path: Path) -> None:
-    received = Received()
     with closing(opened(path, n_texts=2)) as model:
-        model.give_features(LAYERS, received)
-        model.prefill(TOKENS[:5], text=1)
-        assert received.positions == []
+        check_another_text_gives_none(model, LAYERS)
 
 
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
