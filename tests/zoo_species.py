@@ -86,6 +86,13 @@ def architectures() -> list[str]:
     return names
 
 
+def has_property(function: str, architecture: str) -> bool:
+    """Answer of one of libllama's `bool function(const llm_arch &)`, named by its C++ symbol."""
+    ask = abi.library("llama")[function]
+    ask.restype, ask.argtypes = ctypes.c_bool, [ctypes.POINTER(ctypes.c_int)]
+    return bool(ask(ctypes.c_int(architectures().index(architecture))))
+
+
 def all_species() -> Iterator[Species]:
     for name in architectures():
         if name == NO_NAME:

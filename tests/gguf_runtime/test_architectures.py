@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, BOOL, U32, tiny_llama
 from zoo_files import impostor, write_impostor, write_model
-from zoo_species import Species
+from zoo_species import Species, has_property
+from zoo_species import architectures as architectures_of_llama_cpp
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("architecture", architectures.PURPOSES)
@@ -74,3 +78,25 @@ def test_layers_of_linear_attention_have_queries_and_no_kv_heads(tmp_path: Path)
     model = impostor("kimi-linear")
     model.metadata["kimi-linear.attention.head_count_kv"] = (ARRAY, U32, [0, 2])
     validate(read_header(model.write(tmp_path / "m.gguf")))
+
+
+@pytest.mark.parametrize("can_roll_back", [True, False])
+def test_the_page_on_choosing_a_model_names_all_recurrent_architectures(
+    can_roll_back: bool,
+) -> None:
+    """Those that llama.cpp can roll back verify guesses; the others run alone."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    section = page.partition("## Recurrent and hybrid targets")[2].partition("\n## ")[0]
+    guessed_for, _, alone = section.partition("- no guesses:")
+    named = set(re.findall(r"[\w-]+", guessed_for if can_roll_back else alone))
+    keeps_state = "_Z21llm_arch_is_recurrentRK8llm_arch", "_Z18llm_arch_is_hybridRK8llm_arch"
+    recurrent = {
+        name
+        for name in architectures_of_llama_cpp()
+        if any(has_property(function, name) for function in keeps_state)
+    }
+    assert named & recurrent == {
+        name
+        for name in recurrent
+        if has_property("_Z29llm_arch_supports_rs_rollbackRK8llm_arch", name) is can_roll_back
+    }
