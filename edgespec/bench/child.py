@@ -208,8 +208,10 @@ def _reads(path: Path) -> Generator[int, None, None]:
 def _survey(job: Survey) -> Surveyed:
     settings = _load_settings(job, job.draft, job.n_texts)
     resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
-    session.plan(settings)  # refuses a budget that cannot work
-    return Surveyed(session.plan(resident).planned_bytes)
+    planned = session.plan(settings)  # refuses a budget that cannot work
+    is_left_out = job.draft is not None and all(row.owner != "draft" for row in planned.rows)
+    obstacle = "; ".join(planned.notes) if is_left_out else ""
+    return Surveyed(session.plan(resident).planned_bytes, obstacle)
 
 
 def _load_settings(job: Decode | Survey, draft: Path | None, n_texts: int = 1) -> LoadSettings:

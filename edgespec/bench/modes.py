@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -17,27 +18,43 @@ from edgespec.settings.config import PacerName as Pacer
 
 
 @dataclass(frozen=True, slots=True)
+class BenchDraft:
+    """A draft that a bench measures."""
+
+    path: Path
+    name: str
+    """Name that no other draft of the bench has."""
+    in_library: bool = True
+    """The target's own library can run it, too: it is a model of the same runtime, in a file of
+    its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mode:
     """One way of decoding."""
 
-    name: str
+    strategy: str
     text: str
     drafts: bool = True
     resident: bool = False
     """Keeps all weights in memory: applies only where they fit."""
     engine: EngineSettings | None = None
     """None for a runtime's baseline. Runs remember nothing, so that all begin alike."""
+    draft: BenchDraft | None = None
+    names_draft: bool = False
+    """Several drafts are compared: the name says which one."""
     n_texts: int | None = None
     """Texts at once, where a bench compares their numbers."""
 
     @property
-    def strategy(self) -> str:
-        """The name without the number of texts."""
-        return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
+    def name(self) -> str:
+        """The strategy, the draft among several, and the number of texts."""
+        draft = f" {self.draft.name}" if self.draft and self.names_draft else ""
+        return f"{self.strategy}{draft}{'' if self.n_texts is None else f' x{self.n_texts}'}"
 
     def together(self, n_texts: int) -> Mode:
         """The mode with so many texts at once."""
-        return replace(self, name=f"{self.name} x{n_texts}", n_texts=n_texts)
+        return replace(self, n_texts=n_texts)
 
     @property
     def is_slow(self) -> bool:
@@ -96,7 +113,7 @@ def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ..
     """The modes of these names, in the order of `known`; all without names. Raises UsageError."""
     if names is None:
         return tuple(known)
-    by_name = {mode.name: mode for mode in known}
+    by_name = {mode.strategy: mode for mode in known}
     requested = [name.strip() for name in names]
     for name in requested:
         if name not in by_name:
@@ -104,4 +121,14 @@ def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ..
                 f"--modes: unknown mode {name!r}{nearest(name, by_name)} "
                 f"(modes: {', '.join(by_name)})"
             )
-    return tuple(mode for mode in known if mode.name in requested)
+    return tuple(mode for mode in known if mode.strategy in requested)
+
+
+def with_drafts(modes: Iterable[Mode], drafts: Sequence[BenchDraft]) -> list[Mode]:
+    """The modes, those that draft once with each of the drafts."""
+    several = len(drafts) > 1
+    return [
+        replace(mode, draft=draft, names_draft=several)
+        for mode in modes
+        for draft in (drafts if mode.drafts and drafts else [None])
+    ]

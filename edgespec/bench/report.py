@@ -67,7 +67,8 @@ class BenchReport:
     versions: Mapping[str, str]
     machine: MeasuredMachine
     target: ModelFile
-    draft: ModelFile | None
+    drafts: Sequence[ModelFile]
+    """Those that guessed."""
     limits: AppliedLimits
     n_tokens: int
     n_baseline_tokens: int
@@ -86,7 +87,7 @@ class BenchReport:
 
     @property
     def reference(self) -> str | None:
-        return self.modes[0].strategy if self.modes else None
+        return self.modes[0].variant if self.modes else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; every run is in it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,6 @@ class Bench:
 
     settings: BenchSettings
     target: Path
-    draft: Path | None
     modes: Sequence[Mode]
     prompts: Sequence[Prompt]
     """Those of single texts first; further ones are decoded beside them."""
@@ -60,6 +59,11 @@ class Bench:
     n_threads: int
     fits: bool = False
     """The whole target stays in memory: no mode is slow."""
+
+    @property
+    def drafts(self) -> list[Path]:
+        """Those of its modes, each once."""
+        return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
     def tokens_of(self, mode: Mode) -> int:
         """Most tokens of a run."""
@@ -75,14 +79,41 @@ class Results:
     failures: list[LeftOut] = field(default_factory=list)
 
 
-def survey(bench: Bench) -> Surveyed:
-    """Sizes of the models in memory. A budget that is too small for a mode of edgespec's is an
-    error."""
-    drafts = any(mode.engine is not None and mode.drafts for mode in bench.modes)
+@dataclass(frozen=True, slots=True)
+class ModelSurvey:
+    """Plans of the target with each draft."""
+
+    resident_bytes: int
+    """The whole process with the target alone, all its weights in memory."""
+    obstacles: Mapping[Path, str]
+    """Reasons for which drafts cannot guess here."""
+
+
+def survey(bench: Bench) -> ModelSurvey:
+    """Sizes of the models in memory. It is an error where the target fits no budget of edgespec's,
+    and where no draft fits the target."""
+    engines = replace(bench, modes=[mode for mode in bench.modes if mode.engine is not None])
+    drafts: Sequence[Path | None] = engines.drafts or [None]
+    answers = {draft: _survey(bench, draft) for draft in drafts}
+    obstacles: dict[Path, str] = {}
+    found: list[Surveyed] = []
+    for draft, answer in answers.items():
+        if isinstance(answer, Surveyed):
+            found.append(answer)
+        if draft and (
+            reason := answer.obstacle if isinstance(answer, Surveyed) else answer.message
+        ):
+            obstacles[draft] = reason
+    if not found:
+        raise next(answer.error for answer in answers.values() if isinstance(answer, Failed))
+    return ModelSurvey(found[0].resident_bytes, obstacles)
+
+
+def _survey(bench: Bench, draft: Path | None) -> Surveyed | Failed:
     pages = any(mode.engine is not None for mode in bench.modes)
     job = Survey(
         bench.target,
-        bench.draft if drafts else None,
+        draft,
         bench.settings.ctx_size,
         bench.n_threads,
         bench.budget_bytes if pages else None,
@@ -94,7 +125,7 @@ def survey(bench: Bench) -> Surveyed:
         return answer
     assert isinstance(answer, Failed)
     # a budget error names the flag of `generate`
-    raise replace(answer, message=answer.message.replace("--memory-budget", "--memory")).error
+    return replace(answer, message=answer.message.replace("--memory-budget", "--memory"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +183,7 @@ def run_all(bench: Bench, display: Display) -> Results:
         left_s = (time.monotonic() - began) / number * (len(due) - number)
         match launched.answer:
             case Decoded() as decoded:
-                row = _row(turn, prompt, decoded)
+                row = _row(bench, turn, decoded)
                 results.rows.append(row)
                 display.note(table.run_line(row, number, len(due), left_s))
             case RawRead() as read:
@@ -166,24 +197,22 @@ def run_all(bench: Bench, display: Display) -> Results:
 
 
 def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launched:
-    models = (bench.target, *([bench.draft] if bench.draft else ()))
+    models = (bench.target, *bench.drafts)
     cold = [*(file for model in models for file in files_of(model)), *copies()]
     if turn.mode == RAW:
         return launch(
             ReadRaw(largest_of(bench.target), RAW_BYTES), CHILD, bench.limiter, cold, tick
         )
-    mode = next(mode for mode in bench.modes if mode.name == turn.mode)
-    return launch(_job(bench, mode, turn.prompt), CHILD, bench.limiter, cold, tick)
+    return launch(_job(bench, _mode(bench, turn), turn.prompt), CHILD, bench.limiter, cold, tick)
 
 
 def _job(bench: Bench, mode: Mode, first: int) -> Decode:
     """The job of a run that begins with the prompt `first`; further texts take those after it."""
     texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
-    draft = bench.draft if mode.drafts else None
     return Decode(
         mode.strategy,
         bench.target,
-        draft,
+        mode.draft.path if mode.draft else None,
         tuple(texts),
         bench.tokens_of(mode),
         bench.settings.ctx_size,
@@ -193,12 +222,18 @@ def _job(bench: Bench, mode: Mode, first: int) -> Decode:
     )
 
 
-def _row(turn: ScheduledRun, prompt: Prompt, decoded: Decoded) -> Row:
+def _mode(bench: Bench, turn: ScheduledRun) -> Mode:
+    return next(mode for mode in bench.modes if mode.name == turn.mode)
+
+
+def _row(bench: Bench, turn: ScheduledRun, decoded: Decoded) -> Row:
+    draft = _mode(bench, turn).draft
     return Row(
         mode=turn.mode,
-        prompt=prompt.name,
+        prompt=bench.prompts[turn.prompt].name,
         repetition=turn.repetition,
         decoded=decoded,
+        draft=draft.name if draft else None,
     )
 
 

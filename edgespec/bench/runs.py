@@ -103,6 +103,8 @@ class Surveyed:
 
     resident_bytes: int
     """The whole process with the target alone, all its weights in memory."""
+    obstacle: str = ""
+    """Reason for which loading leaves the draft out; empty where it does not."""
 
 
 Job = Decode | ReadRaw | Survey

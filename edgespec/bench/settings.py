@@ -35,20 +35,27 @@ def _parts(value: object) -> object:
     return tuple(dict.fromkeys(value.split(","))) if isinstance(value, str) else value
 
 
+def _paths(value: object) -> object:
+    """One or several."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
 class BenchSettings(Settings):
     """One bench."""
 
     model: Path | None = None
     """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
-    draft: Path | None = None
-    """Small model that guesses. Default: none with -m."""
+    draft: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    """Draft model: a small one that guesses, a head, or the target itself for a layer of its own
+    (MTP); may be given several times to compare them. Default: with -m only what comes with the
+    model."""
     pair: str = "embedded"
     """Pair whose target is enlarged if need be: embedded, or a real model that is fetched once,
     smollm2 or qwen2.5-coder."""
     size: Annotated[int, BeforeValidator(_size)] = 1 << 30
     """Size of the enlarged target."""
     memory: Annotated[str, BeforeValidator(_memory)] = "50%"
-    """Memory limit: 1GiB, a share of target plus draft like 30%, or unlimited."""
+    """Memory limit: 1GiB, a share of target plus largest draft like 30%, or unlimited."""
     disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
     """Bytes read per second, like 300M, in decimal units as storage is sold. Default: no limit."""
     modes: Annotated[tuple[str, ...] | None, BeforeValidator(_parts)] = None
@@ -76,7 +83,7 @@ class BenchSettings(Settings):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        if self.model is None and self.draft is not None:
+        if self.model is None and self.draft:
             raise UsageError("--model-draft needs the model it drafts for: name it with --model")
         for name in ("size", "pair"):
             if self.model is not None and name in self.model_fields_set:

@@ -31,6 +31,8 @@ class Row:
     prompt: str
     repetition: int
     decoded: Decoded
+    draft: str | None = None
+    """Name of the draft that guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,16 @@ class ModeSummary:
     """Tokens a second of single texts among them."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses in all runs; empty for other libraries' modes."""
+    draft: str | None = None
+    """Name of the draft that guessed."""
 
     @property
     def strategy(self) -> str:
+        """The name without draft and number of texts."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def variant(self) -> str:
         """The name without the number of texts."""
         return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
 
@@ -197,6 +206,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
         n_texts=len(runs[0].texts) or None,
         text_tokens_per_s=_of_texts(runs),
         sources=total_sources(run.sources for run in runs),
+        draft=rows[0].draft,
     )
 
 

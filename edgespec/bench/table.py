@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgespec.bench.report import BenchReport
 from edgespec.bench.summary import ModeSummary, Row
 from edgespec.settings.units import format_duration, format_size
@@ -54,17 +56,24 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def name_width(names: Iterable[str]) -> int:
+    """Width of a column of modes."""
+    return max(15, 1 + max(map(len, names), default=0))
+
+
 def summary_table(report: BenchReport) -> list[str]:
     """The figures, and what one must know to read them."""
+    width = name_width(mode.name for mode in report.modes)
+    to_reference = f"to {report.reference or ''}"
     header = (
-        f"{'mode':<15}{'tokens/s':>9}{'least - most':>16}  {'to ' + (report.reference or ''):>8}"
+        f"{'mode':<{width}}{'tokens/s':>9}{'least - most':>16}  {to_reference:>8}"
         f"{'per pass':>10}{'MiB/pass':>10}{'MB/s':>7}{'bound':>8}{'share':>7}{'peak':>11}  agrees"
     )
     lines = [*setting_lines(report), "", header]
-    lines += [_mode_line(mode) for mode in report.modes]
+    lines += [_mode_line(mode, width) for mode in report.modes]
     raw = report.raw_bytes_per_s
     lines.append(
-        f"{'raw':<15}{'':<45}{raw.median / MB:>17.0f}  "
+        f"{'raw':<{width}}{'':<45}{raw.median / MB:>17.0f}  "
         f"({raw.least / MB:.0f} - {raw.most / MB:.0f}) MB/s of plain direct reads"
     )
     lines += ["", *curve_lines(report), *source_lines(report), *reading_lines(report)]
@@ -77,16 +86,17 @@ def curve_lines(report: BenchReport) -> list[str]:
     for mode in report.modes:
         if mode.n_texts is not None and mode.text_tokens_per_s is not None:
             together, each = mode.tokens_per_s.median, mode.text_tokens_per_s.median
-            by_number = rates.setdefault(mode.strategy, {})
+            by_number = rates.setdefault(mode.variant, {})
             by_number[mode.n_texts] = f"{figure(together)} ({figure(each)})"
     if not rates:
         return []
     numbers = sorted({number for by_number in rates.values() for number in by_number})
     lines = ["tokens/s of all texts together (and of each), prompts included, by texts at once:"]
-    lines.append(f"{'mode':<15}" + "".join(f"{number:>15}" for number in numbers))
+    width = name_width(rates)
+    lines.append(f"{'mode':<{width}}" + "".join(f"{number:>15}" for number in numbers))
     for name, by_number in rates.items():
         cells = (f"{by_number.get(number, '-'):>15}" for number in numbers)
-        lines.append(f"{name:<15}{''.join(cells)}")
+        lines.append(f"{name:<{width}}{''.join(cells)}")
     return [*lines, ""]
 
 
@@ -104,16 +114,14 @@ def setting_lines(report: BenchReport) -> list[str]:
     """Machine, models and limits."""
     machine = report.machine
     target = f"{report.target.file} ({format_size(report.target.size_bytes)})"
-    draft = (
-        f", draft {report.draft.file} ({format_size(report.draft.size_bytes)})"
-        if report.draft
-        else ""
+    drafts = "".join(
+        f", draft {draft.file} ({format_size(draft.size_bytes)})" for draft in report.drafts
     )
     return [
         f"{machine.cpu}, {counted(machine.n_threads, 'thread')}; "
         f"{format_size(machine.memory_bytes)} of memory; {machine.disk}; {machine.system}",
         ", ".join(f"{name} {version}" for name, version in report.versions.items()),
-        f"target {target}{draft}",
+        f"target {target}{drafts}",
         limit_line(report),
     ]
 
@@ -153,7 +161,7 @@ def reading_lines(report: BenchReport) -> list[str]:
     return lines + list(report.notes)
 
 
-def _mode_line(mode: ModeSummary) -> str:
+def _mode_line(mode: ModeSummary, width: int) -> str:
     rates = mode.tokens_per_s
     ratio = f"{mode.ratio.median:.2f}" if mode.ratio else "-"
     most = figure(mode.bound_tokens_per_s) if mode.bound_tokens_per_s else "-"
@@ -161,7 +169,7 @@ def _mode_line(mode: ModeSummary) -> str:
     lengths = f"{figure(rates.least)} - {figure(rates.most)}"
     agrees = f"{mode.agreement.tokens} of {mode.agreement.compared}"
     return (
-        f"{mode.name:<15}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
+        f"{mode.name:<{width}}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
         f"{mode.tokens_per_pass:>10.2f}{mode.pass_bytes / 2**20:>10.0f}"
         f"{mode.disk_bytes_per_s.median / MB:>7.0f}{most:>8}{share:>7}"
         f"{format_size(mode.peak_bytes):>11}  {agrees}"

@@ -229,17 +229,26 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Let the draft or the head that there is for a fetched model guess for it, or a model's own
-    layers."""
-    if (name := packaged.named(settings["model"])) and (draft := packaged.draft_of(name)):
-        settings["draft"] = draft
-        notes.append(f"{draft.stem} guesses for {name}: --no-draft does without")
-    elif _guesses_itself(settings["model"]):
-        settings["draft"] = settings["model"]
+    """Let the draft that comes with a model guess for it."""
+    model, draft = settings["model"], own_draft(settings["model"])
+    if draft is None:
+        return
+    settings["draft"] = draft
+    if draft == model:
         notes.append(
-            f"{settings['model'].name} has a layer of its own that guesses (MTP) where memory and "
-            "settings let it: --no-draft does without"
+            f"{model.name} has a layer of its own that guesses (MTP) where memory and settings let "
+            "it: --no-draft does without"
         )
+    else:
+        notes.append(f"{draft.stem} guesses for {packaged.named(model)}: --no-draft does without")
+
+
+def own_draft(model: Path) -> Path | None:
+    """The draft or the head that there is for a fetched model; the model itself where a layer of
+    its own guesses."""
+    if (name := packaged.named(model)) and (draft := packaged.draft_of(name)):
+        return draft
+    return model if _guesses_itself(model) else None
 
 
 def _guesses_itself(model: Path) -> bool:

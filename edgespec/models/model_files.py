@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
@@ -34,6 +35,15 @@ def copies() -> list[Path]:
     others = {cache_folder.calibrations(), cache_folder.experts(), cache_folder.learnt()}
     inside = cache_folder.folder().glob("*/[!.]*")
     return sorted(path for path in inside if path.is_file() and path.parent not in others)
+
+
+def distinct_names(models: Sequence[Path]) -> list[str]:
+    """Names of the files without endings, numbered where some are alike."""
+    names = [model.name if model.is_dir() else model.stem for model in models]
+    return [
+        f"{name}#{names[: at + 1].count(name)}" if names.count(name) > 1 else name
+        for at, name in enumerate(names)
+    ]
 
 
 def size_of(model: Path) -> int:

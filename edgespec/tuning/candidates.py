@@ -24,9 +24,16 @@ class TuningJob:
     """Settings of loading, with the first of the drafts."""
     engine: EngineSettings
     drafts: tuple[Path, ...]
+    """Drafts that compete, however short the time."""
     default_threads: int
     fixed: frozenset[str] = frozenset()
     """Names of settings that the user gave: they stay."""
+
+    def beginning_with(self, draft: Path | None) -> TuningJob:
+        """The job whose defaults have this draft, or none."""
+        values = without_draft(self.load) if draft is None else self.load.as_given()
+        chosen = {} if draft is None else {"draft": draft}
+        return replace(self, load=LoadSettings.model_validate(values | chosen))
 
     @property
     def defaults(self) -> Candidate:
@@ -110,12 +117,24 @@ class Candidate:
 def candidates(job: TuningJob) -> list[Candidate]:
     """The defaults first, then the most promising first, each with one thing changed."""
     defaults = job.defaults
-    found = [defaults, *_guessing(job, defaults), *_threads(job, defaults)]
+    found = [
+        defaults,
+        *_drafts(job, defaults),
+        *_guessing(defaults),
+        *_threads(job, defaults),
+    ]
     allowed = [one for one in found if not one.settings(defaults).keys() & job.fixed]
     return list(dict.fromkeys(allowed))
 
 
-def _guessing(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
+def _drafts(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
+    for draft in job.drafts:
+        yield replace(defaults, draft=draft)
+        for options in _on_gpu(job.load, draft).values():
+            yield replace(defaults, draft=draft, options=tuple(options.items()))
+
+
+def _guessing(defaults: Candidate) -> Iterator[Candidate]:
     alone = replace(defaults, draft=None, threads_draft=None)
     if defaults.draft is not None:
         yield replace(defaults, overlap=not defaults.overlap)
@@ -123,10 +142,6 @@ def _guessing(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
         yield from (replace(defaults, draft_max=n) for n in DRAFT_MAXIMA)
         yield replace(defaults, lookup=False)
     yield replace(alone, lookup=True)
-    for draft in job.drafts:
-        yield replace(defaults, draft=draft)
-        for options in _on_gpu(job.load, draft).values():
-            yield replace(defaults, draft=draft, options=tuple(options.items()))
 
 
 def _threads(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:

@@ -128,7 +128,7 @@ def tune(lab: Lab, job: TuningJob, budget_bytes: int, say: Say = lambda _: None)
     length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
     defaults.runs.append(first)
     # Half of what is left is for the first turn: each later one has half as many entrants.
-    n_affordable = max(1, int(0.5 * lab.left_s / run_s))
+    n_affordable = max(1, len(job.drafts) - 1, int(0.5 * lab.left_s / run_s))
     racing = field_of[1 : 1 + n_affordable]
     _take_turn(lab, job, racing, length, budget_bytes, say)
     racing = _faster_half(racing, defaults)

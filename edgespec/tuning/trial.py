@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import ModelError
 from edgespec.jobs.launching import Child, launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages, answer_one
@@ -111,6 +112,8 @@ def _do(job: TuningTrial | PlanJob) -> TrialFigures | MemoryPlan:
 def write_texts(trial: TuningTrial) -> TrialFigures:
     """Load the models of a trial and continue its prompts."""
     with open_models(trial.load, trial.engine) as models:
+        if trial.load.draft is not None and models.draft is None:
+            raise ModelError("; ".join(models.plan.notes))
         deadline = time.monotonic() + trial.seconds
         results: list[GenerationResult] = []
         with Engine(models.target, models.draft, trial.engine) as engine:

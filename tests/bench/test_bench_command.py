@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_rows import report, row
-from edgespec.bench.modes import ENGINE_MODES, known_modes
+from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
+from edgespec.bench.running import ModelSurvey
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.cli.commands import bench
@@ -18,7 +19,8 @@ from edgespec.cli.commands.bench import applicable, chosen_prompts, in_parallel,
 from edgespec.cli.flags import parser as flags
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.model_files import copies, files_of, largest_of, size_of
+from edgespec.models.model_files import copies, distinct_names, files_of, largest_of, size_of
+from edgespec.models.packaged import packaged
 from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(
@@ -85,16 +87,54 @@ def test_the_report_says_the_command():
     assert request.json_to_stdout
 
 
+def test_each_draft_is_compared_once():
+    settings = settings_of("-m", "t.gguf", "-md", "a.gguf", "-md", "b.gguf", "-md", "a.gguf")
+    assert [path.name for path in settings.draft] == ["a.gguf", "b.gguf"]
+
+
+def test_drafts_of_one_name_are_numbered():
+    assert distinct_names([Path("a/d.gguf"), Path("e.gguf"), Path("b/d.gguf")]) == [
+        "d#1",
+        "e",
+        "d#2",
+    ]
+
+
 def test_modes_that_draft_need_a_draft():
-    modes, left_out = applicable(KNOWN, None, False, 100, 1000)
+    modes, left_out = applicable(KNOWN, ModelSurvey(100, {}), 1000)
     assert [mode.name for mode in modes] == ["mmap", "resident", "paged", "lookup"]
     assert all("no draft" in gone.reason for gone in left_out)
 
 
 def test_a_library_cannot_draft_with_a_model_of_another_runtime():
-    modes, (gone,) = applicable(KNOWN, Path("d"), True, 100, 1000)
+    known = with_drafts(KNOWN, [BenchDraft(Path("d"), "d", in_library=False)])
+    modes, (gone,) = applicable(known, ModelSurvey(100, {}), 1000)
     assert (gone.mode, gone.reason) == ("spec", "its library cannot run this draft")
     assert len(modes) == len(KNOWN) - 1
+
+
+def test_llama_cpp_s_speculation_is_for_whole_models():
+    pytest.importorskip("llama_cpp")
+    from edgespec_runtimes.gguf import runtime
+
+    pair, head = embedded_pair(), packaged()["smollm2"].head
+    assert head is not None
+    drafts = bench.named_drafts([pair.draft, head.path], pair.target, runtime)
+    assert [draft.in_library for draft in drafts] == [True, False]
+
+
+def test_of_several_drafts_each_drafts_in_each_mode():
+    known = with_drafts(KNOWN, [BenchDraft(Path(f"{name}.gguf"), name) for name in "ab"])
+    modes, left_out = applicable(known, ModelSurvey(100, {Path("b.gguf"): "other tokens"}), 1000)
+    drafting = [mode for mode in KNOWN if mode.drafts]
+    assert [mode.name for mode in known if mode.draft] == [
+        f"{mode.strategy} {name}" for mode in drafting for name in "ab"
+    ]
+    assert [mode.name for mode in modes if mode.drafts] == [f"{m.strategy} a" for m in drafting]
+    assert [(gone.mode, gone.reason) for gone in left_out] == [
+        (f"{mode.strategy} b", "other tokens") for mode in drafting
+    ]
+    assert known[-1].together(4).name == "auto b x4"
 
 
 def test_modes_of_several_texts_are_those_that_decode_them_at_once():
@@ -121,7 +161,8 @@ def test_the_curve_needs_prompts_for_all_texts(tmp_path: Path):
 
 
 def test_resident_needs_room_for_all_weights():
-    modes, (gone,) = applicable(KNOWN, Path("d"), False, 100, 99)
+    known = with_drafts(KNOWN, [BenchDraft(Path("d"), "d")])
+    modes, (gone,) = applicable(known, ModelSurvey(100, {}), 99)
     assert gone.mode == "resident"
     assert "100 bytes" in gone.reason
     assert len(modes) == len(KNOWN) - 1
@@ -207,8 +248,47 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     assert entry.main(command) == 0
     content = json.loads(data.read_text())
     assert [mode["name"] for mode in content["modes"]] == ["auto"]
-    assert content["draft"]["file"] == target.name
+    assert [draft["file"] for draft in content["drafts"]] == [target.name]
     assert "its library cannot run this draft" in "".join(capsys.readouterr())
+
+
+def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, capsys):
+    pytest.importorskip("llama_cpp")
+    from zoo_files import write_guessing
+
+    target = write_guessing(tmp_path / "m.gguf", "qwen3next")
+    words = "--memory unlimited --modes paged,auto -n 2 --n-prompts 1 --repetitions 1 -t 1 --json"
+    assert entry.main(["bench", "-m", str(target), *words.split()]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["drafts"] == []
+    assert [mode["name"] for mode in content["modes"]] == ["paged"]
+    (gone,) = content["left_out"]
+    assert gone["mode"] == "auto" and "does not guess for itself" in gone["reason"]
+
+
+def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
+    """A draft, the target as its own and one with other tokens, beside the target alone."""
+    pytest.importorskip("llama_cpp")
+    from gguf_files import tiny_llama
+
+    pair = embedded_pair()
+    other = tiny_llama().write(tmp_path / "other.gguf")
+    drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
+    words = "--memory unlimited --modes paged,linear -n 8 --n-prompts 1 --repetitions 1 -t 1 --json"
+    assert entry.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    names = [pair.draft.stem, pair.target.stem]
+    assert [(mode["name"], mode["draft"]) for mode in content["modes"]] == [
+        ("paged", None),
+        *((f"linear {name}", name) for name in names),
+    ]
+    paged, small, itself = content["modes"]
+    assert small["agreement"] == itself["agreement"] == {"tokens": 8, "compared": 8}
+    assert itself["tokens_per_pass"] > small["tokens_per_pass"] > paged["tokens_per_pass"] == 1
+    assert small["ratio"] and small["peak_bytes"] and small["tokens_per_s"]
+    assert [draft["file"] for draft in content["drafts"]] == [pair.draft.name, pair.target.name]
+    assert "linear other: left out, draft and target have different vocabularies" in err
 
 
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):

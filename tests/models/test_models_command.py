@@ -202,13 +202,28 @@ def test_several_drafts_are_compared(capsys: pytest.CaptureFixture[str], prompts
     assert found["lookups"]["tokens_per_pass"] >= 1
 
 
+def test_a_draft_that_does_not_fit_is_left_out_of_a_comparison(
+    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
+) -> None:
+    other = tiny_llama().write(tmp_path / "other.gguf")
+    flags = ["--prompts", prompts, "-n", "4", "-c", "64", "-t", "1"]
+    found = models(capsys, "check", "target", other, "draft", *flags)
+    assert [pair["draft"] for pair in found["drafts"]] == [str(PAIR.draft)]
+    (gone,) = found["left_out"]
+    assert gone["draft"] == str(other) and "different vocabularies" in gone["reason"]
+    again = tiny_llama().write(tmp_path / "again.gguf")
+    assert "different vocabularies" in refusal(capsys, 3, "check", "target", other, again)
+
+
 def test_drafts_that_are_compared_have_a_line_each() -> None:
     trees = tuple(TreeFit(size, 10, 10, size) for size in (1, 4))
     together = SourcesFit(4, 10, (SourceStats("draft", 40, 30),))
     fit = PairFit(2, 50, 50, 40, trees, together)
     lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
-    table = model_report.drafters_table({Path("small.gguf"): fit, Path("head.gguf"): fit}, lookups)
-    assert [line.split() for line in table[2:]] == [
+    fits = {"small": fit, "head": fit}
+    table = model_report.drafters_table(fits, lookups, {"other": "other tokens"})
+    assert table[-1] == "other: left out, other tokens"
+    assert [line.split() for line in table[2:-1]] == [
         ["draft", "top-1", "1", "4", "4,", "lookups", "too"],
         ["small", "0.800", "1.10", "1.40", "4.00"],
         ["head", "0.800", "1.10", "1.40", "4.00"],

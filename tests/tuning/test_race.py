@@ -66,6 +66,13 @@ def test_the_better_of_two_drafts_wins() -> None:
     assert found.winner.candidate.draft == BETTER
 
 
+def test_however_short_the_time_every_draft_is_tried() -> None:
+    drafts = [DRAFT, *(Path(f"{n}.gguf") for n in range(4)), BETTER]
+    found = tuned(lambda c: 7.0 if c.draft == BETTER else 5.0, *drafts, seconds=8.0)
+    assert found.winner.candidate.draft == BETTER
+    assert {one.candidate.draft for one in found.entrants if one.runs} == {*drafts}
+
+
 def test_two_that_are_faster_alone_are_tried_together() -> None:
     def speed(candidate: Candidate) -> float:
         return 5.0 * (1.1 if not candidate.overlap else 1) * (1.2 if candidate.threads == 2 else 1)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, ModelError
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning.trial import MESSAGES, TrialFigures, TuningTrial, plan_trial, run_trial
+from edgespec.tuning.trial import (
+    MESSAGES,
+    TrialFigures,
+    TuningTrial,
+    plan_trial,
+    run_trial,
+    write_texts,
+)
 from edgespec_runtimes.gguf.options import GgufOptions
 
 BUDGET = 200 << 20
@@ -42,6 +51,16 @@ def test_options_of_a_runtime_reach_the_process() -> None:
         MESSAGES.to_json(TuningTrial(load, job.engine, job.prompts, job.n_tokens, job.seconds))
     )
     assert GgufOptions.of(sent.load.options["gguf"]).cache_type_k == "q8_0"
+
+
+def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from zoo_files import write_guessing
+
+    model = write_guessing(tmp_path / "m.gguf", "qwen3next")
+    load = LoadSettings(model=model, draft=model, memory_budget="8GiB")
+    with pytest.raises(ModelError, match="does not guess for itself"):
+        write_texts(TuningTrial(load, EngineSettings(), ("Hello",), 2, 10.0))
 
 
 def test_figures_survive_the_pipe() -> None:

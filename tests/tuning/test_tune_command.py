@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import pytest
 
 from edgespec.cli import entry
 from edgespec.cli.commands import tune as tune_command
+from edgespec.cli.console import Console
+from edgespec.cli.flags import parser
+from edgespec.errors import PairError
 from edgespec.models.embedded import embedded_pair
+from edgespec.session.session import plan
 from edgespec.settings.config import read_config
 from edgespec.tuning import presets
 from race_lab import FormulaLab
@@ -95,6 +101,48 @@ def test_the_preset_gives_its_reasons(synthetic: FormulaLab, tmp_path: Path):
     text = out.read_text()
     assert "tokens/s" in text and "draft-max = 8" in text
     assert read_config(out)["memory_budget"] == 200 << 20
+
+
+@pytest.fixture
+def drafts_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path | None, list[Path]]]:
+    """The draft of the defaults, and all drafts that compete; plans are made in this process."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(tune_command, "plan_trial", plan)
+
+    def chosen(*words: object) -> tuple[Path | None, list[Path]]:
+        args = parser.parse(["tune", "--memory-budget", "8GiB", *map(str, words)])
+        job, _ = tune_command.planned(tune_command.job_from(args, Console(quiet=True))[0])
+        return job.load.draft, list(job.drafts)
+
+    return chosen
+
+
+def test_a_target_s_own_layer_competes_with_the_drafts_that_are_named(
+    drafts_of: Callable[..., Any], tmp_path: Path
+):
+    from zoo_files import write_guessing
+
+    target = write_guessing(tmp_path / "own.gguf", "glm4moe", knows=True)
+    small = Path(shutil.copy(target, tmp_path / "small.gguf"))
+    assert drafts_of("-m", target, "-md", small) == (small, [small, target])
+    assert drafts_of("-m", target) == (target, [target])
+    assert drafts_of("-m", target, "--no-draft") == (None, [])
+
+
+def test_a_layer_that_was_left_out_does_not_compete(drafts_of: Callable[..., Any], tmp_path: Path):
+    from zoo_files import write_guessing
+
+    assert drafts_of("-m", write_guessing(tmp_path / "own.gguf", "qwen3next")) == (None, [])
+
+
+def test_the_first_draft_that_fits_is_the_default(drafts_of: Callable[..., Any], tmp_path: Path):
+    from gguf_files import tiny_llama
+
+    other, pair = tiny_llama().write(tmp_path / "other.gguf"), embedded_pair()
+    words = ("-m", pair.target, "-md", other)
+    assert drafts_of(*words, "-md", pair.draft) == (pair.draft, [other, pair.draft])
+    with pytest.raises(PairError, match="different vocabularies"):
+        drafts_of(*words)
 
 
 def generate(*flags: str) -> dict[str, Any]:

@@ -16,9 +16,16 @@ from typing import Any
 
 from edgespec import runtimes
 from edgespec.bench import charts, table
-from edgespec.bench.modes import ENGINE_MODES, Mode, choose, known_modes
+from edgespec.bench.modes import (
+    ENGINE_MODES,
+    BenchDraft,
+    Mode,
+    choose,
+    known_modes,
+    with_drafts,
+)
 from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
-from edgespec.bench.running import Bench, Prompt, run_all, survey
+from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
 from edgespec.cli import fetching
@@ -26,14 +33,14 @@ from edgespec.cli.commands import demo
 from edgespec.cli.console import Console
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, read_prompts, spelled
+from edgespec.cli.invocation import model_path, own_draft, read_prompts, spelled
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
-from edgespec.models.model_files import size_of
+from edgespec.models.model_files import distinct_names, size_of
 from edgespec.ports.baselines import DecodesTogether, OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
@@ -62,9 +69,10 @@ def request_from(args: argparse.Namespace) -> BenchRequest:
     known = BenchSettings.model_fields
     settings: dict[str, Any] = dict(QUICK) if "quick" in args else {}
     settings |= {name: value for name, value in vars(args).items() if name in known}
-    for role in ("model", "draft"):
-        if role in settings:
-            settings[role] = model_path(settings[role], spell(role))
+    if "model" in settings:
+        settings["model"] = model_path(settings["model"], spell("model"))
+    drafts = [model_path(draft, spell("draft")) for draft in settings.get("draft", ())]
+    settings["draft"] = tuple(dict.fromkeys(drafts))
     json_name = getattr(args, "json", None)
     request = BenchRequest(
         settings=BenchSettings.model_validate(settings),
@@ -109,31 +117,34 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
     settings = request.settings
     pair = fetching.pair_named(settings.pair, console)
     runtime = runtimes.find(settings.model or pair.target)
-    is_mixed = settings.draft is not None and runtimes.find(settings.draft).name != runtime.name
+    for draft in settings.draft:
+        runtimes.find(draft)
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
     requested_modes = choose(request.settings.modes, known_modes(baselines))
     prompts = chosen_prompts(settings)
-    target, draft = settings.model, settings.draft
+    target, drafts = settings.model, settings.draft
     if target is None:
-        target, draft = demo.enlarged(pair, settings.size, console)
-    elif draft in (None, target) and runtimes.guesses_itself(target):
-        draft, is_mixed = target, True
+        target, known = demo.enlarged(pair, settings.size, console)
+        drafts = (known,) if known else ()
+    elif not drafts and (known := own_draft(target)):
+        drafts = (known,)
     began = datetime.now().astimezone()
-    models_bytes = sum(size_of(model) for model in {target, draft} if model)
+    models_bytes = size_of(target) + max(
+        (size_of(draft) for draft in drafts if draft != target), default=0
+    )
     process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
     limiter = _limiter(process_limits, target, console)
     memory_bytes = process_limits.memory_bytes
     budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     n_threads = settings.threads or process.usable_cores()
-    bench = Bench(settings, target, draft, requested_modes, prompts, limiter, budget, n_threads)
+    modes = with_drafts(requested_modes, named_drafts(drafts, target, runtime))
+    bench = Bench(settings, target, modes, prompts, limiter, budget, n_threads)
     if settings.parallel:
         most = max(settings.parallel)
-        bench = replace(bench, modes=[mode.together(most) for mode in requested_modes])
+        bench = replace(bench, modes=[mode.together(most) for mode in modes])
     surveyed = survey(bench)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
-    modes, left_out = applicable(
-        requested_modes, draft, is_mixed, surveyed.resident_bytes, room_bytes
-    )
+    modes, left_out = applicable(modes, surveyed, room_bytes)
     if settings.parallel:
         modes, alone = in_parallel(modes, settings.parallel, runtime)
         left_out += alone
@@ -148,14 +159,14 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
         versions=_versions(runtime),
         machine=this_machine(target, n_threads),
         target=_model_file(target),
-        draft=_model_file(draft) if draft else None,
+        drafts=[_model_file(path) for path in bench.drafts],
         limits=AppliedLimits(limiter.name, memory_bytes, settings.disk_bandwidth, budget),
         n_tokens=settings.max_tokens,
         n_baseline_tokens=settings.tokens_of(is_slow=not bench.fits),
         n_repetitions=settings.repetitions,
         prompts=[prompt.name for prompt in prompts[: settings.n_prompts]],
         raw_bytes_per_s=raw,
-        descriptions={mode.name: mode.text for mode in modes},
+        descriptions={mode.name: _described(mode) for mode in modes},
         modes=tuple(
             summary
             for n_texts in settings.parallel or (None,)
@@ -182,26 +193,39 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
     return [_prompt(number, text) for number, text in enumerate(texts[:n_prompts], 1)]
 
 
-def applicable(
-    modes: Sequence[Mode],
-    draft: Path | None,
-    is_mixed: bool,
-    resident_bytes: int,
-    room_bytes: int,
-) -> tuple[list[Mode], list[LeftOut]]:
-    """The modes that can run, and those that cannot, with the reason.
+def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
+    """The drafts of a target of this runtime."""
+    return [
+        BenchDraft(path, name, _runs_beside(path, target, runtime))
+        for path, name in zip(paths, distinct_names(paths), strict=True)
+    ]
 
-    `is_mixed`: the draft is of another runtime than the target, or a part of it, which only the
-    engine can pair.
-    """
+
+def _runs_beside(draft: Path, target: Path, runtime: Runtime) -> bool:
+    """True for a whole model of the target's runtime."""
+    if runtimes.find(draft).name != runtime.name or runtimes.describe(draft).head is not None:
+        return False
+    return draft != target or not runtimes.guesses_itself(target)
+
+
+def _described(mode: Mode) -> str:
+    return f"{mode.text}; draft {mode.draft.path.name}" if mode.draft else mode.text
+
+
+def applicable(
+    modes: Sequence[Mode], surveyed: ModelSurvey, room_bytes: int
+) -> tuple[list[Mode], list[LeftOut]]:
+    """The modes that can run, and those that cannot, with the reason."""
     fitting, left_out = [], []
     for mode in modes:
-        if mode.drafts and draft is None:
+        if mode.drafts and mode.draft is None:
             left_out.append(LeftOut(mode.name, "there is no draft: -md names one"))
-        elif mode.drafts and mode.engine is None and is_mixed:
+        elif mode.draft and mode.engine is None and not mode.draft.in_library:
             left_out.append(LeftOut(mode.name, "its library cannot run this draft"))
-        elif mode.resident and resident_bytes > room_bytes:
-            needs, has = format_size(resident_bytes), format_size(room_bytes)
+        elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
+            left_out.append(LeftOut(mode.name, obstacle))
+        elif mode.resident and surveyed.resident_bytes > room_bytes:
+            needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
             left_out.append(LeftOut(mode.name, f"it needs {needs} of memory and there are {has}"))
         else:
             fitting.append(mode)
@@ -213,7 +237,7 @@ def in_parallel(
 ) -> tuple[list[Mode], list[LeftOut]]:
     """The modes with each number of texts at once, and those that decode one text at a time."""
     together = runtime.together if isinstance(runtime, DecodesTogether) else ()
-    alone = [mode for mode in modes if mode.engine is None and mode.name not in together]
+    alone = [mode for mode in modes if mode.engine is None and mode.strategy not in together]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
     return (
         [mode.together(n) for n in numbers for mode in modes if mode not in alone],
@@ -223,7 +247,7 @@ def in_parallel(
 
 def picture(report: BenchReport) -> str:
     """The SVG of tokens a second by mode: medians, whiskers from the slowest to the fastest run."""
-    ours = {mode.name for mode in ENGINE_MODES}
+    ours = {mode.strategy for mode in ENGINE_MODES}
     rows = []
     for mode in report.modes:
         rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)

@@ -216,23 +216,27 @@ def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
     ]
 
 
-def drafters_report(reports: Sequence[dict[str, Any]], lookups: SourcesFit) -> dict[str, Any]:
+def drafters_report(
+    reports: Sequence[dict[str, Any]], lookups: SourcesFit, failures: Mapping[Path, Exception]
+) -> dict[str, Any]:
     """The object that `models check --json` prints for several drafts."""
-    return {"drafts": reports, "lookups": _together_report(lookups)}
+    left_out = [{"draft": str(draft), "reason": str(error)} for draft, error in failures.items()]
+    return {"drafts": reports, "lookups": _together_report(lookups), "left_out": left_out}
 
 
-def drafters_table(fits: Mapping[Path, PairFit], lookups: SourcesFit) -> list[str]:
-    """A line for each draft, and one for lookups without any."""
+def drafters_table(
+    fits: Mapping[str, PairFit], lookups: SourcesFit, left_out: Mapping[str, str]
+) -> list[str]:
+    """A line for each draft by name, one for lookups without any, and the drafts that cannot
+    guess, with their reasons."""
     some = next(iter(fits.values()))
     sizes = [tree.drafted_nodes for tree in some.trees]
     n_together = lookups.drafted_nodes
     rows = [("draft", "top-1", *(f"{size}" for size in sizes), f"{n_together}, lookups too")]
-    for draft, fit in fits.items():
+    for name, fit in fits.items():
         yields = (f"{tree.tokens_per_pass:.2f}" for tree in fit.trees)
         assert fit.together is not None
-        rows.append(
-            (draft.stem, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}")
-        )
+        rows.append((name, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}"))
     rows.append(("lookups alone", "", *("" for _ in sizes), f"{lookups.tokens_per_pass:.2f}"))
     notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
     return [
@@ -240,6 +244,7 @@ def drafters_table(fits: Mapping[Path, PairFit], lookups: SourcesFit) -> list[st
         f"after {some.n_prompts} prompts, greedily:",
         "",
         *_aligned(rows, n_left=1),
+        *(f"{name}: left out, {reason}" for name, reason in left_out.items()),
         *(f"note: {note}" for note in notes),
     ]
 

@@ -14,7 +14,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
 from edgespec.settings.base import spell
@@ -71,14 +71,15 @@ def run_path(args: argparse.Namespace) -> None:
 
 def run_check(args: argparse.Namespace) -> None:
     console = Console(quiet="quiet" in args)
-    target, drafts = catalogue.find(args.target), [catalogue.find(name) for name in args.draft]
+    target = catalogue.find(args.target)
+    drafts = list(dict.fromkeys(catalogue.find(name) for name in args.draft))
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     prompts = read_prompts(file)
-    measured = {draft: _measured(args, target, draft, prompts, console) for draft in drafts}
-    if len(measured) > 1:
-        _compare(args, target, measured, prompts, console)
+    if len(drafts) > 1:
+        _compare(args, target, drafts, prompts, console)
         return
-    ((draft, only),) = measured.items()
+    (draft,) = drafts
+    only = _measured(args, target, draft, prompts, console)
     if "json" in args:
         console.json(only.report(draft))
         return
@@ -88,14 +89,25 @@ def run_check(args: argparse.Namespace) -> None:
 def _compare(
     args: argparse.Namespace,
     target: Path,
-    measured: dict[Path, MeasuredPair],
+    drafts: Sequence[Path],
     prompts: Prompts,
     console: Console,
 ) -> None:
-    """Write how several drafts guess, beside lookups without any."""
+    """Write how several drafts guess, beside lookups without any. Raises the first one's error
+    where none can guess."""
     from edgespec.models import pair_fit
+    from edgespec.models.model_files import distinct_names
     from edgespec.session import session
 
+    measured: dict[Path, MeasuredPair] = {}
+    failures: dict[Path, EdgespecError] = {}
+    for draft in drafts:
+        try:
+            measured[draft] = _measured(args, target, draft, prompts, console)
+        except (ModelError, BudgetError) as error:
+            failures[draft] = error
+    if not measured:
+        raise next(iter(failures.values()))
     with session.open_models(_load_settings(args, target), pair_fit.LOADED_FOR) as models:
         encoded = _encoded(models.target.vocabulary, prompts)
         show = console.progress_with_rest
@@ -103,10 +115,12 @@ def _compare(
     console.end_of_progress()
     if "json" in args:
         reports = [pair.report(draft) for draft, pair in measured.items()]
-        console.json(model_report.drafters_report(reports, lookups))
+        console.json(model_report.drafters_report(reports, lookups, failures))
         return
-    fits = {draft: pair.fit for draft, pair in measured.items()}
-    console.write("\n".join(model_report.drafters_table(fits, lookups)))
+    names = dict(zip(drafts, distinct_names(drafts), strict=True))
+    fits = {names[draft]: pair.fit for draft, pair in measured.items()}
+    reasons = {names[draft]: str(error) for draft, error in failures.items()}
+    console.write("\n".join(model_report.drafters_table(fits, lookups, reasons)))
 
 
 def run_enlarge(args: argparse.Namespace) -> None:

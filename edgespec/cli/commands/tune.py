@@ -16,13 +16,20 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import engine_settings, model_path, read_prompts, settings_from
+from edgespec.cli.invocation import (
+    engine_settings,
+    model_path,
+    own_draft,
+    read_prompts,
+    settings_from,
+)
 from edgespec.diagnosis.levers import helpful_changes
-from edgespec.errors import UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
 from edgespec.settings.units import parse_rate
 from edgespec.tuning import kept, presets, report
@@ -41,15 +48,15 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     out = Path(args.out) if "out" in args else presets.place(job.load)
     presets.check_place(out)
     lab = _lab(args, job, prompts, console)
-    plan = plan_trial(job.load, job.engine)
+    job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(lab, job, plan.budget_bytes, say)
     console.end_of_progress()
     figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
-    if "out" not in args and best.draft is not None:
-        out = presets.place(best.load(job.load))  # belongs to the pair with the better draft
+    if "out" not in args:  # belongs to the pair with the better draft
+        out = presets.place(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
     if "json" in args:
@@ -75,16 +82,41 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         console.note(note)
     load = command.load
     others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
-    for path in (load.model, *([load.draft] if load.draft else ()), *others):
+    if load.draft is not None and (own := own_draft(load.model)):
+        others.append(own)
+    known = tuple(dict.fromkeys([*([load.draft] if load.draft else ()), *others]))
+    for path in (load.model, *known):
         runtimes.find(path)
     job = TuningJob(
         load=load,
         engine=replace(engine_settings(command.generate), learn=False),
-        drafts=(*([load.draft] if load.draft else ()), *others),
+        drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),
     )
     return job, tuple(prompts[:N_PROMPTS])
+
+
+def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
+    """The job with the first of its drafts that can guess here in the defaults, and their plan.
+
+    Without any, the target decodes alone where only a layer of its own was to guess. Raises what
+    planning with the first of the other drafts raises.
+    """
+    errors: list[EdgespecError] = []
+    for draft in job.drafts:
+        begun = job.beginning_with(draft)
+        try:
+            plan = plan_trial(begun.load, begun.engine)
+        except (ModelError, BudgetError) as error:
+            errors.append(error)
+            continue
+        if any(row.owner == "draft" for row in plan.rows):
+            return begun, plan
+    if errors:
+        raise errors[0]
+    alone = replace(job.beginning_with(None), drafts=())
+    return alone, plan_trial(alone.load, alone.engine)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,11 @@ modes:
   auto            edgespec with its defaults: what a user gets; auto-draft without lookup
 and always raw: a plain loop of direct reads.
 
+Of several drafts (-md A -md B) each runs in every mode that drafts, as a row of its own: `auto A`
+is draft A with guesses from the text, `auto-draft A` without them, and `lookup` those guesses
+alone. Name the target itself for its own layer (MTP). A draft that cannot guess for the target is
+left out, with the reason.
+
 examples:
   edgespec bench --quick
       a first look at this machine, in a minute or two
@@ -35,6 +40,8 @@ examples:
       an ONNX pair
   sudo edgespec bench --pair smollm2 --prompts models/smollm2/conversation.jsonl
       a real model, enlarged, on conversations (prompts of edgespec's repository)
+  sudo edgespec bench -m big.gguf -md small.gguf -md head.gguf --modes paged,lookup,auto-draft,auto
+      which draft, alone and with lookups: tokens per pass, tokens/s, to no draft, memory
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
       what guesses bring over mmap, and the free ones over the draft alone
   sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto --parallel 1,2,4,8 -n 32

@@ -37,6 +37,10 @@ The target continues some prompts greedily, once, and its texts are replayed thr
   source            for each source of guesses (the draft, the text itself, the target's own
                     words) the number verified and accepted, with trees of 16 guesses
 
+Several drafts are compared in one table, beside lookups alone; TARGET itself stands for its own
+layer (MTP). One that cannot guess for TARGET is left out, with the reason. `edgespec bench` with
+several -md measures their seconds and memory.
+
 These figures depend on the prompts, so use prompts like yours, and not on the machine. Which tree
 is fastest also depends on the cost of a guess and of a pass: `edgespec generate` measures both
 while it runs."""

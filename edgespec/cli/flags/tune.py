@@ -13,11 +13,13 @@ _DESCRIPTION = """\
 Find the fastest settings for a pair of models on this device under a memory budget, and save them
 as a preset.
 
-Only settings that do not change the text are tried: threads of both models, the size of the token
-tree, drafting while the target verifies, which draft model, guesses from the text alone, none, and
-the draft on a GPU. Each candidate continues the same prompts in a process of its own within the
-budget. They take turns, and after each turn the slower half is dropped. The defaults are kept
-unless a candidate is faster by more than the noise.
+Only settings that do not change the text are tried: which draft, guesses from the text alone, none,
+the size of the token tree, drafting while the target verifies, threads of both models, and the
+draft on a GPU. Every draft that is given or comes with the target competes, however short the time:
+those of -md, the head of a fetched model, and the target's own layer (MTP). Each candidate
+continues the same prompts in a process of its own within the budget. They take turns, and after
+each turn the slower half is dropped. The defaults are kept unless a candidate is faster by more
+than the noise.
 
 Later commands with the same device, models and budget use the preset and print a note; --no-tuned
 ignores it. --out writes it to a file for --config instead. Afterwards `edgespec plan` predicts the
