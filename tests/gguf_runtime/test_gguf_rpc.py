@@ -274,6 +274,23 @@ def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
 
 
 @needs_rpc
+def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
+    """No logits are fetched, and the next pass seemed to take what the prompt took."""
+    with running() as (address, process):
+        model = on_server(address, is_isolated=True)
+        tokens = model.vocabulary.encode(TEXT)[:12]
+        model.prefill(tokens)
+        model.truncate(0)
+        process.send_signal(signal.SIGSTOP)
+        waking = Timer(0.5, process.send_signal, [signal.SIGCONT])
+        waking.start()
+        model.prefill(tokens)
+        assert model.last_report.wall_s >= 0.45
+        waking.join()
+        model.close()
+
+
+@needs_rpc
 def test_committing_asks_a_server_for_nothing():
     """Keys and values behind guesses that were wrong were moved there, layer by layer."""
     with running() as (address, process):

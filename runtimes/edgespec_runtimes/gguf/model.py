@@ -154,6 +154,7 @@ class GgufModel:
             )
         with self._running(len(tokens)):
             self._prefill(tokens, start, progress, text)
+            self._model.wait(self._context)
             if not self.info.tree_capable:
                 self._recurrent.end_prompt()
 

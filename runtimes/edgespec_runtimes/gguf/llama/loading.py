@@ -108,6 +108,13 @@ class Model:
                 return [(abi.name_of(tensor).decode(), tensor) for tensor in found]
         raise EdgespecError("this build of llama.cpp does not tell where it placed its tensors")
 
+    def wait(self, context: Any) -> None:
+        """Wait until devices have computed what one of the model's contexts gave them. A pass that
+        fetches nothing from them ends before that."""
+        lib.llama_synchronize(context)
+        if self._servers:
+            rpc.wait(self._servers[-1])
+
     def close(self) -> None:
         if self.handle is not None:
             lib.llama_model_free(self.handle)

@@ -45,6 +45,11 @@ def count(servers: Sequence[str], change: int) -> None:
         _connections[server] += change
 
 
+def wait(server: str) -> None:
+    """Wait until a server that this process is connected to has answered all that it was asked."""
+    ggml.memory_of(devices_of(server)[0])
+
+
 def serve(server: str, n_threads: int, devices: list[int]) -> None:
     """Lend devices at `HOST:PORT`, to one client after the other, until the process ends. Returns
     only if the address cannot be used."""
