@@ -252,6 +252,13 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
 
 
+def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
+    """Each question made a connection of its own, which is a round trip more."""
+    with delayed(rpc_server, 0.3) as address:
+        (found,) = devices.of_servers((address,))
+    assert 0.3 <= found.round_trip_s < 0.58
+
+
 def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
     rpc_server: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 N_QUESTIONS = 3
 
@@ -23,8 +24,12 @@ def main(servers: Sequence[str]) -> int:
     from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 
     found = [d for server in servers for d in rpc.devices_of(server)] if servers else gpu.find_all()
-    answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
-    os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
+    with ExitStack() as owned:
+        if servers:  # a backend keeps the connection; without one every question makes its own
+            for device in found:
+                ggml.new_backend(owned, device)
+        answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
+        os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
     return 0
 
 
