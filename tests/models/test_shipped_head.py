@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from edgespec.cli.invocation import own_draft
 from edgespec.errors import ModelError
 from edgespec.models import catalogue, packaged
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, read_header
@@ -39,6 +40,12 @@ def test_it_reads_three_layers_and_takes_the_target_s_embeddings(header: GgufFil
     assert EMBEDDINGS not in header.tensors_by_name
     with pytest.raises(ModelError, match="name the model that it was trained for"):
         head_shape(header)
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_it_guesses_for_the_fetched_model_without_a_flag() -> None:
+    assert HEAD is not None
+    assert own_draft(packaged.place_of("smollm2")) == HEAD.path
 
 
 def test_its_parameters_and_licence_are_on_record(header: GgufFile) -> None:
