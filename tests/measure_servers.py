@@ -4,11 +4,12 @@ same control group, by disk bandwidth.
     sudo .venv/bin/python tests/measure_servers.py -m TARGET -md DRAFT --memory 515MiB \
         --llama-server PATH -n 24 64 --minutes 20 [--clients 16] [--json FILE]
 
-Clients send prompts to /v1/completions all at once, greedily, after one short request; one text at
-a time is two of them one after the other. Each run is a server of its own over cold files; the runs
-of a bandwidth and a length take turns, so that each server sees the same minutes, until there are
-`--runs` of each or the time is over. edgespec's budget is the group's limit, less what a bench
-leaves to the group.
+Clients send prompts to /v1/completions all at once, greedily, after one short request. One text at
+a time is the same texts, one after the other: some are far easier to guess than others. Without a
+draft it is two of them, all of which take as long. Each run is a server of its own over cold files;
+the runs of a bandwidth and a length take turns, so that each server sees the same minutes, until
+there are `--runs` of each or the time is over. edgespec's budget is the group's limit, less what a
+bench leaves to the group.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def served(case: Case, options: argparse.Namespace, limiter: limits.Limiter) -> 
         port = free.getsockname()[1]
     with limiter.bind() as prefix, TemporaryFile() as log:
         words = [*prefix, *command(case, options, port)]
-        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        # a session of its own would leave the priority that Linux gives to this one's group
+        process = subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
         try:
             address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
             while not _is_ready(address):
@@ -145,8 +147,9 @@ def run(
     options: argparse.Namespace,
     limiter: limits.Limiter,
 ) -> ServerRun:
-    """Texts at once or, where it is one at a time, two one after the other."""
-    chosen = [*islice(cycle(prompts), max(2, case.n_clients))]
+    """The texts of all clients, as many at a time as this case has clients."""
+    n_texts = (options.clients or max(options.parallel)) if case.drafts else case.n_clients
+    chosen = [*islice(cycle(prompts), max(2, n_texts))]
     with served(case, options, limiter) as (process, address):
         ask(address, "import os", WARM_TOKENS)
         began = time.monotonic()
