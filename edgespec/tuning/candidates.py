@@ -36,6 +36,12 @@ class TuningJob:
         return replace(self, load=LoadSettings.model_validate(values | chosen))
 
     @property
+    def other_drafts(self) -> list[Candidate]:
+        """The defaults with each of the other drafts."""
+        others = (draft for draft in self.drafts if draft != self.load.draft)
+        return [replace(self.defaults, draft=draft) for draft in others]
+
+    @property
     def defaults(self) -> Candidate:
         """The settings of an untuned run."""
         return Candidate(
@@ -128,8 +134,8 @@ def candidates(job: TuningJob) -> list[Candidate]:
 
 
 def _drafts(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
+    yield from job.other_drafts
     for draft in job.drafts:
-        yield replace(defaults, draft=draft)
         for options in _on_gpu(job.load, draft).values():
             yield replace(defaults, draft=draft, options=tuple(options.items()))
 

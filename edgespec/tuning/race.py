@@ -128,7 +128,7 @@ def tune(lab: Lab, job: TuningJob, budget_bytes: int, say: Say = lambda _: None)
     length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
     defaults.runs.append(first)
     # Half of what is left is for the first turn: each later one has half as many entrants.
-    n_affordable = max(1, len(job.drafts) - 1, int(0.5 * lab.left_s / run_s))
+    n_affordable = max(1, len(job.other_drafts), int(0.5 * lab.left_s / run_s))
     racing = field_of[1 : 1 + n_affordable]
     _take_turn(lab, job, racing, length, budget_bytes, say)
     racing = _faster_half(racing, defaults)
@@ -156,9 +156,11 @@ def _take_turn(
     budget_bytes: int,
     say: Say,
 ) -> None:
-    """One trial of each; one that fails or breaks the budget leaves with the reason."""
+    """One trial of each, when time is over only of drafts and of those that have run before; one
+    that fails or breaks the budget leaves with the reason."""
     for entrant in racing:
-        if entrant.failure or (not entrant.runs and lab.left_s <= 0):
+        is_due = entrant.runs or entrant.candidate in job.other_drafts or lab.left_s > 0
+        if entrant.failure or not is_due:
             continue
         say(f"run {len(entrant.runs) + 1} of {label(entrant.candidate, job.defaults)}")
         try:
