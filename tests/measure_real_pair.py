@@ -1,25 +1,32 @@
-"""Tokens per pass of a real model by kind of prompt, with and without lookups: counts, no seconds.
+"""Tokens per pass of drafts of a real model by kind of prompt, as a table: counts, no seconds.
 
-    python tests/measure_real_pair.py [DRAFT] [-n TOKENS] [--kinds code prose]
+    python tests/measure_real_pair.py [DRAFT ...] [--together] [-n TOKENS] [--kinds code prose]
 
-The target writes the same greedy texts for every row; nothing is replayed, since lookups learn from
-its logits and heads from its hidden states. An enlarged target writes what its source writes, so
-the small one is measured.
+A row has a line of 8 guesses and full trees, without and with lookups; `--together` adds one of all
+drafts at once. The target writes the same greedy texts for every cell; nothing is replayed, since
+lookups learn from its logits and heads from its hidden states. An enlarged target writes what its
+source writes, so the small one is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+
+import numpy as np
 
 from edgespec.cli.invocation import read_prompts
+from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
-from edgespec.session import session
+from edgespec.ports import LanguageModel
+from edgespec.ports.features import GivesFeatures, ReadsFeatures
+from edgespec.session.loading import open_models
 from edgespec.settings.config import LoadSettings, PacerName
 from edgespec.values import GenerationResult
 
@@ -30,62 +37,99 @@ LINE = 8
 
 
 def tokens_per_pass(
-    models: SimpleNamespace,
-    texts: list[GenerationResult],
+    target: LanguageModel,
+    drafts: Sequence[LanguageModel],
+    texts: Sequence[GenerationResult],
     rules: EngineSettings,
-    with_draft: bool,
 ) -> float:
+    """Tokens of each pass over `target`, which finds nothing learnt when it begins a text."""
+    first, *others = [*sorted(drafts, key=lambda draft: not isinstance(draft, ReadsFeatures)), None]
     rounds = n_tokens = 0
     for text in texts:
-        models.target.truncate(0)
-        if with_draft:
-            models.draft.truncate(0)
-        with Engine(models.target, models.draft if with_draft else None, rules) as engine:
+        for model in (target, *drafts):
+            model.truncate(0)
+        drafters = []
+        for number, draft in enumerate(filter(None, others)):
+            grower = line_up(target, draft, (), replace(rules, lookup=False))
+            assert grower is not None
+            (drafter,) = grower._drafters
+            drafter.source = f"draft {number}"
+            drafters.append(drafter)
+        with Engine(target, first, rules, drafters=drafters) as engine:
+            _give_features(target, drafts)
             events = engine.generate(text.prompt_tokens, pair_fit._GREEDY, len(text.tokens))
             done = pair_fit._finish(events)
+        assert done.tokens == text.tokens
         rounds += done.speculation.rounds
         n_tokens += len(done.tokens)
     return n_tokens / max(rounds, 1)
 
 
+def _give_features(target: LanguageModel, drafts: Sequence[LanguageModel]) -> None:
+    """Let every head have what the target computes; they read the same layers."""
+    heads = [draft for draft in drafts if isinstance(draft, ReadsFeatures)]
+    if len(heads) > 1 and isinstance(target, GivesFeatures):
+
+        def take(position: int, rows: np.ndarray) -> None:
+            for head in heads:
+                head.take_features(position, rows)
+
+        target.give_features(heads[0].feature_layers, take)
+
+
+def row(
+    target: LanguageModel, drafts: Sequence[LanguageModel], texts: Sequence[GenerationResult]
+) -> str:
+    """Cells: a line, trees, both with lookups, and the trees' shares of the line."""
+    found = []
+    for lookup in (False, True) if drafts else (True,):
+        line = replace(pair_fit.full_trees(LINE), pacer=PacerName.LINEAR)
+        rules = [line, *(pair_fit.full_trees(nodes) for nodes in NODES)]
+        each = [tokens_per_pass(target, drafts, texts, replace(r, lookup=lookup)) for r in rules]
+        found += [f"{each[0]:.2f}", " ".join(f"{n:.2f}" for n in each[1:])]
+    return " | ".join(found if drafts else ["", "", *found])
+
+
+def agreement(target: LanguageModel, draft: LanguageModel, texts: list[GenerationResult]) -> str:
+    compared, agreed = pair_fit.count_agreed(draft, texts, target.info.n_vocab, target=target)
+    return f"{agreed / compared:.3f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("draft", nargs="?", type=Path)
+    parser.add_argument("drafts", nargs="*", type=Path)
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("-n", type=int, default=48)
     parser.add_argument("--n-prompts", type=int, default=6, help="prompts of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
-    settings = LoadSettings(model=catalogue.find(options.target), draft=options.draft, ctx_size=512)
-    rows = ["draft", "both"] if options.draft else []
+    settings = LoadSettings(model=catalogue.find(options.target), ctx_size=512, threads=1)
     loaded_for = replace(pair_fit.LOADED_FOR, lookup=True, draft_max=max(NODES))
-    with session.open_models(settings, loaded_for) as models:
+    with ExitStack() as stack:
+        pairs = [
+            stack.enter_context(
+                open_models(settings.model_copy(update={"draft": path}), loaded_for)
+            )
+            for path in options.drafts or [None]
+        ]
+        target, drafts = pairs[0].target, [pair.draft for pair in pairs if pair.draft is not None]
+        print("| prompts | draft | agreement | line | tree | line, lookups | tree, lookups |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
         for kind in options.kinds:
             prompts = read_prompts(models_folder() / "smollm2" / f"{kind}.jsonl")
-            chosen = prompts[: options.n_prompts]
-            encoded = [models.target.vocabulary.encode(prompt) for prompt in chosen]
+            encoded = [target.vocabulary.encode(each) for each in prompts[: options.n_prompts]]
             texts = pair_fit.greedy_texts(
-                models.target, None, encoded, options.n, lambda *told: None, loaded_for
+                target, None, encoded, options.n, lambda *told: None, loaded_for
             )
-            cells = []
-            if options.draft:
-                n_vocab = models.target.info.n_vocab
-                compared, agreed = pair_fit.count_agreed(
-                    models.draft, texts, n_vocab, target=models.target
-                )
-                cells.append(f"agreement {agreed / compared:.3f} of {compared}")
-            for row in ["lookups", *rows]:
-                for nodes in NODES:
-                    rules = replace(pair_fit.full_trees(nodes), lookup=row != "draft")
-                    found = tokens_per_pass(models, texts, rules, row != "lookups")
-                    cells.append(f"{row} {nodes}: {found:.2f}")
-            for row in rows:
-                rules = replace(
-                    pair_fit.full_trees(LINE), pacer=PacerName.LINEAR, lookup=row == "both"
-                )
-                found = tokens_per_pass(models, texts, rules, True)
-                cells.append(f"{row}, line of {LINE}: {found:.2f}")
-            print(f"{kind}: {'; '.join(cells)}", flush=True)
+            print(f"| {kind} | none | | {row(target, [], texts)} |", flush=True)
+            for path, pair in zip(options.drafts, pairs, strict=False):
+                assert pair.draft is not None
+                agreed = agreement(pair.target, pair.draft, texts)
+                cells = row(pair.target, [pair.draft], texts)
+                print(f"| | {path.stem} | {agreed} | {cells} |", flush=True)
+            if options.together and len(drafts) > 1:
+                print(f"| | together | | {row(target, drafts, texts)} |", flush=True)
 
 
 if __name__ == "__main__":
