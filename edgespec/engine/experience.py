@@ -261,7 +261,7 @@ class Experience:
 
     def observe_reading(self, n_tokens: int, seconds: float) -> Experience:
         """The value after the draft read so many tokens."""
-        if n_tokens < PassCurve.shortest_prompt or not seconds:
+        if n_tokens < SHORTEST_REHEARSAL or not seconds:
             return self
         expected_s = self.reading_s(n_tokens) / n_tokens
         token_s = self._mean(self.seen_token_read_s, seconds / n_tokens, expected_s)

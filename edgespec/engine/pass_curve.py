@@ -95,8 +95,6 @@ class PassCurve:
     """Share of the experts that a row uses, up to which they are fine-grained."""
     first_row_share: ClassVar[float] = 0.05
     """Weight of a pass in what the experts of one row cost, after many passes."""
-    shortest_prompt: ClassVar[int] = 8
-    """Fewer tokens say little of what one row of many costs."""
     least_growth: ClassVar[float] = 1 / 16
     """Share of a text by which its prompt's passes must be over more or less of it than those
     before, or attention is not taken to be the reason for what they took."""
@@ -155,7 +153,7 @@ class PassCurve:
         read_s = self._read_s_after(wall_s - choice_s, stall_s - choice_s, report.read_s / passes)
         n_before, n_now = self.n_context, self.n_context if n_context is None else n_context
         after = replace(self, read_s=read_s, n_context=n_now)
-        if rows < self.shortest_prompt:
+        if rows < 1:
             return after
         after = after._with_all_experts(rows, choice_s)
         grown = n_now - report.n_tokens / 2 - n_before

@@ -38,9 +38,12 @@ def test_a_prompt_of_several_passes_tells_what_one_of_them_costs() -> None:
     assert PassCurve().with_prompt(report).second(32) == pytest.approx(0.5)
 
 
-def test_a_short_prompt_tells_nothing_of_rows_but_what_reads_take() -> None:
-    report = PassReport(wall_s=2.0, stall_s=1.9, read_s=2.0, n_tokens=4)
-    assert PassCurve().with_prompt(report) == PassCurve(read_s=2.0)
+@pytest.mark.parametrize("n_tokens", [1, 4])
+def test_a_short_prompt_tells_what_rows_cost_beside_reads(n_tokens: int) -> None:
+    report = PassReport(wall_s=2.0, stall_s=1.9, read_s=2.0, n_tokens=n_tokens)
+    curve = PassCurve().with_prompt(report)
+    assert curve.read_s == pytest.approx(2.0)
+    assert float(curve.compute_s(np.array([n_tokens]))[0]) == pytest.approx(0.1)
 
 
 ATTENTION_S = 2e-5

@@ -74,6 +74,14 @@ def test_guesses_pay_where_passes_go_to_another_machine():
     assert drafted > 2 * plain
 
 
+@pytest.mark.parametrize("n_prompt", [2, 6])
+@pytest.mark.parametrize("machine", ["50 %", "80 %"])
+def test_a_prompt_of_few_tokens_makes_no_guess_look_free(machine: str, n_prompt: int) -> None:
+    """A full tree was verified at once, since nothing was known of computing: 0.66 of no draft."""
+    text = replace(TEXTS["useless"], n_prompt=n_prompt)
+    assert gain(machine, text, 48) >= 0.94
+
+
 @pytest.mark.parametrize("machine", ["50 %", "80 %", "80 %, 300 MB/s"])
 def test_bursts_of_other_work_do_not_make_trees_smaller(machine: str) -> None:
     calm, disturbed = (
