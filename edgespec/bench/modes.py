@@ -27,6 +27,8 @@ class BenchDraft:
     in_library: bool = True
     """The target's own library can run it, too: it is a model of the same runtime, in a file of
     its own."""
+    is_own: bool = False
+    """A layer of the target's own, which guesses for one text at a time."""
 
 
 @dataclass(frozen=True, slots=True)

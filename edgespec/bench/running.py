@@ -110,14 +110,16 @@ def survey(bench: Bench) -> ModelSurvey:
 
 
 def _survey(bench: Bench, draft: Path | None) -> Surveyed | Failed:
-    pages = any(mode.engine is not None for mode in bench.modes)
+    engines = [mode for mode in bench.modes if mode.engine is not None]
+    is_own = any(mode.draft and mode.draft.is_own for mode in engines if draft == bench.target)
+    n_texts = [1] if is_own else [mode.n_texts or 1 for mode in engines]
     job = Survey(
         bench.target,
         draft,
         bench.settings.ctx_size,
         bench.n_threads,
-        bench.budget_bytes if pages else None,
-        max((mode.n_texts or 1 for mode in bench.modes if mode.engine is not None), default=1),
+        bench.budget_bytes if engines else None,
+        max(n_texts, default=1),
     )
     # not bound: a limit that is too small would kill it before it can say so
     answer = launch(job, CHILD).answer

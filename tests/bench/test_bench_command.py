@@ -150,6 +150,13 @@ def test_modes_of_several_texts_are_those_that_decode_them_at_once():
     assert [gone.mode for gone in left_out] == ["resident", "spec"]
 
 
+def test_a_target_s_own_layer_guesses_for_one_text():
+    own = with_drafts(KNOWN[-1:], [BenchDraft(Path("t"), "t", False, is_own=True)])
+    modes, (gone,) = in_parallel(own, (1, 4), object())
+    assert [mode.name for mode in modes] == ["auto x1"]
+    assert (gone.mode, gone.reason) == ("auto x4", "the target's own layer guesses for one text")
+
+
 def test_the_curve_needs_prompts_for_all_texts(tmp_path: Path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\ntwo\nthree\n")

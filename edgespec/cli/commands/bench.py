@@ -195,17 +195,13 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
 
 def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
     """The drafts of a target of this runtime."""
-    return [
-        BenchDraft(path, name, _runs_beside(path, target, runtime))
-        for path, name in zip(paths, distinct_names(paths), strict=True)
-    ]
-
-
-def _runs_beside(draft: Path, target: Path, runtime: Runtime) -> bool:
-    """True for a whole model of the target's runtime."""
-    if runtimes.find(draft).name != runtime.name or runtimes.describe(draft).head is not None:
-        return False
-    return draft != target or not runtimes.guesses_itself(target)
+    drafts = []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        is_own = path == target and runtimes.guesses_itself(target)
+        is_whole = not is_own and runtimes.describe(path).head is None
+        in_library = is_whole and runtimes.find(path).name == runtime.name
+        drafts.append(BenchDraft(path, name, in_library, is_own))
+    return drafts
 
 
 def _described(mode: Mode) -> str:
@@ -239,10 +235,14 @@ def in_parallel(
     together = runtime.together if isinstance(runtime, DecodesTogether) else ()
     alone = [mode for mode in modes if mode.engine is None and mode.strategy not in together]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
-    return (
-        [mode.together(n) for n in numbers for mode in modes if mode not in alone],
-        [LeftOut(mode.name, reason) for mode in alone],
-    )
+    left_out = [LeftOut(mode.name, reason) for mode in alone]
+    fitting = []
+    for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
+        if mode.draft and mode.draft.is_own and mode.n_texts != 1:
+            left_out.append(LeftOut(mode.name, "the target's own layer guesses for one text"))
+        else:
+            fitting.append(mode)
+    return fitting, left_out
 
 
 def picture(report: BenchReport) -> str:
