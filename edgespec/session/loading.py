@@ -320,6 +320,7 @@ class _Opening(Closeable):
         if self._settings.state_files:
             most_bytes = max(need.state_bytes for need in needs)
             others.append(MemoryRow("process", STATE_FILES, most_bytes))
+        heap.return_heaps_end()  # contexts that were measured, which the rows count
         taken_bytes = settled(process.taken_bytes())
         try:
             return plan_models(

@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+from edgespec.memory import heap, process
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
+
 USED_IN_A_THREAD = """
 import ctypes, threading
 from edgespec.memory import heap, process
@@ -43,3 +48,21 @@ def test_the_free_end_of_a_threads_heap_is_handed_back() -> None:
     kept_mib, returned_mib = map(int, done.stdout.split())
     assert kept_mib >= 19
     assert returned_mib <= 2
+
+
+def test_a_plan_counts_no_memory_that_measuring_the_models_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contexts of a model of 44 layers left 14 MiB at a heap's end, which their rows count, too."""
+    settings = LoadSettings(model=embedded_pair().target, memory_budget="8GiB")
+    session.plan(settings)  # the runtime takes the function by name when it is imported
+    calls = []
+
+    def taken_bytes() -> int:
+        calls.append("counted")
+        return 64 << 20
+
+    monkeypatch.setattr(heap, "return_heaps_end", lambda: calls.append("returned"))
+    monkeypatch.setattr(process, "taken_bytes", taken_bytes)
+    session.plan(settings)
+    assert calls == ["returned", "counted"]
