@@ -241,7 +241,11 @@ class Engine(Closeable):
         self._gathers_until = self._passes.clock() + GATHERING_SHARE * self._passes.usual_pass_s
 
     def _advance(self) -> None:
-        self._loop.advance([text for text in self._texts if text.is_at_work])
+        at_work = [text for text in self._texts if text.is_at_work]
+        self._loop.advance(at_work)
+        if not all(text.is_at_work for text in at_work):
+            # or the next pass begins before their places are free
+            self._gather()
 
     def generate(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.text_request import TextRequest
+from edgespec.ports.texts import PassPart
+from edgespec.values import PassReport, TokenEvent
 from engine_cases import assert_nothing_provisional
 from fake_model import FakeModel, blend, random_language
 
@@ -131,6 +135,37 @@ def test_a_text_that_is_closed_in_the_middle_makes_room_for_another() -> None:
         assert len(list(engine.run(requests[2]))) == 9
         list(second)
     assert requests[1].result().tokens == alone((1, 2), SamplingParams(), 9)
+
+
+def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
+    """The next pass began before a text that had ended could leave."""
+    n_at_once = []
+
+    class Counting(FakeModel):
+        def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+            n_at_once.append(len(parts))
+            return super().evaluate_together(parts)
+
+    def hour(n_tokens: int) -> PassReport:
+        return PassReport(wall_s=3600.0, n_tokens=n_tokens)
+
+    def begun(token: int, n_tokens: int) -> Generator[TokenEvent, None, None]:
+        return engine.run(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
+
+    target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256, cost=hour)
+    with Engine(target, None, EngineSettings()) as engine, ThreadPoolExecutor(1) as pool:
+        first, after = begun(1, 4), begun(3, 30)
+        next(first)
+        other = pool.submit(list, begun(2, 12))
+        assert len([next(first) for _ in range(3)]) == 3
+        sleep(0.1)  # its last token is written, and it has not left
+        assert not other.done()
+        assert next(first, None) is None
+        next(after)
+        assert len(other.result(timeout=60)) == 12
+        after.close()
+    assert n_at_once[0] == 1
+    assert set(n_at_once[1:]) == {2}
 
 
 def test_an_error_of_the_target_reaches_every_text_of_the_pass_and_none_after_it() -> None:
