@@ -209,7 +209,7 @@ def _survey(job: Survey) -> Surveyed:
     settings = _load_settings(job, job.draft, job.n_texts)
     resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
     planned = session.plan(settings)  # refuses a budget that cannot work
-    is_left_out = job.draft is not None and all(row.owner != "draft" for row in planned.rows)
+    is_left_out = job.draft is not None and not planned.has_draft
     obstacle = "; ".join(planned.notes) if is_left_out else ""
     return Surveyed(session.plan(resident).planned_bytes, obstacle)
 

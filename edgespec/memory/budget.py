@@ -88,6 +88,11 @@ class MemoryPlan:
         return sum(row.nbytes for row in self.rows)
 
     @property
+    def has_draft(self) -> bool:
+        """True if a draft guesses: loading leaves out a layer of the target's own that cannot."""
+        return any(row.owner == "draft" for row in self.rows)
+
+    @property
     def gpu_planned_bytes(self) -> int:
         return sum(row.nbytes for row in self.gpu_rows)
 

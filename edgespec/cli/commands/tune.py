@@ -111,7 +111,7 @@ def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
         except (ModelError, BudgetError) as error:
             errors.append(error)
             continue
-        if any(row.owner == "draft" for row in plan.rows):
+        if plan.has_draft:
             return begun, plan
     if errors:
         raise errors[0]
