@@ -1,4 +1,4 @@
-"""From runs to figures: medians, paired ratios, the bound that storage sets, where time went.
+"""From runs to figures: medians, paired ratios, the bound that storage sets.
 
 Values in, values out. Nothing is measured or printed here.
 """
@@ -6,12 +6,11 @@ Values in, values out. Nothing is measured or printed here.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.runs import Decoded
-from edgespec.values import RoundCost, SourceStats, total_sources
+from edgespec.values import SourceStats, total_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +35,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundShare:
-    """Seconds of a mean round. Without a pager, waiting for storage is part of `compute_s`."""
-
-    draft_s: float
-    stall_s: float
-    compute_s: float
-    other_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.draft_s + self.stall_s + self.compute_s + self.other_s
-
-
-@dataclass(frozen=True, slots=True)
 class TextAgreement:
     """Tokens before the first difference of two texts, and the number compared."""
 
     tokens: int
     compared: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSummary:
-    """One mode on one prompt."""
-
-    prompt: str
-    tokens_per_s: Spread
-    tokens_per_pass: float
-    agreement: TextAgreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +61,10 @@ class ModeSummary:
     """Tokens a second that the raw read rate allows at these bytes and tokens per pass; None where
     nothing is read."""
     share_of_bound: float | None
-    round: RoundShare
-    accepted_lengths: tuple[int, ...]
-    """Number of rounds that accepted 0, 1, 2 ... drafted tokens."""
     load_s: float
     prompt_s: float
     peak_bytes: int
     agreement: TextAgreement
-    prompts: tuple[PromptSummary, ...]
     n_texts: int | None = None
     """Texts at once, where a bench compares their numbers: `tokens_per_s` is of all together."""
     text_tokens_per_s: Spread | None = None
@@ -135,23 +106,6 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
     return tokens_per_pass * raw_bytes_per_s / pass_bytes
 
 
-def round_share(costs: Sequence[RoundCost]) -> RoundShare:
-    """The mean over rounds."""
-    n = max(len(costs), 1)
-    return RoundShare(
-        draft_s=sum(cost.draft_s for cost in costs) / n,
-        stall_s=sum(cost.stall_s for cost in costs) / n,
-        compute_s=sum(cost.compute_s for cost in costs) / n,
-        other_s=sum(cost.other_s for cost in costs) / n,
-    )
-
-
-def histogram(lengths: Iterable[int]) -> tuple[int, ...]:
-    """Number of times that 0, 1, 2 ... occurs."""
-    counts = Counter(lengths)
-    return tuple(counts[length] for length in range(max(counts, default=-1) + 1))
-
-
 def summarise(
     rows: Sequence[Row], modes: Sequence[str], raw_bytes_per_s: float
 ) -> tuple[ModeSummary, ...]:
@@ -173,14 +127,13 @@ _Reference = dict[tuple[str, int], Decoded]
 
 def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: float) -> ModeSummary:
     runs = [row.decoded for row in rows]
-    costs = [cost for run in runs for cost in run.rounds]
-    n_passes = sum(run.passes for run in runs)
-    tokens_per_pass = _tokens_per_pass(runs)
+    n_tokens, n_passes = sum(len(run.tokens) for run in runs), sum(run.passes for run in runs)
+    tokens_per_pass = n_tokens / max(n_passes, 1)
     pass_bytes = sum(run.bytes_read for run in runs) / max(n_passes, 1)
     rates = spread([run.tokens_per_s for run in runs])
     most = bound(raw_bytes_per_s, pass_bytes, tokens_per_pass)
     decode_s = sum(run.decode_s for run in runs)
-    mean_rate = sum(len(run.tokens) for run in runs) / decode_s if decode_s else 0.0
+    mean_rate = n_tokens / decode_s if decode_s else 0.0
     return ModeSummary(
         name=rows[0].mode,
         n_runs=len(rows),
@@ -193,30 +146,14 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
         bound_tokens_per_s=most,
         # the bound is of the mean pass, so it is the mean rate that reaches a share of it
         share_of_bound=mean_rate / most if most else None,
-        round=round_share(costs),
-        accepted_lengths=histogram(cost.accepted for cost in costs),
         load_s=statistics.median(run.load_s for run in runs),
         prompt_s=statistics.median(run.prompt_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         agreement=_agreement(rows, reference),
-        prompts=tuple(
-            _summarise_prompt([row for row in rows if row.prompt == prompt], reference)
-            for prompt in dict.fromkeys(row.prompt for row in rows)
-        ),
         n_texts=len(runs[0].texts) or None,
         text_tokens_per_s=_of_texts(runs),
         sources=total_sources(run.sources for run in runs),
         draft=rows[0].draft,
-    )
-
-
-def _summarise_prompt(rows: Sequence[Row], reference: _Reference) -> PromptSummary:
-    runs = [row.decoded for row in rows]
-    return PromptSummary(
-        prompt=rows[0].prompt,
-        tokens_per_s=spread([run.tokens_per_s for run in runs]),
-        tokens_per_pass=_tokens_per_pass(runs),
-        agreement=_agreement(rows, reference),
     )
 
 
@@ -252,10 +189,6 @@ def _texts(run: Decoded) -> Iterator[Sequence[int]]:
 def _of_texts(runs: Sequence[Decoded]) -> Spread | None:
     rates = [_rate(text.n_tokens, text.seconds) for run in runs for text in run.texts]
     return spread(rates) if rates else None
-
-
-def _tokens_per_pass(runs: Sequence[Decoded]) -> float:
-    return sum(len(run.tokens) for run in runs) / max(sum(run.passes for run in runs), 1)
 
 
 def _rate(amount: float, seconds: float) -> float:

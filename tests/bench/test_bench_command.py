@@ -15,8 +15,14 @@ from edgespec.bench.running import ModelSurvey
 from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.cli.commands import bench
-from edgespec.cli.commands.bench import applicable, chosen_prompts, in_parallel, request_from
+from edgespec.cli.commands.bench import (
+    applicable,
+    chosen_prompts,
+    in_parallel,
+    settings_from_flags,
+)
 from edgespec.cli.flags import parser as flags
+from edgespec.cli.invocation import spelled
 from edgespec.errors import UsageError
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of, size_of
@@ -73,7 +79,7 @@ def test_help_names_every_mode(capsys):
 
 
 def settings_of(*words: str) -> BenchSettings:
-    return request_from(flags.parse(["bench", *words])).settings
+    return settings_from_flags(flags.parse(["bench", *words]))
 
 
 def test_quick_gives_way_to_what_is_said():
@@ -82,9 +88,8 @@ def test_quick_gives_way_to_what_is_said():
 
 
 def test_the_report_says_the_command():
-    request = request_from(flags.parse(["bench", "--quick", "--memory", "30%", "--json"]))
-    assert request.command == "edgespec bench --quick --memory 30% --json"
-    assert request.json_to_stdout
+    args = flags.parse(["bench", "--quick", "--memory", "30%", "--json"])
+    assert spelled(args) == "edgespec bench --quick --memory 30% --json"
 
 
 def test_each_draft_is_compared_once():

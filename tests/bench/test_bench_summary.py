@@ -1,4 +1,4 @@
-"""From rows to figures: medians, pairs, the bound of storage, agreement, histograms."""
+"""From rows to figures: medians, pairs, the bound of storage, agreement."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench_rows import MB, report, round_cost, row
+from bench_rows import MB, report, row
 from edgespec.bench.summary import (
     Spread,
     TextAgreement,
     agreement,
     bound,
-    histogram,
-    round_share,
     spread,
     summarise,
 )
@@ -103,29 +101,6 @@ def test_agreement_adds_up_over_prompts():
     rows = [row("mmap", 1.0, prompt="a"), row("mmap", 1.0, prompt="b", tokens=(7, 8))]
     rows += [row("auto", 1.0, prompt="a"), row("auto", 1.0, prompt="b", tokens=(7, 9, 9))]
     assert summarise(rows, ["mmap", "auto"], 1.0)[1].agreement == TextAgreement(5, 6)
-
-
-def test_a_round_is_drafting_stall_computing_and_the_rest():
-    cost = round_cost(draft_s=0.25, pass_s=1.0, stall_s=0.25, wall_s=1.5)
-    share = round_share([cost])
-    assert (share.draft_s, share.stall_s, share.compute_s, share.other_s) == (
-        0.25,
-        0.25,
-        0.75,
-        0.25,
-    )
-    assert share.total_s == 1.5
-
-
-def test_a_histogram_counts_from_zero():
-    assert histogram([2, 0, 2]) == (1, 0, 2)
-    assert histogram([]) == ()
-
-
-def test_each_prompt_has_its_own_figures():
-    rows = [row("auto", 1.0, prompt="a"), row("auto", 3.0, prompt="b")]
-    (auto,) = summarise(rows, ["auto"], 1.0)
-    assert [(p.prompt, p.tokens_per_s.median) for p in auto.prompts] == [("a", 1.0), ("b", 3.0)]
 
 
 def test_a_report_as_json_holds_every_run():

@@ -9,21 +9,14 @@ import argparse
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
 from edgespec.bench import charts, table
-from edgespec.bench.modes import (
-    ENGINE_MODES,
-    BenchDraft,
-    Mode,
-    choose,
-    known_modes,
-    with_drafts,
-)
+from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
 from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
 from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
@@ -53,18 +46,7 @@ PROMPT_WIDTH = 14
 """Characters of a prompt that name it in tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """Validated settings of a bench, and where its report goes."""
-
-    settings: BenchSettings
-    json_file: Path | None = None
-    json_to_stdout: bool = False
-    svg_file: Path | None = None
-    command: str = "edgespec bench"
-
-
-def request_from(args: argparse.Namespace) -> BenchRequest:
+def settings_from_flags(args: argparse.Namespace) -> BenchSettings:
     """Flags win over `--quick`, which wins over the defaults. Raises UsageError."""
     known = BenchSettings.model_fields
     settings: dict[str, Any] = dict(QUICK) if "quick" in args else {}
@@ -73,54 +55,42 @@ def request_from(args: argparse.Namespace) -> BenchRequest:
         settings["model"] = model_path(settings["model"], spell("model"))
     drafts = [model_path(draft, spell("draft")) for draft in settings.get("draft", ())]
     settings["draft"] = tuple(dict.fromkeys(drafts))
-    json_name = getattr(args, "json", None)
-    request = BenchRequest(
-        settings=BenchSettings.model_validate(settings),
-        json_file=None if json_name in {None, "-"} else Path(json_name),
-        json_to_stdout=json_name == "-",
-        svg_file=Path(args.svg) if "svg" in args else None,
-        command=spelled(args),
-    )
-    for path in (request.json_file, request.svg_file):
-        if path is not None:
-            check_output(path)
-    return request
+    return BenchSettings.model_validate(settings)
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Measure and report. Raises what a command raises; figures are written before."""
-    report_on(request_from(args), Console())
-    return 0
-
-
-def report_on(request: BenchRequest, console: Console) -> None:
-    """Measure and report. Raises what a command raises; figures are written before."""
-    report = measure(request, console)
+    settings, console = settings_from_flags(args), Console()
+    json_name: str | None = getattr(args, "json", None)
+    for name in (json_name, getattr(args, "svg", None)):
+        if name is not None and name != "-":
+            check_output(Path(name))
+    report = measure(settings, spelled(args), console)
     lines = "\n".join(table.summary_table(report))
-    if request.svg_file is not None:
-        request.svg_file.write_text(picture(report), encoding="utf-8")
-        console.note(f"picture: {request.svg_file}")
+    if "svg" in args:
+        Path(args.svg).write_text(picture(report), encoding="utf-8")
+        console.note(f"picture: {args.svg}")
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, allow_nan=False)
-    if request.json_file is not None:
-        request.json_file.write_text(as_json + "\n", encoding="utf-8")
-    if request.json_to_stdout:
+    if json_name == "-":
         console.note(lines)
         console.write(as_json)
     else:
+        if json_name is not None:
+            Path(json_name).write_text(as_json + "\n", encoding="utf-8")
         console.write("\n" + lines)
     if report.failures:
         raise EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
+    return 0
 
 
-def measure(request: BenchRequest, console: Console) -> BenchReport:
+def measure(settings: BenchSettings, command: str, console: Console) -> BenchReport:
     """The whole bench."""
-    settings = request.settings
     pair = fetching.pair_named(settings.pair, console)
     runtime = runtimes.find(settings.model or pair.target)
     for draft in settings.draft:
         runtimes.find(draft)
     baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
-    requested_modes = choose(request.settings.modes, known_modes(baselines))
+    requested_modes = choose(settings.modes, known_modes(baselines))
     prompts = chosen_prompts(settings)
     target, drafts = settings.model, settings.draft
     if target is None:
@@ -154,7 +124,7 @@ def measure(request: BenchRequest, console: Console) -> BenchReport:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread([read.bytes_per_s for read in results.raw])
     return BenchReport(
-        command=request.command,
+        command=command,
         began=began.isoformat(timespec="seconds"),
         versions=_versions(runtime),
         machine=this_machine(target, n_threads),

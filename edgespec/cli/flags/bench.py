@@ -9,8 +9,8 @@ from edgespec.cli.flags import groups
 
 _DESCRIPTION = """\
 Measure ways of decoding on the same models, prompts and limits, and report tokens per second,
-where the time went, memory and reads. Each run is a process of its own, begins with a cold page
-cache, and the modes take turns."""
+memory and reads. Each run is a process of its own, begins with a cold page cache, and the modes
+take turns."""
 
 _EPILOG = """\
 modes:
