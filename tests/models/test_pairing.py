@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.commands.model_report import check_report, check_table
+from edgespec.cli.commands.model_report import MeasuredPair
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure
@@ -169,10 +169,11 @@ def test_the_report_says_who_guessed() -> None:
     sources = (SourceStats("draft", 1200, 300), SourceStats("recycled", 40, 20))
     found = replace(trees(2.0, 3.0), together=SourcesFit(16, 100, sources))
     plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
-    lines = check_table(found, plan, 1 << 20)
+    pair = MeasuredPair(Path("a"), found, plan, 1 << 20)
+    lines = pair.table()
     assert "All sources of guesses together, 16 guesses per pass: 4.20 tokens per pass" in lines
     assert "draft           1,200       300" in lines
     assert "recycled           40        20" in lines
-    said = check_report(found, Path("a"), Path("b"), plan, 1 << 20)["sources"]
+    said = pair.report(Path("b"))["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}

@@ -6,7 +6,7 @@ Values in, text and dictionaries out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.models.adapting import Adapted
     from edgespec.models.catalogue import FileState
     from edgespec.models.describe import ListedModel, ModelDescription
-    from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
+    from edgespec.models.pair_fit import PairFit, SourcesFit
     from edgespec.models.self_draft import Room, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
@@ -166,62 +166,71 @@ def show_table(described: ModelDescription) -> list[str]:
     return [f"{name:<12}  {value}" for name, value in facts]
 
 
-def check_report(
-    fit: PairFit, target: Path, draft: Path, plan: MemoryPlan, peak_bytes: int
-) -> dict[str, Any]:
-    """The object that `models check --json` prints."""
-    return {
-        "target": str(target),
-        "draft": str(draft),
-        "prompts": fit.n_prompts,
-        "tokens": fit.n_tokens,
-        "agreement": {
-            "top_1": fit.agreement if fit.compared else None,
-            "compared": fit.compared,
-            "agreed": fit.agreed,
-        },
-        "trees": [
-            {
-                "drafted_nodes": tree.drafted_nodes,
-                "passes": tree.rounds,
-                "verified_per_pass": tree.verified_per_pass,
-                "tokens_per_pass": tree.tokens_per_pass,
-            }
-            for tree in fit.trees
-        ],
-        "sources": _sources_report(fit),
-        "large_enough": fit.large_enough.drafted_nodes,
-        "memory": memory_report(plan, peak_bytes),
-        "notes": [*plan.notes, *fit.notes],
-    }
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """A pair that `models check` has measured."""
+
+    target: Path
+    fit: PairFit
+    plan: MemoryPlan
+    peak_bytes: int
+
+    def report(self, draft: Path) -> dict[str, Any]:
+        """The object that `models check --json` prints; the draft may have moved meanwhile."""
+        fit = self.fit
+        return {
+            "target": str(self.target),
+            "draft": str(draft),
+            "prompts": fit.n_prompts,
+            "tokens": fit.n_tokens,
+            "agreement": {
+                "top_1": fit.agreement if fit.compared else None,
+                "compared": fit.compared,
+                "agreed": fit.agreed,
+            },
+            "trees": [
+                {
+                    "drafted_nodes": tree.drafted_nodes,
+                    "passes": tree.rounds,
+                    "verified_per_pass": tree.verified_per_pass,
+                    "tokens_per_pass": tree.tokens_per_pass,
+                }
+                for tree in fit.trees
+            ],
+            "sources": sources_report(fit.together) if fit.together else None,
+            "large_enough": fit.large_enough.drafted_nodes,
+            "memory": memory_report(self.plan, self.peak_bytes),
+            "notes": [*self.plan.notes, *fit.notes],
+        }
+
+    def table(self) -> list[str]:
+        """Measured figures and the conclusion, as lines."""
+        fit = self.fit
+        agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
+        return [
+            f"The models form a pair. {fit.n_tokens:,} tokens that the target wrote after "
+            f"{fit.n_prompts} prompts, greedily:",
+            "",
+            f"top-1 agreement: {agreement} ({fit.agreed:,} of {fit.compared:,} tokens the draft "
+            "ranks first)",
+            "",
+            "      guesses  verified per pass  tokens per pass",
+            *(
+                f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  "
+                f"{tree.tokens_per_pass:>15.2f}"
+                for tree in fit.trees
+            ),
+            "",
+            *_source_lines(fit),
+            _conclusion(fit),
+            memory_line(self.plan, self.peak_bytes),
+            *(f"note: {note}" for note in (*self.plan.notes, *fit.notes)),
+        ]
 
 
-def check_table(fit: PairFit, plan: MemoryPlan, peak_bytes: int) -> list[str]:
-    """Measured figures of a pair and the conclusion, as lines."""
-    agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
-    return [
-        f"The models form a pair. {fit.n_tokens:,} tokens that the target wrote after "
-        f"{fit.n_prompts} prompts, greedily:",
-        "",
-        f"top-1 agreement: {agreement} ({fit.agreed:,} of {fit.compared:,} tokens the draft "
-        "ranks first)",
-        "",
-        "      guesses  verified per pass  tokens per pass",
-        *(_tree_line(tree) for tree in fit.trees),
-        "",
-        *_source_lines(fit),
-        _conclusion(fit),
-        memory_line(plan, peak_bytes),
-        *(f"note: {note}" for note in (*plan.notes, *fit.notes)),
-    ]
-
-
-def drafters_report(
-    reports: Sequence[dict[str, Any]], lookups: SourcesFit, failures: Mapping[Path, Exception]
-) -> dict[str, Any]:
-    """The object that `models check --json` prints for several drafts."""
-    left_out = [{"draft": str(draft), "reason": str(error)} for draft, error in failures.items()]
-    return {"drafts": reports, "lookups": _together_report(lookups), "left_out": left_out}
+def sources_report(together: SourcesFit) -> dict[str, Any]:
+    """All sources of guesses together, for programs."""
+    return asdict(together) | {"tokens_per_pass": together.tokens_per_pass}
 
 
 def drafters_table(
@@ -260,35 +269,11 @@ def _aligned(rows: Sequence[Sequence[str]], n_left: int) -> list[str]:
     return lines
 
 
-def enlarge_report(written: EnlargeReport) -> dict[str, Any]:
-    """The part of `models enlarge --json` about what was written."""
-    return {
-        "size_bytes": written.size_bytes,
-        "factor": written.factor,
-        "layers": written.layers,
-        "parameters": written.parameters,
-    }
-
-
 def enlarged_line(written: EnlargeReport) -> str:
     return (
         f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
         f"{_count(written.parameters)} parameters"
     )
-
-
-def _tree_line(tree: TreeFit) -> str:
-    return (
-        f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  {tree.tokens_per_pass:>15.2f}"
-    )
-
-
-def _sources_report(fit: PairFit) -> dict[str, Any] | None:
-    return _together_report(fit.together) if fit.together else None
-
-
-def _together_report(together: SourcesFit) -> dict[str, Any]:
-    return asdict(together) | {"tokens_per_pass": together.tokens_per_pass}
 
 
 def _source_lines(fit: PairFit) -> list[str]:
@@ -416,20 +401,6 @@ def room_line(room: Room) -> str:
         f"{format_size(room.most_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
         f"the draft {format_size(room.read_alone_bytes)}.\n"
     )
-
-
-def drafts_report(best: SelfDraft, compared: Sequence[SelfDraft], room: Room) -> dict[str, Any]:
-    """The same for programs."""
-    return {
-        "made": asdict(best),
-        "compared": [asdict(draft) for draft in compared],
-        "room": asdict(room),
-    }
-
-
-def adapted_report(adapted: Adapted, out: Path) -> dict[str, Any]:
-    """The part of `models adapt --json` about the training."""
-    return {"path": str(out), "trained": asdict(adapted)}
 
 
 def adapted_lines(adapted: Adapted, before: PairFit, after: PairFit, out: Path) -> list[str]:

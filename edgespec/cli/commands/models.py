@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec.cli import fetching
 from edgespec.cli.commands import model_report
+from edgespec.cli.commands.model_report import MeasuredPair
 from edgespec.cli.console import Console
 from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
@@ -22,8 +23,6 @@ from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from edgespec.memory.budget import MemoryPlan
-    from edgespec.models.pair_fit import PairFit
     from edgespec.ports import Vocabulary
 
 Prompts: TypeAlias = Sequence[str | Sequence[int]]
@@ -41,12 +40,11 @@ def run_list(args: argparse.Namespace) -> None:
     console = Console(quiet="quiet" in args)
     models = listing("hash" in args, console.progress)
     console.end_of_progress()
-    if "json" in args:
-        console.json(model_report.list_report(models, cache_folder.folder()))
-        return
-    console.write("\n".join(model_report.list_table(models)))
-    for note in model_report.list_notes(models):
-        console.note(note)
+    report = model_report.list_report(models, cache_folder.folder())
+    _show(args, report, model_report.list_table(models))
+    if "json" not in args:
+        for note in model_report.list_notes(models):
+            console.note(note)
 
 
 def run_show(args: argparse.Namespace) -> None:
@@ -55,18 +53,12 @@ def run_show(args: argparse.Namespace) -> None:
     console = Console(quiet="quiet" in args)
     described = describe(catalogue.find(args.model), console.progress)
     console.end_of_progress()
-    if "json" in args:
-        console.json(model_report.show_report(described))
-        return
-    console.write("\n".join(model_report.show_table(described)))
+    _show(args, model_report.show_report(described), model_report.show_table(described))
 
 
 def run_path(args: argparse.Namespace) -> None:
     path = str(catalogue.find(args.model))
-    if "json" in args:
-        Console().json({"path": path})
-        return
-    Console().write(path)
+    _show(args, {"path": path}, [path])
 
 
 def run_check(args: argparse.Namespace) -> None:
@@ -80,10 +72,7 @@ def run_check(args: argparse.Namespace) -> None:
         return
     (draft,) = drafts
     only = _measured(args, target, draft, prompts, console)
-    if "json" in args:
-        console.json(only.report(draft))
-        return
-    console.write("\n".join(only.table()))
+    _show(args, only.report(draft), only.table())
 
 
 def _compare(
@@ -113,14 +102,15 @@ def _compare(
         show = console.progress_with_rest
         lookups = pair_fit.with_lookups(models.target, encoded, _max_tokens(args), show)
     console.end_of_progress()
-    if "json" in args:
-        reports = [pair.report(draft) for draft, pair in measured.items()]
-        console.json(model_report.drafters_report(reports, lookups, failures))
-        return
+    report = {
+        "drafts": [pair.report(draft) for draft, pair in measured.items()],
+        "lookups": model_report.sources_report(lookups),
+        "left_out": [{"draft": str(d), "reason": str(error)} for d, error in failures.items()],
+    }
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in measured.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
-    console.write("\n".join(model_report.drafters_table(fits, lookups, reasons)))
+    _show(args, report, model_report.drafters_table(fits, lookups, reasons))
 
 
 def run_enlarge(args: argparse.Namespace) -> None:
@@ -135,7 +125,7 @@ def run_enlarge(args: argparse.Namespace) -> None:
     console.end_of_progress()
     console.note(model_report.enlarged_line(written))
     if "json" in args:
-        console.json({"path": str(out)} | model_report.enlarge_report(written))
+        console.json(asdict(written) | {"path": str(out)})
 
 
 def run_draft(args: argparse.Namespace) -> None:
@@ -167,12 +157,12 @@ def run_draft(args: argparse.Namespace) -> None:
         console.write("\n".join(model_report.drafts_table(compared, out)))
     measured = _measured(args, target, out, job.prompts, console)
     room = self_draft.room(alone, measured.plan)
-    if "json" in args:
-        made = model_report.drafts_report(best, compared, room)
-        console.json(measured.report(out) | made)
-        return
-    console.write(model_report.room_line(room))
-    console.write("\n".join(measured.table()))
+    made = {
+        "made": asdict(best),
+        "compared": [asdict(draft) for draft in compared],
+        "room": asdict(room),
+    }
+    _show(args, measured.report(out) | made, [model_report.room_line(room), *measured.table()])
 
 
 def run_adapt(args: argparse.Namespace) -> None:
@@ -202,12 +192,13 @@ def run_adapt(args: argparse.Namespace) -> None:
         console.end_of_progress()
         after = _measured(args, material.target, new, prompts, console)
         _place(new, out)
-    if "json" in args:
-        report = {"before": before.report(draft), "after": after.report(out)}
-        console.json(report | model_report.adapted_report(adapted, out))
-        return
-    console.write("\n".join(["After:", *after.table(), ""]))
-    console.write("\n".join(model_report.adapted_lines(adapted, before.fit, after.fit, out)))
+    report = {"before": before.report(draft), "after": after.report(out)}
+    learnt = model_report.adapted_lines(adapted, before.fit, after.fit, out)
+    _show(
+        args,
+        report | {"path": str(out), "trained": asdict(adapted)},
+        ["After:", *after.table(), "", *learnt],
+    )
 
 
 def run_forget(args: argparse.Namespace) -> None:
@@ -223,6 +214,14 @@ def run_forget(args: argparse.Namespace) -> None:
         return
     said = f"{format_size(nbytes)} deleted" if nbytes else "no texts are kept"
     Console(quiet="quiet" in args).note(f"{folder}: {said}")
+
+
+def _show(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Write the result: the object with --json, otherwise the lines."""
+    if "json" in args:
+        Console().json(report)
+    else:
+        Console().write("\n".join(lines))
 
 
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
@@ -241,23 +240,6 @@ def _place(new: Path, out: Path) -> None:
         raise UsageError(f"{out} exists by now and is not overwritten: start again") from error
     except OSError:  # a file system without such links
         new.rename(out)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """A pair that `models check` has measured."""
-
-    target: Path
-    fit: PairFit
-    plan: MemoryPlan
-    peak_bytes: int
-
-    def report(self, draft: Path) -> dict[str, Any]:
-        """For programs; the draft may have moved meanwhile."""
-        return model_report.check_report(self.fit, self.target, draft, self.plan, self.peak_bytes)
-
-    def table(self) -> list[str]:
-        return model_report.check_table(self.fit, self.plan, self.peak_bytes)
 
 
 def _measured(
