@@ -65,11 +65,6 @@ class PairFigures:
     """Room for a mixture's experts; with less of it passes read more."""
 
     @classmethod
-    def storage_alone(cls, tokens_per_pass: float) -> PairFigures:
-        """Only reads take time: the bound for a pair that was not measured."""
-        return cls(tokens_per_pass, 0.0, 0.0, 0, 0)
-
-    @classmethod
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which was planned as `plan` on such a disk."""
         rounds = prospect.planner_of(plan, disk_bytes_per_s, run.compute_s)

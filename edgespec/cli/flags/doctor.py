@@ -10,11 +10,9 @@ _EXAMPLES = """\
 examples:
   edgespec doctor
   edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB
-  edgespec doctor -m big.gguf --memory-budget 4GiB --tokens-per-pass 4
 
 To measure a disk it writes at most 64 MiB. Models are measured for about half a minute, in a
-process within the budget. With --tokens-per-pass no weights are loaded, and the prediction is what
-storage allows: computing may take longer."""
+process within the budget; `edgespec plan` loads nothing."""
 
 
 def add_to(parser: ArgumentParser) -> None:
@@ -25,10 +23,4 @@ def add_to(parser: ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     groups.add_models(parser)
     groups.add_memory(parser)
-    parser.add_argument_group("prediction").add_argument(
-        "--tokens-per-pass",
-        metavar="X",
-        help="tokens per pass, as `edgespec models check` measures them: predict from storage "
-        "alone (default: measure the pair)",
-    )
     groups.add_output(parser)
