@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
-from edgespec.settings.config import ABOUT_THE_DRAFT, LoadSettings
+from edgespec.settings.config import ABOUT_THE_DRAFT, DRAFTING, LoadSettings
 from edgespec.settings.options import declared, option_names
 
 DRAFT_MAXIMA = (8, 24, 48)
@@ -39,123 +39,98 @@ class TuningJob:
     def other_drafts(self) -> list[Candidate]:
         """The defaults with each of the other drafts."""
         others = (draft for draft in self.drafts if draft != self.load.draft)
-        return [replace(self.defaults, draft=draft) for draft in others]
+        return [Candidate(draft) for draft in others]
 
     @property
     def defaults(self) -> Candidate:
         """The settings of an untuned run."""
-        return Candidate(
-            draft=self.load.draft,
-            threads=self.load.threads or self.default_threads,
-            threads_draft=self.load.threads_draft,
-            draft_max=self.engine.draft_max if self.engine.pins_draft_max else None,
-            overlap=self.engine.overlap,
-            lookup=self.engine.lookup,
-        )
+        return Candidate(self.load.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One combination of settings."""
+    """A draft, or none, and the settings that differ from the defaults."""
 
     draft: Path | None
-    threads: int
-    threads_draft: int | None = None
-    draft_max: int | None = None
-    """None: the plan's choice."""
-    overlap: bool = True
-    lookup: bool | None = None
-    """None: only beside a draft."""
-    options: tuple[tuple[str, Any], ...] = ()
-    """Options of a runtime that place the draft on a GPU."""
-
-    @property
-    def guesses(self) -> bool:
-        return self.draft is not None or bool(self.lookup)
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """By their names in a preset."""
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this candidate's models, threads and options."""
-        values = without_draft(settings) if self.draft is None else settings.as_given()
-        values |= {"threads": self.threads}
+        values = without_draft(settings)
         if self.draft is not None:
-            values |= {"draft": self.draft, "threads_draft": self.threads_draft}
-            values |= dict(self.options)
+            values = settings.as_given() | {"draft": self.draft}
+        known = LoadSettings.known()
+        values |= {name: value for name, value in self._applying.items() if name in known}
         return LoadSettings.model_validate(values)
 
     def engine(self, settings: EngineSettings) -> EngineSettings:
         """`settings` with this candidate's; runs remember nothing, so that all begin alike."""
+        changed = self.changed
         return replace(
             settings,
-            draft_max=self.draft_max or EngineSettings().draft_max,
-            pins_draft_max=self.draft_max is not None,
-            overlap=self.overlap,
-            lookup=self.lookup,
+            draft_max=changed.get("draft_max", settings.draft_max),
+            pins_draft_max="draft_max" in changed or settings.pins_draft_max,
+            overlap=not changed.get("no_overlap", not settings.overlap),
+            lookup=changed.get("lookup", settings.lookup),
             remember=False,
         )
 
     def settings(self, defaults: Candidate) -> dict[str, Any]:
         """The settings that differ from the defaults, by their names in a preset."""
-        changed: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         if self.draft != defaults.draft:
-            changed |= {"no_draft": True} if self.draft is None else {"draft": self.draft}
-        for name in ("threads", "lookup"):
-            if getattr(self, name) != getattr(defaults, name):
-                changed[name] = getattr(self, name)
-        if self.draft is not None and self.threads_draft != defaults.threads_draft:
-            changed["threads_draft"] = self.threads_draft
-        if self.guesses and self.draft_max != defaults.draft_max:
-            changed["draft_max"] = self.draft_max
-        if self.guesses and self.overlap != defaults.overlap:
-            changed["no_overlap"] = not self.overlap
-        return changed | dict(self.options)
+            chosen = {"no_draft": True} if self.draft is None else {"draft": self.draft}
+        return chosen | self._applying
 
     def combined(self, other: Candidate, defaults: Candidate) -> Candidate:
         """The candidate with the settings in which `other` differs from the defaults."""
-        fields = Candidate.__dataclass_fields__
-        changed = {
-            name: getattr(other, name)
-            for name in fields
-            if getattr(other, name) != getattr(defaults, name)
-        }
-        return replace(self, **changed)
+        draft = self.draft if other.draft == defaults.draft else other.draft
+        return Candidate(draft, {**self.changed, **other.changed})
+
+    @property
+    def _applying(self) -> dict[str, Any]:
+        """The changes that mean something beside its draft, or without one."""
+        idle: set[str] = set()
+        if self.draft is None:
+            idle = {*ABOUT_THE_DRAFT, *option_names("draft")}
+            idle |= set() if self.changed.get("lookup") else DRAFTING
+        return {name: value for name, value in self.changed.items() if name not in idle}
 
 
 def candidates(job: TuningJob) -> list[Candidate]:
     """The defaults first, then the most promising first, each with one thing changed."""
     defaults = job.defaults
-    found = [
-        defaults,
-        *_drafts(job, defaults),
-        *_guessing(defaults),
-        *_threads(job, defaults),
+    found = [defaults, *_drafts(job), *_guessing(job), *_threads(job)]
+    return [
+        one
+        for at, one in enumerate(found)
+        if one not in found[:at] and not one.settings(defaults).keys() & job.fixed
     ]
-    allowed = [one for one in found if not one.settings(defaults).keys() & job.fixed]
-    return list(dict.fromkeys(allowed))
 
 
-def _drafts(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
+def _drafts(job: TuningJob) -> Iterator[Candidate]:
     yield from job.other_drafts
     for draft in job.drafts:
         for options in _on_gpu(job.load, draft).values():
-            yield replace(defaults, draft=draft, options=tuple(options.items()))
+            yield Candidate(draft, options)
 
 
-def _guessing(defaults: Candidate) -> Iterator[Candidate]:
-    alone = replace(defaults, draft=None, threads_draft=None)
-    if defaults.draft is not None:
-        yield replace(defaults, overlap=not defaults.overlap)
-        yield alone
-        yield from (replace(defaults, draft_max=n) for n in DRAFT_MAXIMA)
-        yield replace(defaults, lookup=False)
-    yield replace(alone, lookup=True)
+def _guessing(job: TuningJob) -> Iterator[Candidate]:
+    if draft := job.load.draft:
+        yield Candidate(draft, {"no_overlap": job.engine.overlap})
+        yield Candidate(None)
+        yield from (Candidate(draft, {"draft_max": n}) for n in DRAFT_MAXIMA)
+        yield Candidate(draft, {"lookup": False})
+    yield Candidate(None, {"lookup": True})
 
 
-def _threads(job: TuningJob, defaults: Candidate) -> Iterator[Candidate]:
-    if defaults.threads > 1:
-        half = defaults.threads // 2
-        yield replace(defaults, threads=half)
-        if defaults.draft is not None:
-            yield replace(defaults, threads_draft=half)
+def _threads(job: TuningJob) -> Iterator[Candidate]:
+    half = (job.load.threads or job.default_threads) // 2
+    if half:
+        yield Candidate(job.load.draft, {"threads": half})
+        if job.load.draft:
+            yield Candidate(job.load.draft, {"threads_draft": half})
 
 
 def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:

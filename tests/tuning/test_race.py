@@ -46,13 +46,13 @@ def test_the_defaults_run_first_and_stay_where_nothing_is_faster() -> None:
 @pytest.mark.parametrize(
     ("faster", "flag"),
     [
-        (lambda c: c.draft is None and not c.lookup, "--no-draft"),
-        (lambda c: c.draft is None and c.lookup, "--no-draft --lookup"),
-        (lambda c: not c.overlap, "--no-overlap"),
-        (lambda c: c.draft_max == 8, "--draft-max 8"),
-        (lambda c: c.threads == 2, "-t 2"),
-        (lambda c: c.threads_draft == 2, "-td 2"),
-        (lambda c: c.lookup is False, "--no-lookup"),
+        (lambda c: c.draft is None and not c.changed, "--no-draft"),
+        (lambda c: c.draft is None and "lookup" in c.changed, "--no-draft --lookup"),
+        (lambda c: c.changed.get("no_overlap"), "--no-overlap"),
+        (lambda c: c.changed.get("draft_max") == 8, "--draft-max 8"),
+        (lambda c: c.changed.get("threads") == 2, "-t 2"),
+        (lambda c: c.changed.get("threads_draft") == 2, "-td 2"),
+        (lambda c: c.changed.get("lookup") is False, "--no-lookup"),
     ],
 )
 def test_the_fastest_wins(faster: Callable[[Candidate], bool], flag: str) -> None:
@@ -75,10 +75,13 @@ def test_however_short_the_time_every_draft_is_tried() -> None:
 
 def test_two_that_are_faster_alone_are_tried_together() -> None:
     def speed(candidate: Candidate) -> float:
-        return 5.0 * (1.1 if not candidate.overlap else 1) * (1.2 if candidate.threads == 2 else 1)
+        return (
+            5.0
+            * (1.1 if "no_overlap" in candidate.changed else 1)
+            * (1.2 if candidate.changed.get("threads") == 2 else 1)
+        )
 
-    best = tuned(speed).winner.candidate
-    assert (best.overlap, best.threads) == (False, 2)
+    assert tuned(speed).winner.candidate.changed == {"no_overlap": True, "threads": 2}
 
 
 def test_a_gain_within_the_noise_changes_nothing() -> None:
@@ -93,15 +96,15 @@ def test_what_the_user_gave_stays() -> None:
 
 
 def test_a_model_without_a_draft_is_tuned_too() -> None:
-    lab = FormulaLab(lambda c: 9.0 if c.lookup else 5.0)
+    lab = FormulaLab(lambda c: 9.0 if "lookup" in c.changed else 5.0)
     found = tune(lab, job(), BUDGET)
-    assert found.winner.candidate.lookup is True
+    assert found.winner.candidate.changed == {"lookup": True}
 
 
 def test_a_run_that_fails_leaves_with_its_reason() -> None:
     class Failing(FormulaLab):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
-            if not candidate.overlap:
+            if "no_overlap" in candidate.changed:
                 raise EdgespecError("no room")
             return super().run(job, candidate, length)
 
@@ -113,7 +116,7 @@ def test_a_run_above_the_budget_cannot_win() -> None:
     class Large(FormulaLab):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             self.ran.append(candidate)
-            if candidate.threads == 2:
+            if candidate.changed.get("threads") == 2:
                 return figures(50.0, 2 * BUDGET)
             return figures(5.0)
 
@@ -121,7 +124,7 @@ def test_a_run_above_the_budget_cannot_win() -> None:
 
 
 def test_it_ends_with_the_time() -> None:
-    lab = FormulaLab(lambda c: 5.0 + c.threads % 3, seconds=12.0)
+    lab = FormulaLab(lambda c: 5.0 + len(c.changed), seconds=12.0)
     found = tune(lab, job(DRAFT), BUDGET)
     assert len(lab.ran) <= 16
     assert any(not one.runs for one in found.entrants)
@@ -149,8 +152,14 @@ def test_what_the_plan_notes_is_said() -> None:
     assert "note: a server holds 5 layers" in report.lines(found)
 
 
+def test_what_means_nothing_without_guesses_is_left_out_of_a_combination() -> None:
+    alone, beside = Candidate(None), Candidate(DRAFT, {"no_overlap": True, "threads": 2})
+    both = alone.combined(beside, job(DRAFT).defaults)
+    assert both.settings(job(DRAFT).defaults) == {"no_draft": True, "threads": 2}
+
+
 def test_a_preset_says_what_differs() -> None:
-    found = tuned(lambda c: 6.0 if not c.overlap else 5.0)
+    found = tuned(lambda c: 6.0 if "no_overlap" in c.changed else 5.0)
     settings = report.preset_settings(found)
     assert settings["no_overlap"] is True and "threads" not in settings
     assert settings["draft"].name == DRAFT.name

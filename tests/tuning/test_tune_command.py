@@ -61,7 +61,7 @@ def test_a_place_that_may_not_be_written_is_named(
 @pytest.fixture
 def synthetic(monkeypatch: pytest.MonkeyPatch) -> FormulaLab:
     """Takes the place of processes: nothing is loaded."""
-    lab = FormulaLab(lambda candidate: 6.0 if candidate.draft_max == 8 else 5.0)
+    lab = FormulaLab(lambda candidate: 6.0 if candidate.changed.get("draft_max") == 8 else 5.0)
     monkeypatch.setattr(tune_command, "_lab", lambda *_: lab)
     return lab
 
