@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.files.unfinished import unfinished_file
+from edgespec.settings.units import format_size
 from edgespec.values import ENLARGED_FROM, EnlargeReport
-from edgespec_runtimes.enlarge.gguf.disk import check_room, mib, writing
-from edgespec_runtimes.enlarge.gguf.packing import CHUNK_BYTES, pack_head, pack_pair, read_bytes
+from edgespec_runtimes.enlarge.gguf.packing import (
+    CHUNK_BYTES,
+    NewModel,
+    copied_pairs,
+    pack_pair,
+    read_bytes,
+)
 from edgespec_runtimes.enlarge.gguf.replication import (
     LlamaShape,
     Role,
@@ -27,7 +31,6 @@ from edgespec_runtimes.enlarge.gguf.replication import (
     muted,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.layout import padded
 from edgespec_runtimes.gguf.file.validation import validate
 
 if TYPE_CHECKING:
@@ -60,9 +63,9 @@ def enlarge(
     shape = _shape(header)
     plan = _choose(header, partial(_plan, header, shape), size_bytes)
     out = Path(out)
-    _check_place(header, out, plan.size_bytes)
-    with writing(out), unfinished_file(out) as file:
-        _write(file, header, plan, progress)
+    _check_place(header, out)
+    contents = (_content(header, tensor) for tensor in plan.tensors)
+    plan.model.write(out, contents, "enlarging", progress)
     return EnlargeReport(out, plan.size_bytes, plan.factor, len(plan.layers), plan.parameters)
 
 
@@ -116,14 +119,11 @@ class _GgufPlan:
     factor: int
     layers: tuple[LayerCopy, ...]
     tensors: tuple[_GgufTensor, ...]
-    head: bytes
-    """Everything before the weights, padded."""
-    alignment: int
+    model: NewModel
 
     @property
     def size_bytes(self) -> int:
-        weights = sum(padded(tensor.nbytes, self.alignment) for tensor in self.tensors)
-        return len(self.head) + weights
+        return self.model.size_bytes
 
     @property
     def layer_bytes(self) -> float:
@@ -191,16 +191,19 @@ def _choose(header: GgufFile, plan: Callable[[int, int], _GgufPlan], size_bytes:
         raise obstacle
     assert nearest is not None
     raise UsageError(
-        f"{header.path} cannot be enlarged to {mib(size_bytes)}: the nearest size is "
-        f"{mib(nearest.size_bytes)}, with {len(nearest.layers)} layers"
+        f"{header.path} cannot be enlarged to {format_size(size_bytes)}: the nearest size is "
+        f"{format_size(nearest.size_bytes)}, with {len(nearest.layers)} layers"
     )
 
 
 def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _GgufPlan:
     layers = spread(header.n_layers, n_layers)
     tensors = tuple(_grown_tensors(header, shape, factor, layers))
-    head = _head(header, shape.grown(factor), tensors, layers)
-    return _GgufPlan(factor, layers, tensors, head, header.alignment)
+    changed = _metadata(header, shape.grown(factor), tensors, layers)
+    packed = {key: pack_pair(key, value) for key, value in changed.items()}
+    described = [(tensor.name, tensor.source.type, tensor.shape) for tensor in tensors]
+    model = NewModel(copied_pairs(header, packed), described, header.alignment)
+    return _GgufPlan(factor, layers, tensors, model)
 
 
 def _grown_tensors(
@@ -239,26 +242,6 @@ def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int)
     return role
 
 
-def _head(
-    header: GgufFile,
-    grown: LlamaShape,
-    tensors: tuple[_GgufTensor, ...],
-    layers: tuple[LayerCopy, ...],
-) -> bytes:
-    """All bytes before the weights; metadata that does not change is the source's."""
-    changed = _metadata(header, grown, tensors, layers)
-    kept = [
-        entry
-        for key, entry in header.entries.items()
-        if key not in changed and not key.startswith("split.")
-    ]
-    with header.path.open("rb") as file:
-        pairs = [read_bytes(file, entry.start, entry.end - entry.start) for entry in kept]
-    pairs += [pack_pair(key, value) for key, value in changed.items()]
-    described = [(tensor.name, tensor.source.type, tensor.shape) for tensor in tensors]
-    return pack_head(pairs, described, header.alignment)
-
-
 def _metadata(
     header: GgufFile,
     grown: LlamaShape,
@@ -292,30 +275,17 @@ def _metadata(
     return changed | {header.key(suffix): number for suffix, number in integers.items()}
 
 
-def _check_place(header: GgufFile, out: Path, size_bytes: int) -> None:
+def _check_place(header: GgufFile, out: Path) -> None:
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"{out} must be a file in a folder that exists")
     if any(out.exists() and path.samefile(out) for path in header.paths):
         raise UsageError(f"{out} is the source itself: write the enlarged model elsewhere")
-    check_room(out, size_bytes)
 
 
-def _write(file: BinaryIO, header: GgufFile, plan: _GgufPlan, progress: Progress | None) -> None:
-    written = file.write(plan.head)
-    with ExitStack() as stack:
-        sources = [stack.enter_context(path.open("rb")) for path in header.paths]
-        for tensor in plan.tensors:
-            file.writelines(_content(sources[tensor.source.file_index], tensor))
-            padding = padded(tensor.nbytes, plan.alignment) - tensor.nbytes
-            file.write(bytes(padding))
-            written += tensor.nbytes + padding
-            if progress is not None:
-                progress("enlarging", written / plan.size_bytes)
-
-
-def _content(file: BinaryIO, tensor: _GgufTensor) -> Iterator[bytes]:
+def _content(header: GgufFile, tensor: _GgufTensor) -> Iterator[bytes]:
     """The tensor's bytes, in pieces of about CHUNK_BYTES."""
     source, role, factor = tensor.source, tensor.role, tensor.factor
+    path = header.paths[source.file_index]
     row_bytes = source.type.nbytes(source.shape[0])
     n_rows = source.nbytes // row_bytes
     run = role.rows or n_rows
@@ -326,7 +296,7 @@ def _content(file: BinaryIO, tensor: _GgufTensor) -> Iterator[bytes]:
             for row in range(run_start, run_start + run, step):
                 if row != piece_at:
                     rows = min(step, run_start + run - row)
-                    raw = read_bytes(file, source.offset + row * row_bytes, rows * row_bytes)
+                    raw = read_bytes(path, source.offset + row * row_bytes, rows * row_bytes)
                     if tensor.silent:
                         raw = muted(raw, source.type)
                     piece_at, piece = row, role.repeated(raw, rows, source.type, factor)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edgespec.files.kept_texts import KeptText
 from edgespec.ports import Progress
-from edgespec.values import EnlargeReport
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.heads import fit_head
@@ -21,8 +20,11 @@ from edgespec_runtimes.gguf.llama.quantiser import quantise
 class GgufTool:
     """Implements `ModelTool` of `edgespec.models.enlarging`."""
 
-    def recognises(self, source: Path) -> bool:
-        return runtime.recognises(source)
+    recognises = staticmethod(runtime.recognises)
+    enlarge = staticmethod(enlarge)
+    fit_head = staticmethod(fit_head)
+    subset = staticmethod(subset)
+    weight_bytes = staticmethod(subset_bytes)
 
     def quantise(
         self, source: Path, folder: Path, kind: str, progress: Progress | None = None
@@ -31,27 +33,11 @@ class GgufTool:
         quantise(source, out, kind, progress)
         return out
 
-    def enlarge(
-        self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
-    ) -> EnlargeReport:
-        return enlarge(source, out, size_bytes, progress)
-
     def is_head(self, draft: Path) -> bool:
         return is_head(read_header(draft))
 
-    def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
-        fit_head(head, source, enlarged, out)
-
     def n_layers(self, source: Path) -> int:
         return read_header(source).n_layers
-
-    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
-        return subset_bytes(source, layers)
-
-    def subset(
-        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
-    ) -> None:
-        subset(source, out, layers, progress)
 
     def check_adaptable(self, source: Path) -> None:
         adaptable.check(read_header(source))

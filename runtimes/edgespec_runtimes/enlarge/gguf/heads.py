@@ -7,23 +7,22 @@ the enlarged ones are wider. Loads no model.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from edgespec.errors import ModelError
-from edgespec.files.unfinished import unfinished_file
-from edgespec_runtimes.enlarge.gguf.disk import check_room, writing
 from edgespec_runtimes.enlarge.gguf.enlarge import spread
-from edgespec_runtimes.enlarge.gguf.packing import pack_head, pack_pair, pack_string, read_bytes
+from edgespec_runtimes.enlarge.gguf.packing import (
+    NewModel,
+    copied_pairs,
+    pack_array,
+    pack_pair,
+    read_bytes,
+)
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
 from edgespec_runtimes.gguf.file.heads import EMBEDDINGS, OUTPUT, HeadShape, head_shape
-from edgespec_runtimes.gguf.file.layout import padded
 
 FUSING = ("fc.weight", "enc.output_norm.weight")
 """Tensors that meet hidden states of the target."""
@@ -41,15 +40,9 @@ def fit_head(head: Path, source: Path, enlarged: Path, out: Path) -> None:
     own = [(header, tensor) for tensor in header.tensors]
     own += [(lender, replace(tensor, name=name)) for name, tensor in lent.items() if tensor]
     described = [(tensor.name, tensor.type, _widened(tensor, factor).shape) for _, tensor in own]
-    packed = pack_head(list(_pairs(header, shape, lender, target)), described, header.alignment)
-    size = len(packed) + sum(factor * tensor.nbytes for _, tensor in own)
-    check_room(out, size)
-    with writing(out), unfinished_file(out) as file, ExitStack() as stack:
-        file.write(packed)
-        for of, tensor in own:
-            part = stack.enter_context(of.paths[tensor.file_index].open("rb"))
-            content = _content(part, tensor, shape, factor)
-            file.write(content.ljust(padded(len(content), header.alignment), b"\0"))
+    pairs = copied_pairs(header, _changed(header, shape, lender, target))
+    contents = ([_content(of, tensor, shape, factor)] for of, tensor in own)
+    NewModel(pairs, described, header.alignment).write(out, contents)
 
 
 def _widened(tensor: TensorEntry, factor: int) -> TensorEntry:
@@ -58,27 +51,24 @@ def _widened(tensor: TensorEntry, factor: int) -> TensorEntry:
     return replace(tensor, shape=(factor * tensor.shape[0], *tensor.shape[1:]))
 
 
-def _pairs(
+def _changed(
     header: GgufFile, shape: HeadShape, source: GgufFile, enlarged: GgufFile
-) -> Iterator[bytes]:
-    """Packed metadata: the layers where those of the source begin, and their width."""
+) -> dict[str, bytes]:
+    """Packed metadata by key: the layers where those of the source begin, and their width."""
     begins: dict[int, int] = {}
     for index, copy in enumerate(spread(source.n_layers, enlarged.n_layers)):
         begins.setdefault(copy.source, index)
     layers, width = header.key("target_layers"), header.key("target_hidden_size")
-    with header.path.open("rb") as file:
-        for key, entry in header.entries.items():
-            if key not in (layers, width):
-                yield read_bytes(file, entry.start, entry.end - entry.start)
     numbers = [begins[layer] for layer in shape.layers]
-    kind = struct.pack("<IIQ", ValueType.ARRAY, ValueType.INT32, len(numbers))
-    yield pack_string(layers) + kind + struct.pack(f"<{len(numbers)}i", *numbers)
-    yield pack_pair(width, enlarged.embedding_length)
+    return {
+        layers: pack_array(layers, ValueType.INT32, numbers),
+        width: pack_pair(width, enlarged.embedding_length),
+    }
 
 
-def _content(file: BinaryIO, tensor: TensorEntry, shape: HeadShape, factor: int) -> bytes:
+def _content(header: GgufFile, tensor: TensorEntry, shape: HeadShape, factor: int) -> bytes:
     """The tensor's bytes; zeros meet all but the first copy of a hidden state."""
-    raw = read_bytes(file, tensor.offset, tensor.nbytes)
+    raw = read_bytes(header.paths[tensor.file_index], tensor.offset, tensor.nbytes)
     if tensor.name not in FUSING or factor == 1:
         return raw
     runs = np.frombuffer(raw, np.uint8).reshape(-1, 1, tensor.type.nbytes(shape.n_values))

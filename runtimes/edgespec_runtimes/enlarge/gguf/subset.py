@@ -5,27 +5,21 @@ The result computes another function: it is meant as a draft. Does not judge how
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from edgespec.errors import ModelError
-from edgespec.files.unfinished import unfinished_file
 from edgespec.ports import Progress
-from edgespec_runtimes.enlarge.gguf.disk import check_room, writing
 from edgespec_runtimes.enlarge.gguf.packing import (
-    CHUNK_BYTES,
-    pack_head,
+    NewModel,
+    copied_pairs,
+    copied_tensor,
+    pack_array,
     pack_pair,
-    pack_string,
-    read_bytes,
 )
-from edgespec_runtimes.gguf.file.header import GgufFile, read_header
-from edgespec_runtimes.gguf.file.layout import SCALARS, ValueType, padded
-from edgespec_runtimes.gguf.file.parts import GgufArray, MetadataEntry, TensorEntry
+from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, read_header
+from edgespec_runtimes.gguf.file.layout import SCALARS
 from edgespec_runtimes.gguf.file.validation import validate
 
 
@@ -45,20 +39,11 @@ def subset(
             f"in ascending order, not {list(layers)}"
         )
     tensors = list(_kept(header, layers))
-    kept = [entry for key, entry in header.entries.items() if not key.startswith("split.")]
-    with header.path.open("rb") as file:
-        pairs = [_pair(file, header, entry, layers) for entry in kept]
-    head = pack_head(pairs, [(t.name, t.type, t.shape) for t in tensors], header.alignment)
-    size = len(head) + sum(padded(tensor.nbytes, header.alignment) for tensor in tensors)
-    check_room(out, size)
-    with writing(out), unfinished_file(out) as file, ExitStack() as stack:
-        parts = [stack.enter_context(path.open("rb")) for path in header.paths]
-        file.write(head)
-        for n, tensor in enumerate(tensors, 1):
-            file.writelines(_content(parts[tensor.file_index], tensor))
-            file.write(bytes(padded(tensor.nbytes, header.alignment) - tensor.nbytes))
-            if progress is not None:
-                progress("leaving layers out", n / len(tensors))
+    described = [(tensor.name, tensor.type, tensor.shape) for tensor in tensors]
+    pairs = copied_pairs(header, dict(_changed(header, layers)))
+    contents = (copied_tensor(header, tensor) for tensor in tensors)
+    model = NewModel(pairs, described, header.alignment)
+    model.write(out, contents, "leaving layers out", progress)
 
 
 def subset_bytes(source: Path, layers: Sequence[int]) -> int:
@@ -77,31 +62,17 @@ def _kept(header: GgufFile, layers: Sequence[int]) -> Iterator[TensorEntry]:
             yield replace(tensor, name=new_block[block] + tensor.name[len(block) :])
 
 
-def _pair(file: BinaryIO, header: GgufFile, entry: MetadataEntry, layers: Sequence[int]) -> bytes:
-    """The metadata entry as stored, or changed for fewer layers."""
-    value = entry.value
-    if entry.key == header.key("block_count"):
-        return pack_pair(entry.key, len(layers))
-    if _has_one_a_layer(header, entry):
-        assert isinstance(value, GgufArray)
-        elements = value.values()
-        layout = struct.Struct(f"<{len(layers)}{SCALARS[value.kind].format[1:]}")
-        packed = layout.pack(*(elements[layer] for layer in layers))
-        kind = struct.pack("<IIQ", ValueType.ARRAY, value.kind, len(layers))
-        return pack_string(entry.key) + kind + packed
-    return read_bytes(file, entry.start, entry.end - entry.start)
-
-
-def _has_one_a_layer(header: GgufFile, entry: MetadataEntry) -> bool:
-    return (
-        isinstance(entry.value, GgufArray)
-        and entry.key.startswith(f"{header.architecture}.")
-        and len(entry.value) == header.n_layers
-        and entry.value.kind in SCALARS
-    )
-
-
-def _content(file: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
-    for start in range(0, tensor.nbytes, CHUNK_BYTES):
-        n_bytes = min(CHUNK_BYTES, tensor.nbytes - start)
-        yield read_bytes(file, tensor.offset + start, n_bytes)
+def _changed(header: GgufFile, layers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """Metadata of fewer layers, packed, by key: their number, and arrays with one element a
+    layer."""
+    block_count = header.key("block_count")
+    yield block_count, pack_pair(block_count, len(layers))
+    for key, value in header.metadata.items():
+        if (
+            isinstance(value, GgufArray)
+            and key.startswith(f"{header.architecture}.")
+            and len(value) == header.n_layers
+            and value.kind in SCALARS
+        ):
+            elements = value.values()
+            yield key, pack_array(key, value.kind, [elements[layer] for layer in layers])
