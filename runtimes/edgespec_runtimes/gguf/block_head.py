@@ -6,8 +6,6 @@ knows no target: whoever has features gives them.
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,41 +14,28 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 from llama_cpp import llama_cpp_ext
 
-from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.head import HiddenStateReader
 from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME
-from edgespec_runtimes.gguf.model import GgufModel
-
-_N_KNOWN = struct.Struct("<I")
 
 
-class GgufBlockHead(GgufModel):
+class GgufBlockHead(HiddenStateReader):
     """Implements `edgespec.ports.features.GuessesBlocks`.
 
     Features enter the cache when they are given; a token is read when it counts as a part of the
     text. A pass sees what was read, and leaves nothing in the cache.
     """
 
-    def __init__(
-        self,
-        *parts: Any,
-        head: HeadShape,
-        borrowed: CopiedWeights | None = None,
-        **settings: Any,
-    ) -> None:
-        """Opens as `GgufModel` does; from then on `borrowed` is its own."""
-        super().__init__(*parts, **settings)
+    def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
+        super().__init__(*parts, head=head, **settings)
         assert head.block is not None
-        self._borrowed = borrowed
-        self.feature_layers: Sequence[int] = head.layers
         self.block_guesses = head.block.size - 1
         self._mask_token = head.block.mask_token
-        self._n_fused = len(head.layers) * head.n_values
         self._n_read = 0
         self._n_candidates = head.block.n_candidates
         self.is_chained = bool(self._n_candidates)
@@ -63,7 +48,6 @@ class GgufBlockHead(GgufModel):
         lib.llama_set_causal_attn(self._context, head.block.is_causal)
         if self.is_chained:
             llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
-        self._rows = lib.llama_batch_ext_init(self._context)
 
     @property
     def _n_known(self) -> int:
@@ -131,28 +115,16 @@ class GgufBlockHead(GgufModel):
 
     def write_state(self, hand_over: Write) -> None:
         """Hand over what is in the cache, of tokens that are yet to be read, too."""
-        hand_over(memoryview(_N_KNOWN.pack(self._n_known)))
+        self._write_count(self._n_known, hand_over)
         if self._n_known:
             super().write_state(hand_over)
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         self.drop_features(0)
-        first = bytearray(_N_KNOWN.size)
-        if read.size() != len(first):
-            raise StateError("the saved state of a head does not begin with its number of features")
-        read(memoryview(first))
-        (n_known,) = _N_KNOWN.unpack(first)
-        if not n_tokens <= n_known <= self.info.n_ctx:
-            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
+        n_known = self._read_count(read, n_tokens, n_tokens, self.info.n_ctx)
         if n_known:
             super().read_state(n_known, read)
         self._n_read = n_tokens
-
-    def _release(self) -> None:
-        lib.llama_batch_ext_free(self._rows)
-        super()._release()
-        if self._borrowed is not None:
-            self._borrowed.close()
 
     def _guess(self, root_token: int) -> None:
         """One pass over a block."""
@@ -176,11 +148,8 @@ class GgufBlockHead(GgufModel):
 
         A place of llama.cpp's table has k candidates, and then their k scores after each of the
         place before; the first ones' are all those after the root."""
-        n, width = self._n_candidates, self._model.n_embd
-        pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        content: Any = (ctypes.c_float * ((2 + depth) * width)).from_address(address or 0)
-        before, row = np.frombuffer(content, np.float32).reshape(-1, width)[-2:]
+        n = self._n_candidates
+        before, row = self._outputs(2 + depth)[-2:]
         (found,) = np.nonzero(before[:n] == token) if depth else ([0],)
         if len(found):
             begin = n * (1 + int(found[0]))
@@ -190,19 +159,9 @@ class GgufBlockHead(GgufModel):
     def _inject(self, states: np.ndarray) -> None:
         """Append keys and values made of `states` [tokens, values] to the cache."""
         self._guessed = None
-        lib.llama_batch_ext_clear(self._rows)
-        for place, row in enumerate(states, self._n_known):
-            pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            index = lib.llama_batch_ext_add_embd(
-                self._rows, HOME, lib.llama_embd(pointer, 1, row.size)
-            )
-            if index < 0:
-                raise EdgespecError(f"llama.cpp refuses features of a head (code {index})")
-            # three equal positions are one for the graphs of targets that see images
-            places = (ctypes.c_int32 * 4)(place, place, place, 0)
-            lib.llama_batch_ext_set_pos(self._rows, index, places)
-        code = lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._rows)
-        if code:
+        try:
+            self._process(states, self._n_known, lib.LLAMA_PROCESS_TYPE_DECODE)
+        except EdgespecError:
             self._memory.remove(HOME, self._n_known, -1)
-            raise EdgespecError(f"llama.cpp failed to read features (code {code})")
+            raise
         self._texts.all[HOME].extend(len(states))

@@ -24,18 +24,15 @@ from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.rows import Rows
-from edgespec_runtimes.gguf.llama.sequences import likely_first
+from edgespec_runtimes.gguf.llama.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.model import GgufModel
 
 _N_KNOWN = struct.Struct("<I")
 
 
-class GgufHead(GgufModel):
-    """Implements `edgespec.ports.features.ReadsFeatures`.
-
-    A feature is what the head fuses from the hidden states of one token, or what it predicts at a
-    node for the tokens below it.
-    """
+class HiddenStateReader(GgufModel):
+    """A model that is computed from hidden states of another, and with matrices that are not in its
+    own file."""
 
     def __init__(
         self,
@@ -48,9 +45,66 @@ class GgufHead(GgufModel):
         super().__init__(*parts, **settings)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
-        self._width = len(head.layers) * head.n_values
+        self._n_fused = len(head.layers) * head.n_values
+        """Values of one token's hidden states."""
+        self._rows = lib.llama_batch_ext_init(self._context)
+
+    def _process(self, states: np.ndarray, begin: int, kind: int) -> None:
+        """Compute hidden states [tokens, values] at the places from `begin` on."""
+        lib.llama_batch_ext_clear(self._rows)
+        for place, row in enumerate(states, begin):
+            index = lib.llama_batch_ext_add_embd(self._rows, HOME, _values(row))
+            self._place(index, place)
+        if code := lib.llama_process(self._context, kind, self._rows):
+            raise EdgespecError(f"llama.cpp failed to read features (code {code})")
+
+    def _place(self, index: int, place: int) -> None:
+        if index < 0:
+            raise EdgespecError(f"llama.cpp refuses a row of a head (code {index})")
+        # three equal positions are one for the graphs of targets that see images
+        places = (ctypes.c_int32 * 4)(place, place, place, 0)
+        lib.llama_batch_ext_set_pos(self._rows, index, places)
+
+    def _outputs(self, n_rows: int) -> np.ndarray:
+        """What the latest computation left for the next token, valid until the next one."""
         n_embd = self._model.n_embd
-        self._features = np.zeros((self.info.n_ctx, n_embd), np.float32)
+        pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        content: Any = (ctypes.c_float * (n_rows * n_embd)).from_address(address or 0)
+        return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
+
+    def _write_count(self, n_known: int, hand_over: Write) -> None:
+        """Begin a saved state with its number of features."""
+        hand_over(memoryview(_N_KNOWN.pack(n_known)))
+
+    def _read_count(self, read: Read, n_tokens: int, least: int, most: int) -> int:
+        """The number with which the saved state of `n_tokens` begins. Raises StateError."""
+        first = bytearray(_N_KNOWN.size)
+        if read.size() != len(first):
+            raise StateError("the saved state of a head does not begin with its number of features")
+        read(memoryview(first))
+        (n_known,) = _N_KNOWN.unpack(first)
+        if not least <= n_known <= most:
+            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
+        return int(n_known)
+
+    def _release(self) -> None:
+        lib.llama_batch_ext_free(self._rows)
+        super()._release()
+        if self._borrowed is not None:
+            self._borrowed.close()
+
+
+class GgufHead(HiddenStateReader):
+    """Implements `edgespec.ports.features.ReadsFeatures`.
+
+    A feature is what the head fuses from the hidden states of one token, or what it predicts at a
+    node for the tokens below it.
+    """
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self._features = np.zeros((self.info.n_ctx, self._model.n_embd), np.float32)
         """The target's, by position."""
         self._known = range(0)
         """Positions whose features are there."""
@@ -61,7 +115,6 @@ class GgufHead(GgufModel):
         self._has_first = False
         """True once the text's first token was read, which takes no place."""
         llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, True)
-        self._pairs = lib.llama_batch_ext_init(self._context)
 
     def committed_of(self, text: int) -> int:
         return super().committed_of(text) + self._has_first
@@ -75,7 +128,7 @@ class GgufHead(GgufModel):
         with self._users.use():
             for n in range(0, len(rows), step):
                 states = np.ascontiguousarray(rows[n : n + step], np.float32)
-                states = states.reshape(len(states), self._width)
+                states = states.reshape(len(states), self._n_fused)
                 self._fuse(states, self._features[position + n :][: len(states)])
         self._known = range(begin, end)
 
@@ -132,7 +185,7 @@ class GgufHead(GgufModel):
         """Hand over the features that are there, of tokens that are yet to be read, too, and then
         the keys and values of the committed prefix."""
         n_known = self._known.stop if not self._known.start else 0
-        hand_over(memoryview(_N_KNOWN.pack(n_known)))
+        self._write_count(n_known, hand_over)
         for rows in self._pieces(n_known):
             hand_over(rows.data.cast("B"))
         if self.n_committed > 1:
@@ -141,13 +194,7 @@ class GgufHead(GgufModel):
     def read_state(self, n_tokens: int, read: Read) -> None:
         self.truncate(0)
         self._known = range(0)
-        head = bytearray(_N_KNOWN.size)
-        if read.size() != len(head):
-            raise StateError("the saved state of a head does not begin with its number of features")
-        read(memoryview(head))
-        (n_known,) = _N_KNOWN.unpack(head)
-        if not n_tokens - 1 <= n_known <= len(self._features):
-            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
+        n_known = self._read_count(read, n_tokens, n_tokens - 1, len(self._features))
         for rows in self._pieces(n_known):
             if read.size() != rows.nbytes:
                 raise StateError("the saved features of a head have another size")
@@ -155,12 +202,6 @@ class GgufHead(GgufModel):
         if n_tokens > 1:
             super().read_state(n_tokens - 1, read)
         self._has_first, self._known = True, range(n_known)
-
-    def _release(self) -> None:
-        lib.llama_batch_ext_free(self._pairs)
-        super()._release()
-        if self._borrowed is not None:
-            self._borrowed.close()
 
     def _pieces(self, n_tokens: int) -> list[np.ndarray]:
         """The features of the first tokens, in pieces."""
@@ -200,44 +241,25 @@ class GgufHead(GgufModel):
 
     def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
         """Fuse the hidden states of a few tokens, [tokens, values], into their features."""
-        lib.llama_batch_ext_clear(self._pairs)
         # no place is taken, but llama.cpp wants places that would follow
-        last = lib.llama_memory_seq_pos_max(lib.llama_get_memory(self._context), 0)
-        for place, row in enumerate(states, last + 1):
-            index = lib.llama_batch_ext_add_embd(self._pairs, 0, _values(row))
-            self._place(index, place)
-        code = lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_ENCODE, self._pairs)
-        if code:
-            raise EdgespecError(f"llama.cpp failed to fuse features (code {code})")
+        last = lib.llama_memory_seq_pos_max(lib.llama_get_memory(self._context), HOME)
+        self._process(states, last + 1, lib.LLAMA_PROCESS_TYPE_ENCODE)
         into[:] = self._outputs(len(states))
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         features = self._inputs if with_logits else self._features[list(rows.positions)]
-        lib.llama_batch_ext_clear(self._pairs)
+        lib.llama_batch_ext_clear(self._rows)
         columns = zip(rows.tokens, rows.positions, rows.sequences, features, strict=True)
         for token, position, ids, feature in columns:
-            index = lib.llama_batch_ext_add_token(self._pairs, ids[0], token)
+            index = lib.llama_batch_ext_add_token(self._rows, ids[0], token)
             for sequence in ids[1:]:
-                lib.llama_batch_ext_add_seq(self._pairs, index, sequence)
+                lib.llama_batch_ext_add_seq(self._rows, index, sequence)
             self._place(index, position)
-            lib.llama_batch_ext_set_embd_token(self._pairs, index, _values(feature))
-            lib.llama_batch_ext_set_output_logits(self._pairs, index, bool(with_logits))
+            lib.llama_batch_ext_set_embd_token(self._rows, index, _values(feature))
+            lib.llama_batch_ext_set_output_logits(self._rows, index, bool(with_logits))
         if self._borrowed is not None:
             self._borrowed.fetch(set(rows.tokens))
-        return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._pairs))
-
-    def _place(self, index: int, place: int) -> None:
-        if index < 0:
-            raise EdgespecError(f"llama.cpp refuses a pair of a head (code {index})")
-        lib.llama_batch_ext_set_pos(self._pairs, index, ctypes.byref(ctypes.c_int32(place)))
-
-    def _outputs(self, n_rows: int) -> np.ndarray:
-        """The features that the latest computation left, valid until the next one."""
-        n_embd = self._model.n_embd
-        pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        content: Any = (ctypes.c_float * (n_rows * n_embd)).from_address(address or 0)
-        return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
+        return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._rows))
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         self._predicted.clear()

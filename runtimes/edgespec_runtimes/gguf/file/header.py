@@ -1,6 +1,6 @@
 """A GGUF model as its header describes it: metadata, and where each tensor lies, in all its files.
 
-Knows the container, nothing of architectures (`shapes` does) and nothing of llama.cpp's objects.
+Knows the container, nothing of architectures and nothing of llama.cpp's objects.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from types import MappingProxyType
 
 from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
-from edgespec_runtimes.gguf.file.layout import MAGIC, TensorType, ValueType
+from edgespec_runtimes.gguf.file.layout import MAGIC, ValueType
 from edgespec_runtimes.gguf.file.parts import (
     GgufArray,
-    GgufPart,
     MetadataEntry,
     MetadataValue,
     PartHeader,
@@ -25,56 +24,22 @@ from edgespec_runtimes.gguf.file.parts import (
     read_part,
 )
 
-__all__ = [
-    "MAGIC",
-    "GgufArray",
-    "GgufFile",
-    "GgufPart",
-    "MetadataEntry",
-    "MetadataValue",
-    "TensorEntry",
-    "TensorType",
-    "ValueType",
-    "read_header",
-]
+__all__ = ["GgufArray", "GgufFile", "TensorEntry", "ValueType", "read_header"]
 
 
 @dataclass(frozen=True)
 class GgufFile:
     """Header of a model, of all its files when it is split; `entries` are those of the first."""
 
-    parts: tuple[GgufPart, ...]
+    paths: tuple[Path, ...]
+    alignment: int
     entries: Mapping[str, MetadataEntry]
     tensors: tuple[TensorEntry, ...]
 
     @property
     def path(self) -> Path:
         """The file to hand to a loader: the first part."""
-        return self.parts[0].path
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(part.path for part in self.parts)
-
-    @property
-    def version(self) -> int:
-        return self.parts[0].version
-
-    @property
-    def alignment(self) -> int:
-        return self.parts[0].alignment
-
-    @property
-    def data_offset(self) -> int:
-        return self.parts[0].data_offset
-
-    @property
-    def is_split(self) -> bool:
-        return len(self.parts) > 1
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.parts)
+        return self.paths[0]
 
     @property
     def weight_bytes(self) -> int:
@@ -168,7 +133,7 @@ def read_header(path: Path) -> GgufFile:
     named = read_part(Path(path), 0)
     count = _split_value(named, "split.count", 1)
     if count <= 1:
-        return GgufFile((named.part,), named.entries, named.tensors)
+        return GgufFile((named.path,), named.alignment, named.entries, named.tensors)
     paths = _split_paths(named, count)
     return _join([read_part(part, index) for index, part in enumerate(paths)])
 
@@ -183,12 +148,12 @@ def _split_value(header: PartHeader, key: str, default: int | None = None) -> in
         return default
     if entry is None or entry.kind is not kind or not isinstance(entry.value, int):
         found = "missing" if entry is None else entry.kind.name.lower()
-        raise ModelError(f"{header.part.path}: {key} must be {kind.name.lower()}, it is {found}")
+        raise ModelError(f"{header.path}: {key} must be {kind.name.lower()}, it is {found}")
     return entry.value
 
 
 def _split_paths(named: PartHeader, count: int) -> list[Path]:
-    path = named.part.path
+    path = named.path
     number = _split_value(named, "split.no")
     match = _SPLIT_NAME.fullmatch(path.name)
     if match is None or (int(match["number"]), int(match["count"])) != (number + 1, count):
@@ -210,11 +175,9 @@ def _join(parts: list[PartHeader]) -> GgufFile:
     count = len(parts)
     tensors: dict[str, TensorEntry] = {}
     for index, header in enumerate(parts):
-        path = header.part.path
-        if (_split_value(header, "split.no"), _split_value(header, "split.count")) != (
-            index,
-            count,
-        ):
+        path = header.path
+        says = _split_value(header, "split.no"), _split_value(header, "split.count")
+        if says != (index, count):
             raise ModelError(f"{path} does not call itself part {index + 1} of {count}")
         for tensor in header.tensors:
             if tensor.name in tensors:
@@ -223,12 +186,11 @@ def _join(parts: list[PartHeader]) -> GgufFile:
     claimed = _split_value(parts[0], "split.tensors.count")
     if claimed != len(tensors):
         raise ModelError(
-            f"{parts[0].part.path}: its {count} parts should hold {claimed} tensors, they hold "
+            f"{parts[0].path}: its {count} parts should hold {claimed} tensors, they hold "
             f"{len(tensors)}"
         )
-    return GgufFile(
-        tuple(header.part for header in parts), parts[0].entries, tuple(tensors.values())
-    )
+    paths = tuple(header.path for header in parts)
+    return GgufFile(paths, parts[0].alignment, parts[0].entries, tuple(tensors.values()))
 
 
 def _describe(value: MetadataValue) -> str:

@@ -6,6 +6,7 @@ disk until they are asked for, and the file is read, never mapped. Knows nothing
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -99,22 +100,11 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class GgufPart:
-    """One file of a model; most models have one."""
+class PartHeader:
+    """Metadata and tensors of one file; most models have one."""
 
     path: Path
-    version: int
-    size_bytes: int
     alignment: int
-    data_offset: int
-    """Offset of the first tensor's data in the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartHeader:
-    """Metadata and tensors of one file."""
-
-    part: GgufPart
     entries: Mapping[str, MetadataEntry]
     tensors: tuple[TensorEntry, ...]
 
@@ -122,7 +112,7 @@ class PartHeader:
 def read_part(path: Path, file_index: int) -> PartHeader:
     """Header of the one file at `path`, which is the part `file_index` of its model."""
     with _Reader(path) as reader:
-        version, n_tensors, n_pairs = _preamble(reader)
+        n_tensors, n_pairs = _preamble(reader)
         entries: dict[str, MetadataEntry] = {}
         for _ in range(n_pairs):
             entry = _pair(reader)
@@ -131,10 +121,8 @@ def read_part(path: Path, file_index: int) -> PartHeader:
             entries[entry.key] = entry
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
-        data_offset = padded(reader.position, alignment)
-        tensors = _placed(reader, described, data_offset, alignment)
-        part = GgufPart(path, version, reader.size, alignment, data_offset)
-    return PartHeader(part, MappingProxyType(entries), tensors)
+        tensors = _placed(reader, described, padded(reader.position, alignment), alignment)
+    return PartHeader(path, alignment, MappingProxyType(entries), tensors)
 
 
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key of one byte, type, value
@@ -226,8 +214,8 @@ class _Reader(Closeable):
             raise self.fail("the file became shorter while it was read")
 
 
-def _preamble(reader: _Reader) -> tuple[int, int, int]:
-    """Version, number of tensors, number of metadata pairs."""
+def _preamble(reader: _Reader) -> tuple[int, int]:
+    """Numbers of tensors and of metadata pairs."""
     path = reader.path
     if reader.size == 0:
         raise ModelError(f"{path} is empty")
@@ -246,7 +234,7 @@ def _preamble(reader: _Reader) -> tuple[int, int, int]:
     ):
         if count > min(MAX_ENTRIES, reader.remaining // smallest):
             raise reader.fail(f"it claims {count} {what} in {reader.size} bytes")
-    return version, n_tensors, n_pairs
+    return n_tensors, n_pairs
 
 
 def _pair(reader: _Reader) -> MetadataEntry:
@@ -324,9 +312,7 @@ def _tensor(reader: _Reader, file_index: int) -> TensorEntry:
     if code not in TENSOR_TYPES:
         raise ModelError(f"{reader.path}: {name} has tensor type {code}, which is not known")
     kind = TENSOR_TYPES[code]
-    n_elements = 1
-    for extent in shape:
-        n_elements *= extent
+    n_elements = math.prod(shape)
     if not n_elements or kind.nbytes(n_elements) > reader.size:
         raise reader.fail(f"{name} has the impossible shape {list(shape)}")
     if shape[0] % kind.block_size:
