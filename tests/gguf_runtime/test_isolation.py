@@ -19,7 +19,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf import isolation, runtime
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.isolation import IsolatedModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from port_contract import PortContract
@@ -78,8 +78,8 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
 
 def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(model: IsolatedModel):
     model.prefill([5, 6])
-    late = model._n_calls.to_bytes(isolation.NUMBER_BYTES, "little")
-    model._control.sendall(late * 1000)
+    for _ in range(1000):
+        model._control.send(model._n_calls)
     for _ in range(200):
         model.prefill([7])
     assert model.n_committed == 202

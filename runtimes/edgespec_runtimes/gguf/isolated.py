@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from threading import Lock, Thread
 from typing import Any
 
@@ -16,10 +17,8 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.isolation import (
-    NUMBER_BYTES,
     Channel,
     IsolatedAnswer,
-    IsolatedOpened,
     IsolatedSettings,
     Lost,
 )
@@ -27,9 +26,9 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one model through the sockets with these numbers."""
+    """Serve one model through the connections with these numbers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel, control = (socket.socket(fileno=int(number)) for number in arguments)
+    channel, control = (Connection(int(number)) for number in arguments)
     try:
         _serve(Channel(channel), control)
     except Lost:
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _serve(channel: Channel, control: socket.socket) -> None:
+def _serve(channel: Channel, control: Connection) -> None:
     settings: IsolatedSettings = channel.receive()
     running = _RunningCall()
     Thread(target=_obey, args=(control, running), daemon=True).start()
@@ -53,7 +52,7 @@ def _serve(channel: Channel, control: socket.socket) -> None:
     except EdgespecError as error:
         channel.send(IsolatedAnswer(error=error))
         return
-    channel.send(IsolatedAnswer(IsolatedOpened(model.info, model.state_origin)))
+    channel.send(IsolatedAnswer((model.info, model.state_origin)))
     try:
         while True:
             number, name, args = channel.receive()
@@ -86,10 +85,11 @@ class _RunningCall:
                 self._model.cancel()
 
 
-def _obey(control: socket.socket, running: _RunningCall) -> None:
+def _obey(control: Connection, running: _RunningCall) -> None:
     """Cancel the call whose number the other process sends; end where it is gone."""
-    while len(number := control.recv(NUMBER_BYTES, socket.MSG_WAITALL)) == NUMBER_BYTES:
-        running.cancel(int.from_bytes(number, "little"))
+    with suppress(EOFError, ConnectionError):
+        while True:
+            running.cancel(control.recv())
     os._exit(0)
 
 

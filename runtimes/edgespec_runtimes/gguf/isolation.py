@@ -6,14 +6,14 @@ llama.cpp's RPC ends the process that loses a server. `isolated` is the program 
 from __future__ import annotations
 
 import os
-import pickle
-import select
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,7 @@ from edgespec_runtimes.gguf.offloading import Offloading
 _PROGRAM = (
     "import sys; from edgespec_runtimes.gguf.isolated import main; sys.exit(main(sys.argv[1:]))"
 )
-_HEADER_BYTES = 8
-NUMBER_BYTES = 8
-"""Size of a call's number, by which it is cancelled."""
+_PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
 _END_S = 10.0
 """Seconds that the process has to free everything when it is closed."""
@@ -49,42 +47,36 @@ class Lost(Exception):
 class Channel:
     """Messages and arrays between two processes of one program."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self.poll, self.close = connection.poll, connection.close
         self._connection = connection
 
     def send(self, message: Any) -> None:
-        content = pickle.dumps(message)
-        self.send_bytes(len(content).to_bytes(_HEADER_BYTES, "little") + content)
-
-    def send_bytes(self, content: Any) -> None:
-        try:
-            self._connection.sendall(content)
-        except OSError as error:
-            raise Lost from error
+        with _loss_told():
+            self._connection.send(message)
 
     def receive(self) -> Any:
-        header = bytearray(_HEADER_BYTES)
-        self.receive_into(memoryview(header))
-        content = bytearray(int.from_bytes(header, "little"))
-        self.receive_into(memoryview(content))
-        return pickle.loads(content)
+        with _loss_told():
+            return self._connection.recv()
+
+    def send_bytes(self, content: memoryview) -> None:
+        """Send bytes in pieces, so that neither process holds a second copy of all of them."""
+        with _loss_told():
+            for begin in range(0, content.nbytes, _PIECE_BYTES):
+                self._connection.send_bytes(content[begin : begin + _PIECE_BYTES])
 
     def receive_into(self, view: memoryview) -> None:
-        while view:
-            try:
-                n_bytes = self._connection.recv_into(view)
-            except OSError as error:
-                raise Lost from error
-            if not n_bytes:
-                raise Lost
-            view = view[n_bytes:]
+        with _loss_told():
+            while view:
+                view = view[self._connection.recv_bytes_into(view) :]
 
-    def is_ready(self, timeout_s: float) -> bool:
-        """True once there is something to receive, or nobody to send it."""
-        return bool(select.select([self._connection], [], [], timeout_s)[0])
 
-    def close(self) -> None:
-        self._connection.close()
+@contextmanager
+def _loss_told() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise Lost from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +91,7 @@ class TreeNodes:
 
     @classmethod
     def of(cls, tree: TokenTree) -> TreeNodes:
-        n = len(tree)
-        return cls(
-            tree.token[:n], tree.parent[:n], tree.depth[:n], tree.cumulative[:n], tree.key[:n]
-        )
+        return cls(*(getattr(tree, field.name)[: len(tree)] for field in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +104,9 @@ class IsolatedSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class IsolatedOpened:
-    """First answer of the process: its model is loaded."""
-
-    info: ModelInfo
-    origin: StateOrigin
-
-
-@dataclass(frozen=True, slots=True)
 class IsolatedAnswer:
-    """The answer to a call. The bytes of an array follow."""
+    """The answer to a call, the first one to being loaded: its info and the origin of its state.
+    The bytes of an array follow."""
 
     value: Any = None
     error: BaseException | None = None
@@ -136,6 +118,9 @@ class IsolatedAnswer:
 
 class IsolatedModel:
     """Implements `LanguageModel` and `KeepsState` by a model in a process of its own."""
+
+    info: ModelInfo
+    state_origin: StateOrigin
 
     def __init__(
         self,
@@ -155,9 +140,9 @@ class IsolatedModel:
         self._failure: EdgespecError | None = None
         self._n_calls = 0
         self._is_running = True  # loading is call 0
-        ours, theirs = socket.socketpair()
-        control, controlled = socket.socketpair()
-        self._channel, self._control = Channel(ours), control
+        ours, theirs = Pipe()
+        self._channel = Channel(ours)
+        self._control, controlled = Pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the model
         descriptors = theirs.fileno(), controlled.fileno()
         with theirs, controlled:
@@ -176,17 +161,14 @@ class IsolatedModel:
         self._paging = PagingStats()
         try:
             self._tell(settings)
-            while not self._channel.is_ready(_POLL_S):
+            while not self._channel.poll(_POLL_S):
                 if is_stopped():
                     raise Cancelled("loading was cancelled")
-            opened = self._answer(progress).value
+            self.info, self.state_origin = self._answer(progress).value
         except BaseException:
             self._users.close(lambda: None, self._release)
             raise
         self._is_running = False
-        assert isinstance(opened, IsolatedOpened)
-        self.info = opened.info
-        self.state_origin = opened.origin
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
         self._call("prefill", [int(token) for token in tokens], progress=progress)
@@ -219,7 +201,7 @@ class IsolatedModel:
         if not self._is_running:
             return
         try:
-            self._control.sendall(self._n_calls.to_bytes(NUMBER_BYTES, "little"))
+            self._control.send(self._n_calls)
         except OSError:  # it is gone
             return
 
@@ -311,7 +293,7 @@ class IsolatedModel:
             self._channel.send(error)
             return
         self._channel.send(size)
-        self._channel.send_bytes(piece)
+        self._channel.send_bytes(memoryview(piece))
 
     def _lost(self) -> EdgespecError:
         """The error of this and all further calls."""
