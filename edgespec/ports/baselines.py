@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from edgespec.errors import UsageError
+from edgespec.ports import Vocabulary
 from edgespec.values import RoundCost, TextCost
 
 
@@ -109,18 +108,27 @@ def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
         )
 
 
-def decode_plainly(
-    decode: Callable[[int], np.ndarray], token: int, n_tokens: int, ends: Collection[int]
-) -> tuple[list[int], list[RoundCost]]:
-    """A token a pass, greedily, after `token`; `decode` gives the logits after one, [n_vocab]."""
-    tokens: list[int] = []
-    rounds: list[RoundCost] = []
-    while len(tokens) < n_tokens and not (tokens and token in ends):
-        began = time.perf_counter()
-        logits = decode(token)
-        pass_s = time.perf_counter() - began
-        token = int(logits.argmax())
-        tokens.append(token)
-        wall_s = time.perf_counter() - began
-        rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
-    return tokens, rounds
+def measured(
+    request: BaselineRequest,
+    load_s: float,
+    vocabulary: Vocabulary,
+    read: Callable[[Sequence[int]], object],
+    decode: Callable[[Sequence[int]], tuple[list[int], list[RoundCost]]],
+) -> BaselineRun:
+    """Have a loaded model `read` all of the prompt but its last token, and `decode` what follows
+    the whole prompt. Raises UsageError for a text that does not fit into the context."""
+    prompt = vocabulary.encode(request.prompt)
+    check_room(prompt, request)
+    began = time.perf_counter()
+    read(prompt[:-1])
+    prompt_s = time.perf_counter() - began
+    read_before = request.bytes_read()
+    tokens, rounds = decode(prompt)
+    return BaselineRun(
+        tokens=tuple(tokens),
+        n_prompt_tokens=len(prompt),
+        load_s=load_s,
+        prompt_s=prompt_s,
+        rounds=tuple(rounds),
+        bytes_read=request.bytes_read() - read_before,
+    )

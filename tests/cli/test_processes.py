@@ -31,7 +31,7 @@ NOT_FOR_A_TEXT = (
     *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.race"),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
-NOT_FOR_A_GGUF_TEXT = ("baselines", "batched", "head", "isolation", "lending", "prepared_head")
+NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")
 
 
 def test_a_text_imports_what_it_uses():

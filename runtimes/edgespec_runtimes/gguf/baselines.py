@@ -1,15 +1,16 @@
-"""llama.cpp's own decoding of a GGUF file: mapped, resident, and with linear speculation.
+"""llama.cpp's own decoding of a GGUF file: mapped, resident, with linear speculation, and
+of several texts at once.
 
 For comparison only: nothing of edgespec's paging or engine runs here.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,
     BaselineRun,
+    TogetherRun,
     check_room,
-    decode_plainly,
+    measured,
 )
-from edgespec.values import RoundCost
+from edgespec.values import RoundCost, TextCost
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
@@ -48,15 +50,11 @@ BASELINES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRule:
-    """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
-
-    n_max: int
-    p_min: float
-
-
-_RULES = {LINEAR: DraftRule(16, 0.75), LINEAR_SHORT: DraftRule(3, 0.0)}
+TOGETHER = (MMAP, RESIDENT)
+"""Those that can decode several texts in one pass, through one KV cache, without a draft: the way
+in which llama.cpp's server batches its slots."""
+_RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
+"""Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
 Input = tuple[int, int, int, bool]
 """Text, position and token, and True if the logits after it are wanted."""
 _N_CANDIDATES = 10
@@ -71,7 +69,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         began = time.perf_counter()
         keeps_all = name == RESIDENT
         target = owned.enter_context(_SingleSequence(request.model, request, keeps_all))
-        draft = None
+        drafter = None
         if name in _RULES:
             if request.draft is None:
                 raise UsageError(f"{name} needs a draft: name one with -md")
@@ -81,43 +79,99 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
                     "the target's hidden states: name another draft with -md"
                 )
             draft = owned.enter_context(_SingleSequence(request.draft, request, False))
+            drafter = _Drafter(draft, *_RULES[name])
         load_s = time.perf_counter() - began
-        prompt = target.vocabulary.encode(request.prompt)
-        check_room(prompt, request)
+
+        def read(tokens: Sequence[int]) -> None:
+            for model in [target, drafter.draft] if drafter else [target]:
+                if tokens:
+                    model.decode(tokens, 0, last_only=True)
+
+        decode = partial(_decoded, request, target, drafter)
+        return measured(request, load_s, target.vocabulary, read, decode)
+
+
+def run_together(name: str, request: BaselineRequest, prompts: Sequence[str]) -> TogetherRun:
+    """Continue all prompts greedily, a token of each text a pass. Raises ModelError and
+    UsageError."""
+    if name not in TOGETHER:
+        raise UsageError(f"{name} decodes one text at a time")
+    with ExitStack() as owned:
         began = time.perf_counter()
-        for model in (target, draft):
-            if model is not None and len(prompt) > 1:
-                model.decode(prompt[:-1], 0, last_only=True)
+        target = owned.enter_context(_Texts(request.model, request, name == RESIDENT, len(prompts)))
+        load_s = time.perf_counter() - began
+        encoded = [target.vocabulary.encode(prompt) for prompt in prompts]
+        for prompt in encoded:
+            check_room(prompt, request)
+        read_before, began = request.bytes_read(), time.perf_counter()
+        picked = target.read_prompts(encoded)
+        texts = [[token] for token in picked]
+        ended_s = [0.0] * len(texts)
         prompt_s = time.perf_counter() - began
-        read_before = request.bytes_read()
-        if draft is None:
-            positions = itertools.count(len(prompt) - 1)
-            tokens, rounds = decode_plainly(
-                lambda token: target.decode([token], next(positions))[-1],
-                prompt[-1],
-                request.n_tokens,
-                target.vocabulary.eog_tokens,
-            )
-        else:
-            tokens, rounds = _speculate(target, draft, _RULES[name], prompt, request)
-        return BaselineRun(
-            tokens=tuple(tokens),
-            n_prompt_tokens=len(prompt),
+        n_passes = target.n_batches(encoded)
+        rounds = [RoundCost(len(texts), 0, 0, n_passes, 0.0, prompt_s, 0.0, prompt_s)]
+        while going := [
+            text
+            for text, tokens in enumerate(texts)
+            if not ended_s[text] and not target.is_over(tokens, request.n_tokens)
+        ]:
+            pass_began = time.perf_counter()
+            inputs = [
+                (text, len(encoded[text]) + len(texts[text]) - 1, texts[text][-1], True)
+                for text in going
+            ]
+            for text, row in zip(going, target.decode(inputs), strict=True):
+                texts[text].append(int(row.argmax()))
+            now = time.perf_counter()
+            for text in going:
+                if target.is_over(texts[text], request.n_tokens):
+                    ended_s[text] = now - began
+            pass_s = now - pass_began
+            rounds.append(RoundCost(len(going), 0, 0, 1, 0.0, pass_s, 0.0, pass_s))
+        end_s = time.perf_counter() - began
+        return TogetherRun(
+            texts=tuple(map(tuple, texts)),
+            costs=tuple(
+                TextCost(len(tokens), seconds or end_s)
+                for tokens, seconds in zip(texts, ended_s, strict=True)
+            ),
+            n_prompt_tokens=sum(map(len, encoded)),
             load_s=load_s,
-            prompt_s=prompt_s,
+            wall_s=end_s,
             rounds=tuple(rounds),
             bytes_read=request.bytes_read() - read_before,
         )
 
 
-def _speculate(
-    target: _SingleSequence,
-    draft: _SingleSequence,
-    rule: DraftRule,
-    prompt: Sequence[int],
+@dataclass(frozen=True, slots=True)
+class _Drafter:
+    draft: _SingleSequence
+    n_max: int
+    p_min: float
+
+    def guesses(self, last: int, n_past: int, room: int) -> list[int]:
+        """The draft's likeliest tokens, one after the other, while it is sure of them."""
+        found: list[int] = []
+        token = last
+        while len(found) < min(self.n_max, room):
+            logits = self.draft.decode([token], n_past + len(found))[-1]
+            token = int(logits.argmax())
+            best = np.partition(logits, -_N_CANDIDATES)[-_N_CANDIDATES:]
+            if 1 / float(np.exp(best - logits[token]).sum()) < self.p_min:
+                break
+            found.append(token)
+        self.draft.forget_from(n_past)
+        return found
+
+
+def _decoded(
     request: BaselineRequest,
+    target: _SingleSequence,
+    drafter: _Drafter | None,
+    prompt: Sequence[int],
 ) -> tuple[list[int], list[RoundCost]]:
-    """The algorithm of llama.cpp's example `speculative-simple`, greedy.
+    """The algorithm of llama.cpp's example `speculative-simple`, greedy; a token a pass without a
+    draft.
 
     The draft guesses one branch until it is unsure; one batch of the target checks it, and the
     draft reads the same batch, whatever it had computed before.
@@ -129,22 +183,23 @@ def _speculate(
         began = time.perf_counter()
         n_past = len(prompt) - 1 + len(tokens)
         room = min(request.n_tokens - len(tokens) - 1, request.ctx_size - n_past - 2)
-        guesses = _guess(draft, last, n_past, rule, room)
-        draft.forget_from(n_past)
+        guesses = drafter.guesses(last, n_past, room) if drafter else []
         guessed = time.perf_counter()
         logits = target.decode([last, *guesses], n_past)  # [1 + guesses, n_vocab]
         decoded = time.perf_counter()
-        draft.decode([last, *guesses], n_past, last_only=True)
-        draft_s = guessed - began + time.perf_counter() - decoded
         picked = [int(row.argmax()) for row in logits]
         accepted = next((n for n, guess in enumerate(guesses) if guess != picked[n]), len(guesses))
+        draft_s = 0.0
+        if drafter:
+            drafter.draft.decode([last, *guesses], n_past, last_only=True)
+            draft_s = guessed - began + time.perf_counter() - decoded
+            for model in (target, drafter.draft):
+                model.forget_from(n_past + 1 + accepted)
         gained = picked[: accepted + 1]
         end = next((n for n, token in enumerate(gained) if target.is_end(token)), accepted)
         gained = gained[: end + 1]
         tokens += gained
         last = gained[-1]
-        for model in (target, draft):
-            model.forget_from(n_past + 1 + accepted)
         rounds.append(
             RoundCost(
                 n_tokens=len(gained),
@@ -160,21 +215,7 @@ def _speculate(
     return tokens, rounds
 
 
-def _guess(draft: _SingleSequence, last: int, n_past: int, rule: DraftRule, room: int) -> list[int]:
-    """The draft's likeliest tokens, one after the other, while it is sure of them."""
-    guesses: list[int] = []
-    token = last
-    while len(guesses) < min(rule.n_max, room):
-        logits = draft.decode([token], n_past + len(guesses))[-1]
-        token = int(logits.argmax())
-        best = np.partition(logits, -_N_CANDIDATES)[-_N_CANDIDATES:]
-        if 1 / float(np.exp(best - logits[token]).sum()) < rule.p_min:
-            break
-        guesses.append(token)
-    return guesses
-
-
-class Sequences(Closeable):
+class _Sequences(Closeable):
     """A model and its context, as llama.cpp's own programs keep them, a sequence for each text."""
 
     def __init__(
@@ -220,7 +261,7 @@ class Sequences(Closeable):
         return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
 
 
-class _SingleSequence(Sequences):
+class _SingleSequence(_Sequences):
     """One text, which may go back."""
 
     def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
@@ -240,6 +281,33 @@ class _SingleSequence(Sequences):
         memory = lib.llama_get_memory(self._context)
         if not lib.llama_memory_seq_rm(memory, 0, position, -1):
             raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
+
+
+class _Texts(_Sequences):
+    """Several texts in one cache."""
+
+    def is_over(self, tokens: Sequence[int], most: int) -> bool:
+        return len(tokens) >= most or self.is_end(tokens[-1])
+
+    def n_batches(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Passes in which prompts are read."""
+        return -(-sum(map(len, prompts)) // self._most)
+
+    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """The first token of each text; prompts share batches."""
+        inputs = [
+            (text, position, token, position == len(prompt) - 1)
+            for text, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        return [int(row.argmax()) for row in self.decode(inputs)]
+
+    def decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
+        """Copies of the logits that are wanted, in the order of the inputs."""
+        rows: list[np.ndarray] = []
+        for begin in range(0, len(inputs), self._most):
+            rows.extend(self._decode(inputs[begin : begin + self._most]).copy())
+        return rows
 
 
 def load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:

@@ -72,9 +72,9 @@ class GgufRuntime:
 
     @property
     def together(self) -> Collection[str]:
-        from edgespec_runtimes.gguf import batched
+        from edgespec_runtimes.gguf import baselines
 
-        return batched.NAMES
+        return baselines.TOGETHER
 
     def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
         from edgespec_runtimes.gguf import baselines
@@ -84,9 +84,9 @@ class GgufRuntime:
     def run_together(
         self, name: str, request: BaselineRequest, prompts: Sequence[str]
     ) -> TogetherRun:
-        from edgespec_runtimes.gguf import batched
+        from edgespec_runtimes.gguf import baselines
 
-        return batched.run(name, request, prompts)
+        return baselines.run_together(name, request, prompts)
 
     def gpu(self) -> str | None:
         device = gpu.find()

@@ -66,7 +66,7 @@ class HiddenStateReader(GgufModel):
         lib.llama_batch_ext_set_pos(self._rows, index, places)
 
     def _outputs(self, n_rows: int) -> np.ndarray:
-        """What the latest computation left for the next token, valid until the next one."""
+        """Rows that the latest computation left for the next token, valid until the next one."""
         n_embd = self._model.n_embd
         pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
         address = ctypes.cast(pointer, ctypes.c_void_p).value

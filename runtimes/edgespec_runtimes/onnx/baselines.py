@@ -19,13 +19,8 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.memory.heap import return_free_memory
-from edgespec.ports.baselines import (
-    Baseline,
-    BaselineRequest,
-    BaselineRun,
-    check_room,
-    decode_plainly,
-)
+from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, measured
+from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source import Source, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
@@ -58,25 +53,12 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         source = read_source(request.model)
         decoder = owned.enter_context(_ExportedModel(source, request.n_threads, name == RESIDENT))
         load_s = time.perf_counter() - began
-        prompt = decoder.vocabulary.encode(request.prompt)
-        check_room(prompt, request)
-        began = time.perf_counter()
-        decoder.read(prompt[:-1])
-        prompt_s = time.perf_counter() - began
-        read_before = request.bytes_read()
-        tokens, rounds = decode_plainly(
-            lambda token: decoder.decode([token]),
-            prompt[-1],
-            request.n_tokens,
-            decoder.vocabulary.eog_tokens,
-        )
-        return BaselineRun(
-            tokens=tuple(tokens),
-            n_prompt_tokens=len(prompt),
-            load_s=load_s,
-            prompt_s=prompt_s,
-            rounds=tuple(rounds),
-            bytes_read=request.bytes_read() - read_before,
+        return measured(
+            request,
+            load_s,
+            decoder.vocabulary,
+            decoder.read,
+            lambda prompt: decoder.generate(prompt[-1], request.n_tokens),
         )
 
 
@@ -115,6 +97,20 @@ class _ExportedModel(Closeable):
         """Append tokens to the past."""
         for begin in range(0, len(tokens), self._most):
             self.decode(tokens[begin : begin + self._most])
+
+    def generate(self, token: int, n_tokens: int) -> tuple[list[int], list[RoundCost]]:
+        """A token a pass, greedily, after `token`."""
+        tokens: list[int] = []
+        rounds: list[RoundCost] = []
+        while len(tokens) < n_tokens and not (tokens and token in self.vocabulary.eog_tokens):
+            began = time.perf_counter()
+            logits = self.decode([token])
+            pass_s = time.perf_counter() - began
+            token = int(logits.argmax())
+            tokens.append(token)
+            wall_s = time.perf_counter() - began
+            rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
+        return tokens, rounds
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
         """Append tokens to the past; logits after the last, [n_vocab]."""
