@@ -39,35 +39,23 @@ if TYPE_CHECKING:
     from edgespec.values import GenerationResult as GenerationResult
     from edgespec.values import TokenEvent as TokenEvent
 
-_HOME = {
-    "AsyncSession": "session.asynchronous",
-    "BudgetError": "errors",
-    "Cancelled": "errors",
-    "EdgespecError": "errors",
-    "EngineSettings": "engine.settings",
-    "FetchError": "errors",
-    "Generation": "session.generation",
-    "GenerationResult": "values",
-    "Grammar": "grammar.specification",
-    "GrammarError": "errors",
-    "LoadSettings": "settings.config",
-    "ModelError": "errors",
-    "PairError": "errors",
-    "PromptCache": "state.prompt_cache",
-    "SamplingParams": "engine.sampling",
-    "Session": "session.session",
-    "SessionClosed": "errors",
-    "StateError": "errors",
-    "TokenEvent": "values",
-    "UsageError": "errors",
-    "WeightReadError": "errors",
-    "json_schema": "grammar.specification",
-    "lark_grammar": "grammar.specification",
-    "load": "session.session",
-    "open_trace": "tracing.trace_file",
-    "plan": "session.session",
-    "regular_expression": "grammar.specification",
+_NAMES = {
+    "engine.sampling": ("SamplingParams",),
+    "engine.settings": ("EngineSettings",),
+    "errors": (
+        *("BudgetError", "Cancelled", "EdgespecError", "FetchError", "GrammarError", "ModelError"),
+        *("PairError", "SessionClosed", "StateError", "UsageError", "WeightReadError"),
+    ),
+    "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
+    "session.asynchronous": ("AsyncSession",),
+    "session.generation": ("Generation",),
+    "session.session": ("Session", "load", "plan"),
+    "settings.config": ("LoadSettings",),
+    "state.prompt_cache": ("PromptCache",),
+    "tracing.trace_file": ("open_trace",),
+    "values": ("GenerationResult", "TokenEvent"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)
 

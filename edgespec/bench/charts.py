@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -74,7 +74,11 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
                 f'M{low:.1f} {middle - 4:.1f}v8M{high:.1f} {middle - 4:.1f}v8"/>'
             )
         parts.append(_text(max(end, x_of(row.most)) + 8, middle, row.text, "value"))
-    return _svg(height + AXIS, parts)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height + AXIS:g}" role="img" '
+        'xmlns="http://www.w3.org/2000/svg">'
+        f"<style>{STYLE}</style>{''.join(parts)}</svg>\n"
+    )
 
 
 def _ticks(most: float, about: int = 6) -> list[float]:
@@ -87,10 +91,3 @@ def _ticks(most: float, about: int = 6) -> list[float]:
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-def _svg(height: float, parts: Iterable[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" xmlns="http://www.w3.org/2000/svg">'
-        f"<style>{STYLE}</style>{''.join(parts)}</svg>\n"
-    )

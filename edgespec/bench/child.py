@@ -139,12 +139,8 @@ def _run_engine_together(job: Decode, mode: modes.Mode) -> Decoded:
             notes=tuple(dict.fromkeys(n for result in results for n in result.notes)),
             sources=total_sources(result.speculation.sources for result in results),
             texts=tuple(TextCost(len(result.tokens), seconds) for result, seconds in timed),
-            n_passes=paging.passes or max(_passes_of(result) for result in results),
+            n_passes=paging.passes or max(r.speculation.target_passes for r in results),
         )
-
-
-def _passes_of(result: GenerationResult) -> int:
-    return sum(cost.passes for cost in result.speculation.round_costs)
 
 
 def _run_baseline_together(job: Decode) -> Decoded:

@@ -87,10 +87,6 @@ class _Prompt:
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
-def _not_counted(n_tokens: int, n_others: int | None, echoed: int) -> int:
-    return 0
-
-
 class Completions:
     """Answers under the name of one model."""
 
@@ -105,7 +101,7 @@ class Completions:
         most_characters: int | None = None,
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
-        answer_bytes: Callable[[int, int | None, int], int] = _not_counted,
+        answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
     ) -> None:
         """`sampling` is what a request leaves open, by the names of `SamplingParams`.
 

@@ -83,9 +83,8 @@ def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
     if not matching and reference.quant is None:
         matching = models[:1]
     if not matching:
-        raise ModelError(
-            f"{reference.repo} has no {reference.quant}; it has: {', '.join(map(_label, models))}"
-        )
+        others = ", ".join(f"{m.quant or m.name} ({format_size(m.size_bytes)})" for m in models)
+        raise ModelError(f"{reference.repo} has no {reference.quant}; it has: {others}")
     chosen = min(matching, key=lambda model: (len(model.name), model.name))
     _check_parts(reference, chosen)
     return chosen
@@ -105,10 +104,6 @@ def _has_quant(model: HubModel, quant: str) -> bool:
     """True if the quantisation is a whole word of the name: Q4_K is not Q4_K_M."""
     pattern = rf"(?:^|[-./]){re.escape(quant)}(?=$|[-./])"
     return re.search(pattern, model.name, re.IGNORECASE) is not None
-
-
-def _label(model: HubModel) -> str:
-    return f"{model.quant or model.name} ({format_size(model.size_bytes)})"
 
 
 def _check_parts(reference: HubReference, model: HubModel) -> None:

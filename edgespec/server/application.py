@@ -66,25 +66,19 @@ class Service:
     def application(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            Route("/", self._public(page)),
-            Route("/page/{name}", self._public(page)),
-            Route("/health", self._public(self._health)),
-            Route("/metrics", self._protected(self._metrics)),
-            Route("/v1/models", self._protected(self._models)),
-            Route("/v1/models/{name:path}", self._protected(self._model)),
-            Route("/v1/chat/completions", self._protected(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._protected(self._text), methods=["POST"]),
+            # whoever reaches the server may see that it is up
+            Route("/", self._guarded(page, needs_key=False)),
+            Route("/page/{name}", self._guarded(page, needs_key=False)),
+            Route("/health", self._guarded(self._health, needs_key=False)),
+            Route("/metrics", self._guarded(self._metrics)),
+            Route("/v1/models", self._guarded(self._models)),
+            Route("/v1/models/{name:path}", self._guarded(self._model)),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
-    def _public(self, handler: Handler) -> Handler:
-        """Route that needs no key: whoever reaches the server may see that it is up."""
-        return self._guarded(handler, needs_key=False)
-
-    def _protected(self, handler: Handler) -> Handler:
-        return self._guarded(handler, needs_key=True)
-
-    def _guarded(self, handler: Handler, needs_key: bool) -> Handler:
+    def _guarded(self, handler: Handler, needs_key: bool = True) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
                 self._guard.check_host(request.headers)

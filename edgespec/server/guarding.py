@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from edgespec.completions.refusals import Refusal
@@ -25,7 +25,6 @@ class Guard:
     """Host names that requests may give besides the address."""
     most_body_bytes: int | None = None
     """Most bytes of a body; None derives it from the model's context."""
-    _key: bytes = field(init=False, repr=False, default=b"")
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_local(self.host):
@@ -37,10 +36,9 @@ class Guard:
             if not self.api_key.strip():
                 raise UsageError("--api-key is empty: leave it out, or give a key")
             try:
-                key = self.api_key.strip().encode()
+                self.api_key.encode()
             except UnicodeEncodeError as error:
                 raise UsageError("--api-key is not UTF-8 text: give another key") from error
-            object.__setattr__(self, "_key", key)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for an unknown host name, against DNS rebinding.
@@ -67,7 +65,9 @@ class Guard:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # headers are bytes that were read as Latin-1; the key is UTF-8
-        right = hmac.compare_digest(key.strip().encode("latin-1", "replace"), self._key)
+        right = hmac.compare_digest(
+            key.strip().encode("latin-1", "replace"), self.api_key.strip().encode()
+        )
         if scheme.lower() != "bearer" or not right:
             raise Refusal(
                 401,

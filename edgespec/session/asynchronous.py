@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
@@ -220,46 +221,22 @@ class InThread(Generic[T]):
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     """The result of `call`, made in a thread; a task that is cancelled meanwhile calls `cancel`."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            result = call()
+            done.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            _settle(loop, done, error=error)
-        else:
-            _settle(loop, done, result)
+            done.set_exception(error)
 
     thread = threading.Thread(target=run, name="edgespec-generation", daemon=True)
     thread.start()
     try:
-        return await asyncio.shield(done)
+        return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError:
         cancel()
         await _until_done(thread)
         raise
-
-
-def _settle(
-    loop: asyncio.AbstractEventLoop,
-    done: asyncio.Future[Any],
-    result: Any = None,
-    error: BaseException | None = None,
-) -> None:
-    def settle() -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-            done.exception()  # heard here: after a cancelled wait nobody else does
-
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        return
 
 
 async def _until_done(thread: threading.Thread) -> None:

@@ -70,11 +70,9 @@ class RuntimeOptions(Settings):
     def changed(self, role: Role) -> Iterator[str]:
         """Options of a model in this role that are not at their defaults."""
         for name, flag in self.flags():
-            if flag.role in (role, None) and getattr(self, name) != self._default(name):
+            default = type(self).model_fields[name].default
+            if flag.role in (role, None) and getattr(self, name) != default:
                 yield name
-
-    def _default(self, name: str) -> object:
-        return type(self).model_fields[name].default
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
+from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
@@ -107,7 +108,7 @@ def keep(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
 def keep_run(load: LoadSettings, plan: MemoryPlan, run: TrialFigures) -> PairFigures:
     """Keep the figures of a run with the default settings, unless other work disturbed it."""
     figures = PairFigures.of(run, plan, disk_of(load, run))
-    if not run.is_disturbed:
+    if run.others <= TOO_MUCH:
         keep(load, plan, figures)
     return figures
 

@@ -24,7 +24,6 @@ from edgespec.errors import ModelError
 from edgespec.jobs.launching import Child, launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.messages import Failed, Messages, answer_one
-from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
@@ -71,11 +70,6 @@ class TrialFigures:
     notes: tuple[str, ...] = ()
     others: float = 0.0
     """Share of the cores that other processes took meanwhile."""
-
-    @property
-    def is_disturbed(self) -> bool:
-        """True if the machine was too busy for the figures to mean much."""
-        return self.others > TOO_MUCH
 
 
 @dataclass(frozen=True, slots=True)
