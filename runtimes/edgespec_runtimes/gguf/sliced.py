@@ -1,18 +1,22 @@
 """Matrices that are read in slices, such as an output head that no slot holds whole.
 
-Knows the slices and their order; `llama.row_slices` multiplies with one, and the pager reads those
-that do not stay in memory.
+ggml computes every element of such a product by itself. So rows of the matrix may be multiplied by
+themselves, if the same kernels do it: the same numbers at the same places. The pager reads the
+slices that do not stay in memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.concurrency.owning import Closeable
-from edgespec_runtimes.gguf.llama.node_graph import SkippedNode
+from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.node_graph import NodeGraph, SkippedNode
 from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
-from edgespec_runtimes.gguf.llama.row_slices import RowSlices
 from edgespec_runtimes.gguf.segments import WeightGroup
+
+_FLOAT_BYTES = 4
 
 
 class SlicedMatrices(Closeable):
@@ -106,3 +110,36 @@ class SlicedMatrices(Closeable):
         if weight.address in self._packed:
             self._packer.pack(address, weight.entry.type.code, weight.entry.shape[0], len(rows))
         return address
+
+
+class RowSlices(Closeable):
+    """Multiplies with slices of the matrix of a product that llama.cpp skipped."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._graph = NodeGraph(n_threads)
+        self._matrix = abi.GgmlTensor()
+
+    @property
+    def backend(self) -> int:
+        """The address of the CPU backend that computes the slices."""
+        return self._graph.backend
+
+    def multiply(self, node: int, rows: range, address: int, packed: BufferFields | None) -> None:
+        """Compute the part of the product that rows of the matrix give, which lie at `address`.
+        `packed`: the buffer fields of a tensor over these rows if they are packed.
+
+        Raises EdgespecError.
+        """
+        product = self._graph.node
+        ctypes.pointer(product)[0] = abi.GgmlTensor.from_address(node)
+        ctypes.pointer(self._matrix)[0] = abi.GgmlTensor.from_address(product.src[0] or 0)
+        self._matrix.ne[1], self._matrix.data = len(rows), address
+        if packed:
+            packed.write_to(ctypes.addressof(self._matrix))
+        product.src[0] = ctypes.addressof(self._matrix)
+        product.ne[0] = len(rows)
+        product.data = product.data + rows.start * _FLOAT_BYTES
+        self._graph.compute()
+
+    def close(self) -> None:
+        self._graph.close()

@@ -26,43 +26,48 @@ def is_invariant_when_packed(kind: int, n_in: int, n_out: int) -> bool:
 
 @functools.cache
 def _is_invariant_in(buffer_type: int, kind: int) -> bool:
-    n_in, n_out = _PACKED_SHAPE
-    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
-    rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
-    each = [rows[i : i + n_in] for i in range(0, len(rows), n_in)]
-    alone = [ggml.product(buffer_type, kind, weights, row, n_in) for row in each]
-    return b"".join(alone) == ggml.product(buffer_type, kind, weights, rows, n_in)
+    trial = _Trial(kind, *_PACKED_SHAPE, buffer_type)
+    return b"".join(map(trial.alone, range(N_ROWS))) == trial.together(N_ROWS)
 
 
 @functools.cache
 def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
     """True if unpacked weights of this type multiply up to `n_rows` rows as they multiply one."""
-    n_in, n_out = _PAIR_SHAPE
-    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
-    rows = distinct_values(n_rows * n_in, 0.37, n_in)
-    multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
-    each = [multiply(rows[i : i + n_in], n_in) for i in range(0, len(rows), n_in)]
+    trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
+    each = [trial.alone(i) for i in range(n_rows)]
     numbers = {n for n in (2, 3, 4, n_rows - 1, n_rows) if n <= n_rows}
-    return all(multiply(rows[: n * n_in], n_in) == b"".join(each[:n]) for n in numbers)
+    return all(trial.together(n) == b"".join(each[:n]) for n in numbers)
 
 
 @functools.cache
 def is_invariant_from_two_rows(kind: int) -> bool:
     """True if unpacked weights of this type multiply any two or more rows alike."""
-    n_in, n_out = _PAIR_SHAPE
-    weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
-    rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
-    multiply = functools.partial(ggml.product, ggml.plain_buffer_type(), kind, weights)
-    together = multiply(rows, n_in)
-    row_bytes = 4 * n_out
-    for i in (0, N_ROWS // 2, N_ROWS - 1):
-        row = rows[i * n_in : (i + 1) * n_in]
-        expected = together[i * row_bytes : (i + 1) * row_bytes]
-        if multiply(row + row, n_in)[:row_bytes] != expected:
-            return False
+    trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
+    whole, size = trial.together(N_ROWS), trial.product_bytes
     return all(
-        multiply(rows[: n * n_in], n_in) == together[: n * row_bytes] for n in (2, 3, 4, 7, 8)
-    )
+        trial.alone(i, times=2)[:size] == whole[i * size : (i + 1) * size]
+        for i in (0, N_ROWS // 2, N_ROWS - 1)
+    ) and all(trial.together(n) == whole[: n * size] for n in (2, 3, 4, 7, 8))
+
+
+class _Trial:
+    """Known weights [n_out, n_in] of a type, and known rows that they multiply."""
+
+    def __init__(self, kind: int, n_in: int, n_out: int, buffer_type: int) -> None:
+        weights = ggml.quantised(kind, distinct_values(n_out * n_in, 0.73, n_in), n_in)
+        self._multiply = functools.partial(ggml.product, buffer_type, kind, weights, n_in=n_in)
+        self._rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
+        self._n_in = n_in
+        self.product_bytes = 4 * n_out
+        """Bytes of the product of a row."""
+
+    def alone(self, row: int, times: int = 1) -> bytes:
+        """The product of one row, which is computed so many times at once."""
+        return self._multiply(self._rows[row * self._n_in : (row + 1) * self._n_in] * times)
+
+    def together(self, n_rows: int) -> bytes:
+        """The products of the first rows."""
+        return self._multiply(self._rows[: n_rows * self._n_in])
 
 
 def distinct_values(n: int, step: float, n_in: int) -> list[float]:

@@ -72,12 +72,7 @@ def packing_buffer_type(kind: int, n_in: int, n_out: int) -> int | None:
 
 def packs(buffer_type: int, kind: int, n_in: int, n_out: int) -> bool:
     """True if the CPU multiplies weights [n_out, n_in] of a type that lie in such a buffer."""
-    with ExitStack() as owned:
-        context = new_context(owned)
-        weights = new_tensor(context, kind, n_in, n_out)
-        abi.GgmlTensor.from_address(weights).buffer = new_buffer(owned, buffer_type, 0)
-        product = _address("ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, 512))
-        return bool(_call(ctypes.c_bool, "ggml_backend_dev_supports_op", _device(), product))
+    return multiplies(_device(), kind, n_in, n_out, 512, buffer_type)
 
 
 def buffer_type_name(buffer_type: int) -> str:
@@ -177,12 +172,40 @@ def new_backend(owned: ExitStack, device: int) -> int:
     return backend
 
 
-def multiplies(device: int, kind: int, n_in: int, n_out: int) -> bool:
-    """True if a device takes products with weights [n_out, n_in] of this type."""
+def new_cpu_backend(owned: ExitStack, n_threads: int) -> int:
+    """A backend on the CPU. `owned` frees it."""
+    backend = new_backend(owned, _device())
+    set_n_threads = abi.library("ggml-cpu").ggml_backend_cpu_set_n_threads
+    set_n_threads(ctypes.c_void_p(backend), ctypes.c_int(n_threads))
+    return backend
+
+
+def new_graph(context: int) -> int:
+    """A graph of a few nodes, freed with its context."""
+    return _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
+
+
+def add_node(graph: int, tensor: int) -> None:
+    _call(None, "ggml_graph_add_node", graph, tensor)
+
+
+def compute(backend: int, graph: int) -> None:
+    """Compute all nodes of a graph. Raises EdgespecError."""
+    if status := _call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
+        raise EdgespecError(f"ggml failed to multiply (status {status})")
+
+
+def multiplies(
+    device: int, kind: int, n_in: int, n_out: int, n_rows: int = 1, buffer_type: int | None = None
+) -> bool:
+    """True if a device takes products with weights [n_out, n_in] of this type, which lie in a
+    buffer of `buffer_type` if it is given."""
     with ExitStack() as owned:
         context = new_context(owned)
-        weights, rows = new_tensor(context, kind, n_in, n_out), new_tensor(context, F32, n_in, 1)
-        product = _address("ggml_mul_mat", context, weights, rows)
+        weights = new_tensor(context, kind, n_in, n_out)
+        if buffer_type is not None:
+            abi.GgmlTensor.from_address(weights).buffer = new_buffer(owned, buffer_type, 0)
+        product = _address("ggml_mul_mat", context, weights, new_tensor(context, F32, n_in, n_rows))
         return bool(_call(ctypes.c_bool, "ggml_backend_dev_supports_op", device, product))
 
 
@@ -205,15 +228,14 @@ def product(
         left = new_tensor(left_context, kind, n_in, n_out)
         right = new_tensor(context, F32, n_in, n_rows)
         node = _address("ggml_mul_mat", context, left, right)
-        graph = _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
+        graph = new_graph(context)
         for tensors, kept_by in ((left_context, buffer_type), (context, buffer_type_of(device))):
             buffer = _address("ggml_backend_alloc_ctx_tensors_from_buft", tensors, kept_by)
             owned.callback(_address, "ggml_backend_buffer_free", buffer)
         set_tensor(left, weights, len(weights))
         set_tensor(right, floats, ctypes.sizeof(floats))
         _call(None, "ggml_build_forward_expand", graph, node)
-        if _call(ctypes.c_int, "ggml_backend_graph_compute", backend, graph):
-            raise EdgespecError("ggml could not multiply")
+        compute(backend, graph)
         sizes = ctypes.c_size_t(0), ctypes.c_size_t(ctypes.sizeof(out))
         _call(None, "ggml_backend_tensor_get", node, out, *sizes)
     return bytes(out)

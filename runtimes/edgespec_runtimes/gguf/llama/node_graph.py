@@ -7,51 +7,29 @@ The user of the graph decides what the node computes.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from contextlib import ExitStack
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError
-from edgespec_runtimes.gguf.llama import abi
-
-_GRAPH_NODES = 8
+from edgespec_runtimes.gguf.llama import abi, ggml
 
 
 class NodeGraph(Closeable):
     """A graph of one `node`, which its user fills before `compute`. Belongs to one thread."""
 
     def __init__(self, n_threads: int) -> None:
-        base, cpu = abi.ggml(), abi.library("ggml-cpu")
-        for function in (base.ggml_init, base.ggml_new_graph_custom, cpu.ggml_backend_cpu_init):
-            function.restype = ctypes.c_void_p
-        base.ggml_graph_overhead_custom.restype = ctypes.c_size_t
-        size = base.ggml_graph_overhead_custom(ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False))
-        self._base: Any = base
-        self._context = ctypes.c_void_p(base.ggml_init(abi.InitParams(size, None, True)))
-        self._backend = ctypes.c_void_p(cpu.ggml_backend_cpu_init())
-        cpu.ggml_backend_cpu_set_n_threads(self._backend, ctypes.c_int(n_threads))
+        self._owned = ExitStack()
         self.node = abi.GgmlTensor()
-        graph = base.ggml_new_graph_custom(
-            self._context, ctypes.c_size_t(_GRAPH_NODES), ctypes.c_bool(False)
-        )
-        self._graph = ctypes.c_void_p(graph)
-        base.ggml_graph_add_node(self._graph, ctypes.byref(self.node))
-
-    @property
-    def backend(self) -> int:
+        self._graph = ggml.new_graph(ggml.new_context(self._owned))
+        self.backend = ggml.new_cpu_backend(self._owned, n_threads)
         """The address of the CPU backend, valid until `close`."""
-        return self._backend.value or 0
+        ggml.add_node(self._graph, ctypes.addressof(self.node))
 
     def compute(self) -> None:
         """Compute the node. Raises EdgespecError."""
-        status = self._base.ggml_backend_graph_compute(self._backend, self._graph)
-        if status != 0:
-            raise EdgespecError(f"ggml failed to multiply (status {status})")
+        ggml.compute(self.backend, self._graph)
 
     def close(self) -> None:
-        if self._context:
-            self._base.ggml_backend_free(self._backend)
-            self._base.ggml_free(self._context)
-            self._context = ctypes.c_void_p(None)
+        self._owned.close()
 
 
 class SkippedNode:
