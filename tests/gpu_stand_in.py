@@ -1,4 +1,4 @@
-"""An RPC server's device in a GPU's place, as a program of its own: instead of `gpu_trial`."""
+"""An RPC server's device in a GPU's place, as a program of its own: instead of `gguf.trials`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edgespec_runtimes.gguf.llama import gpu_trial
+from edgespec_runtimes.gguf import trials
 from rpc_servers import use_as_gpu
 
 
@@ -17,4 +17,4 @@ def trial(server: str) -> list[str]:
 
 if __name__ == "__main__":
     use_as_gpu(pytest.MonkeyPatch(), sys.argv[1])
-    sys.exit(gpu_trial.main())
+    sys.exit(trials.try_gpus())

@@ -19,7 +19,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.entry import GgufRuntime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import cpu, cpu_trial, loading, log
+from edgespec_runtimes.gguf.llama import cpu, loading, log, trial_process
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.cpu import (
     LibraryFiles,
@@ -224,7 +224,7 @@ def test_a_frozen_application_is_not_started(
 
 def test_the_installed_library_shows_whether_its_packed_products_work():
     """The trial's parent survives if they do not."""
-    trial = cpu.run_trial([sys.executable, "-m", cpu_trial.__name__])
+    trial = cpu.run_trial(trial_process.command("cpu"))
     assert trial.outcome in {TrialOutcome.WORKS, TrialOutcome.PACKING_FAILS}
     assert loading.packing().allowed == (trial.outcome is TrialOutcome.WORKS)
 

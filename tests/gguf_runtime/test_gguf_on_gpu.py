@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import ggml, gpu, gpu_trial
+from edgespec_runtimes.gguf.llama import ggml, gpu, trial_process
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -137,7 +136,7 @@ def test_a_draft_on_the_device_changes_no_token():
 
 
 def test_what_its_library_takes_is_measured():
-    command = [sys.executable, "-m", gpu_trial.__name__]
+    command = trial_process.command("gpu")
     assert (gpu.measure(command, timeout_s=300.0).nbytes or 0) > 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory.process import STEP_BYTES
-from edgespec_runtimes.gguf.llama import gpu, gpu_trial, trial_process
+from edgespec_runtimes.gguf.llama import gpu, trial_process
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from gpu_stand_in import trial
 
@@ -32,7 +32,7 @@ def test_a_device_that_computes_makes_a_process_grow(rpc_server: str):
 def test_without_a_gpu_nothing_is_known():
     if gpu.find() is not None:
         pytest.skip("there is a GPU")
-    command = [sys.executable, "-m", gpu_trial.__name__]
+    command = trial_process.command("gpu")
     assert gpu.measure(command) == LibraryMemory(None, "it ended with exit code 3")
 
 

@@ -1,4 +1,4 @@
-"""Finds out if llama.cpp's CPU code works on this machine, once, by `cpu_trial` in a process of its
+"""Finds out if llama.cpp's CPU code works on this machine, once, by a trial in a process of its
 own, and decides what follows.
 
 Loads no library of llama.cpp's: where one would end a process, this one goes on.
@@ -6,7 +6,6 @@ Loads no library of llama.cpp's: where one would end a process, this one goes on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ WRONG = 3
 
 TIMEOUT_S = 30.0
 """A trial takes a second; a machine that is busy may take longer."""
-_TRIAL = "edgespec_runtimes.gguf.llama.cpu_trial"
 
 
 class TrialOutcome(Enum):
@@ -125,22 +123,19 @@ _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 def trial_result(library: LibraryFiles) -> TrialResult:
     """The cached result for this library on this machine, or that of a trial now."""
     try:
-        key = library.key()
-    except OSError as error:
+        cache_file = trial_process.cache_file(library.key())
+        if cached := _read(cache_file):
+            return cached
+        trial = run_trial(trial_process.command("cpu"))
+    except (OSError, trial_process.NoAnswer) as error:
         return TrialResult(TrialOutcome.UNKNOWN, str(error))
-    cache_file = trial_process.cache_file(key)
-    if cached := _read(cache_file):
-        return cached
-    if missing := trial_process.missing_interpreter():
-        return TrialResult(TrialOutcome.UNKNOWN, missing)
-    trial = run_trial([sys.executable, "-m", _TRIAL])
     if trial.outcome is not TrialOutcome.UNKNOWN:
         trial_process.write(cache_file, {"outcome": trial.outcome.value, "why": trial.why})
     return trial
 
 
 def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResult:
-    """Run `cpu_trial` or a stand-in. The process is gone afterwards, whatever happens."""
+    """Run the trial or a stand-in. The process is gone afterwards, whatever happens."""
     try:
         done = trial_process.run(command, timeout_s)
     except trial_process.NoAnswer as error:
@@ -155,9 +150,7 @@ def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResu
         return TrialResult(TrialOutcome.PACKING_FAILS, "wrong numbers")
     if not output and crash == "SIGILL":
         return TrialResult(TrialOutcome.ILLEGAL, crash)
-    return TrialResult(
-        TrialOutcome.UNKNOWN, f"it ended with {crash or f'exit code {done.returncode}'}"
-    )
+    return TrialResult(TrialOutcome.UNKNOWN, trial_process.how_it_ended(done.returncode))
 
 
 def _read(cache_file: Path | None) -> TrialResult | None:

@@ -1,24 +1,21 @@
 """The memory of devices that is not this process's: of local GPUs and of RPC servers.
 
-Asked of a process of its own, `device_probe`, which a driver or a missing server may end.
+Asked of a process of its own, `gguf.trials`, which a driver or a missing server may end.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError, ModelError
 from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
 
 TIMEOUT_S = 20.0
 """Seconds for an answer: a driver may take some to start, a server may answer somebody else."""
-_PROBE = [sys.executable, "-m", "edgespec_runtimes.gguf.device_probe"]
 _VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
 
 
@@ -37,15 +34,13 @@ class DeviceMemory:
 
 def of_gpus() -> list[DeviceMemory]:
     """The GPUs that share layers. Raises EdgespecError if they do not answer."""
-    if missing := trial_process.missing_interpreter():
-        raise EdgespecError(f"the GPU's memory is not known: {missing}")
     try:
-        done = trial_process.run(_PROBE, TIMEOUT_S)
+        done = trial_process.run(trial_process.command("devices"), TIMEOUT_S)
     except trial_process.NoAnswer as error:
         raise EdgespecError(f"the GPU's memory is not known: {error}") from error
     if done.returncode:
-        ended = crash_name(done.returncode) or f"exit code {done.returncode}"
-        raise EdgespecError(f"the GPU's memory is not known: asking it ended with {ended}")
+        ended = trial_process.how_it_ended(done.returncode)
+        raise EdgespecError(f"the GPU's memory is not known: {ended}")
     return _devices(done.stdout)
 
 
@@ -53,17 +48,19 @@ def of_servers(servers: Sequence[str]) -> list[DeviceMemory]:
     """The first device of each RPC server. Raises ModelError if one cannot be used."""
     if not rpc.is_supported():
         raise ModelError(rpc.MISSING)
-    if missing := trial_process.missing_interpreter():
-        raise ModelError(f"RPC servers cannot be tried: {missing}")
+    try:
+        commands = [trial_process.command("devices", server) for server in servers]
+    except trial_process.NoAnswer as error:
+        raise ModelError(f"RPC servers cannot be tried: {error}") from error
     with ThreadPoolExecutor(max_workers=len(servers)) as asking:
-        return list(asking.map(_of_server, servers))
+        return list(asking.map(_of_server, servers, commands))
 
 
-def _of_server(server: str) -> DeviceMemory:
+def _of_server(server: str, command: Sequence[str]) -> DeviceMemory:
     if rpc.is_connected(server):
         return DeviceMemory(server, *ggml.memory_of(rpc.devices_of(server)[0]))
     try:
-        done = trial_process.run([*_PROBE, server], TIMEOUT_S)
+        done = trial_process.run(command, TIMEOUT_S)
     except trial_process.NoAnswer as error:
         raise ModelError(
             f"the RPC server {server} does not answer ({error}): it serves one client at a time, "

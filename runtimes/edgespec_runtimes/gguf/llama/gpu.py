@@ -1,6 +1,6 @@
 """The GPUs that llama.cpp would put layers on, and the process memory that their library takes.
 
-That memory is measured once, by `gpu_trial` in a process of its own: a process that plans must not
+That memory is measured once, by a trial in a process of its own: a process that plans must not
 have the library in memory before the plan has room for it. Knows no models.
 """
 
@@ -12,13 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.concurrency.endings import crash_name
 from edgespec.memory.process import in_steps
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
 TIMEOUT_S = 60.0
 """A driver may take seconds to start, and a library that compiles its kernels longer."""
-_TRIAL = "edgespec_runtimes.gguf.llama.gpu_trial"
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -60,28 +58,25 @@ def library_memory() -> LibraryMemory:
     """The cached measurement for these GPUs and this library, or a new one."""
     try:
         cache_file = trial_process.cache_file(_key())
-    except OSError as error:
+        cached = trial_process.read(cache_file)
+        if isinstance(cached, int) and cached >= 0:
+            return LibraryMemory(cached)
+        measured = measure(trial_process.command("gpu"))
+    except (OSError, trial_process.NoAnswer) as error:
         return LibraryMemory(None, str(error))
-    cached = trial_process.read(cache_file)
-    if isinstance(cached, int) and cached >= 0:
-        return LibraryMemory(cached)
-    if missing := trial_process.missing_interpreter():
-        return LibraryMemory(None, missing)
-    measured = measure([sys.executable, "-m", _TRIAL])
     if measured.nbytes is not None:
         trial_process.write(cache_file, measured.nbytes)
     return measured
 
 
 def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemory:
-    """Run `gpu_trial` or a stand-in. The process is gone afterwards, whatever happens."""
+    """Run the trial or a stand-in. The process is gone afterwards, whatever happens."""
     try:
         done = trial_process.run(command, timeout_s)
     except trial_process.NoAnswer as error:
         return LibraryMemory(None, str(error))
     if not done.stdout.isdigit():
-        ended = crash_name(done.returncode) or f"exit code {done.returncode}"
-        return LibraryMemory(None, f"it ended with {ended}")
+        return LibraryMemory(None, trial_process.how_it_ended(done.returncode))
     return LibraryMemory(in_steps(int(done.stdout)))
 
 

@@ -1,5 +1,5 @@
-"""Trials of llama.cpp's libraries: small programs in processes of their own, since they may crash,
-hang or take memory, and the cache of what they showed.
+"""Trials of llama.cpp's libraries in processes of their own, since they may crash, hang or take
+memory, and the cache of what they showed.
 
 Knows how a trial is started and that it is gone afterwards; not what it tries.
 """
@@ -17,12 +17,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edgespec.concurrency.endings import crash_name
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
+
+_PROGRAM = "edgespec_runtimes.gguf.trials"
 
 
 class NoAnswer(Exception):
     """A trial could not be started or did not end, as the message says."""
+
+
+def command(*arguments: str) -> list[str]:
+    """The command that runs the program of trials. Raises NoAnswer where there is no Python
+    interpreter to start."""
+    executable = Path(sys.executable or "")
+    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
+        raise NoAnswer("this application comes without a Python interpreter that could be started")
+    return [sys.executable, "-m", _PROGRAM, *arguments]
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
@@ -34,6 +46,7 @@ def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # the library would start a debugger
             start_new_session=os.name == "posix",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
@@ -43,12 +56,8 @@ def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
         raise NoAnswer(f"no process could be started: {error}") from error
 
 
-def missing_interpreter() -> str | None:
-    """The reason why there is no Python interpreter to start, None if there is one."""
-    executable = Path(sys.executable or "")
-    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
-        return "this application comes without a Python interpreter that could be started"
-    return None
+def how_it_ended(exit_code: int) -> str:
+    return f"it ended with {crash_name(exit_code) or f'exit code {exit_code}'}"
 
 
 def cache_key(*known: Any) -> str:
