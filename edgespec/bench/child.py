@@ -1,11 +1,7 @@
-"""The process of one run: a job comes in on stdin, its answer goes out on stdout.
-
-A fresh interpreter, so that no run inherits memory, caches or threads of another.
-"""
+"""The jobs of a bench, each of which has a process of its own."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,20 +12,9 @@ import psutil
 
 from edgespec import runtimes
 from edgespec.bench import modes
-from edgespec.bench.runs import (
-    MESSAGES,
-    Answer,
-    Decode,
-    Decoded,
-    Job,
-    RawRead,
-    ReadRaw,
-    Survey,
-    Surveyed,
-)
+from edgespec.bench.runs import Decode, Decoded, RawRead, Survey, Surveyed
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import UsageError
-from edgespec.jobs.messages import answer_one
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
 from edgespec.ports.baselines import BaselineRequest, DecodesTogether, OffersBaselines
@@ -44,23 +29,8 @@ RAW_S = 5.0
 ANY_BUDGET_BYTES = 1 << 50
 
 
-def main() -> int:
-    """Answer one job."""
-    return answer_one(MESSAGES, _answer)
-
-
-def _answer(job: Job) -> Answer:
-    match job:
-        case Decode():
-            return _decode(job)
-        case ReadRaw():
-            return _read_raw(job)
-        case Survey():
-            return _survey(job)
-    raise UsageError(f"{type(job).__name__} is no job")
-
-
-def _decode(job: Decode) -> Decoded:
+def decode(job: Decode) -> Decoded:
+    """The texts of one run."""
     engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
     if engine is None:
         return _run_baseline_together(job) if job.together else _run_baseline(job)
@@ -165,16 +135,16 @@ def _run_baseline_together(job: Decode) -> Decoded:
     )
 
 
-def _read_raw(job: ReadRaw) -> RawRead:
-    """Time direct reads of READ_BYTES, one after the other, thrown away.
+def read_raw(path: Path, nbytes: int) -> RawRead:
+    """Time direct reads of READ_BYTES, one after the other, thrown away, until there are `nbytes`.
 
     A limit lets the first megabytes through faster: they are not timed, and a small file is read
     again and again.
     """
-    with closing(_reads(job.path)) as reads:
+    with closing(_reads(path)) as reads:
         _read_for(reads, FIRST_BYTES, FIRST_S)
         began = time.perf_counter()
-        done = _read_for(reads, job.nbytes, RAW_S)
+        done = _read_for(reads, nbytes, RAW_S)
         return RawRead(done, time.perf_counter() - began)
 
 
@@ -201,7 +171,8 @@ def _reads(path: Path) -> Generator[int, None, None]:
         close_all(reader.close, block.close)
 
 
-def _survey(job: Survey) -> Surveyed:
+def survey(job: Survey) -> Surveyed:
+    """Memory that the models take. Raises what planning raises."""
     settings = _load_settings(job, job.draft, job.n_texts)
     resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
     planned = session.plan(settings)  # refuses a budget that cannot work
@@ -225,7 +196,3 @@ def storage_reads() -> int:
     """Bytes that this process has had read from storage; 0 where the OS does not count them."""
     counters = getattr(psutil.Process(), "io_counters", None)
     return int(counters().read_bytes) if counters else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,23 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from edgespec.bench import table
+from edgespec.bench import child, table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import (
-    CHILD,
-    Decode,
-    Decoded,
-    RawRead,
-    ReadRaw,
-    Survey,
-    Surveyed,
-)
+from edgespec.bench.runs import Decode, Decoded, RawRead, Survey, Surveyed
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
-from edgespec.jobs.launching import Launched, launch
+from edgespec.errors import EdgespecError
+from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
-from edgespec.jobs.messages import Failed
 from edgespec.models.model_files import copies, files_of, largest_of
 
 RAW = "raw"
@@ -94,22 +86,24 @@ def survey(bench: Bench) -> ModelSurvey:
     and where no draft fits the target."""
     engines = replace(bench, modes=[mode for mode in bench.modes if mode.engine is not None])
     drafts: Sequence[Path | None] = engines.drafts or [None]
-    answers = {draft: _survey(bench, draft) for draft in drafts}
     obstacles: dict[Path, str] = {}
     found: list[Surveyed] = []
-    for draft, answer in answers.items():
-        if isinstance(answer, Surveyed):
-            found.append(answer)
-        if draft and (
-            reason := answer.obstacle if isinstance(answer, Surveyed) else answer.message
-        ):
+    errors: list[EdgespecError] = []
+    for draft in drafts:
+        try:
+            found.append(_survey(bench, draft))
+            reason = found[-1].obstacle
+        except EdgespecError as error:
+            errors.append(error)
+            reason = str(error)
+        if draft and reason:
             obstacles[draft] = reason
     if not found:
-        raise next(answer.error for answer in answers.values() if isinstance(answer, Failed))
+        raise errors[0]
     return ModelSurvey(found[0].resident_bytes, obstacles)
 
 
-def _survey(bench: Bench, draft: Path | None) -> Surveyed | Failed:
+def _survey(bench: Bench, draft: Path | None) -> Surveyed:
     engines = [mode for mode in bench.modes if mode.engine is not None]
     is_own = any(mode.draft and mode.draft.is_own for mode in engines if draft == bench.target)
     n_texts = [1] if is_own else [mode.n_texts or 1 for mode in engines]
@@ -121,13 +115,13 @@ def _survey(bench: Bench, draft: Path | None) -> Surveyed | Failed:
         bench.budget_bytes if engines else None,
         max(n_texts, default=1),
     )
-    # not bound: a limit that is too small would kill it before it can say so
-    answer = launch(job, CHILD).answer
-    if isinstance(answer, Surveyed):
-        return answer
-    assert isinstance(answer, Failed)
-    # a budget error names the flag of `generate`
-    return replace(answer, message=answer.message.replace("--memory-budget", "--memory"))
+    try:
+        # not bound: a limit that is too small would kill it before it can say so
+        return launch(partial(child.survey, job)).result
+    except EdgespecError as error:
+        # a budget error names the flag of `generate`
+        error.args = (str(error).replace("--memory-budget", "--memory"),)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,31 +175,32 @@ def run_all(bench: Bench, display: Display) -> Results:
         share = (number - 1) / len(due)
         # in a log, the lines of finished runs are progress enough
         tick = partial(display.progress, what, share) if sys.stderr.isatty() else lambda: None
-        launched = _launch(bench, turn, tick)
+        try:
+            measured = _measure(bench, turn, tick)
+        except EdgespecError as error:
+            results.failures.append(LeftOut(turn.mode, str(error)))
+            display.note(f"{table.counter(number, len(due))} {turn.mode} failed: {error}")
+            continue
         left_s = (time.monotonic() - began) / number * (len(due) - number)
-        match launched.answer:
-            case Decoded() as decoded:
-                row = _row(bench, turn, decoded)
-                results.rows.append(row)
-                display.note(table.run_line(row, number, len(due), left_s))
-            case RawRead() as read:
-                results.raw.append(read)
-                display.note(table.raw_line(read.bytes_per_s, number, len(due), left_s))
-            case Failed(message):
-                results.failures.append(LeftOut(turn.mode, message))
-                display.note(f"{table.counter(number, len(due))} {turn.mode} failed: {message}")
+        if isinstance(measured, RawRead):
+            results.raw.append(measured)
+            display.note(table.raw_line(measured.bytes_per_s, number, len(due), left_s))
+        else:
+            row = _row(bench, turn, measured)
+            results.rows.append(row)
+            display.note(table.run_line(row, number, len(due), left_s))
     display.end_of_progress()
     return results
 
 
-def _launch(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Launched:
+def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Decoded | RawRead:
     models = (bench.target, *bench.drafts)
     cold = [*(file for model in models for file in files_of(model)), *copies()]
     if turn.mode == RAW:
-        return launch(
-            ReadRaw(largest_of(bench.target), RAW_BYTES), CHILD, bench.limiter, cold, tick
-        )
-    return launch(_job(bench, _mode(bench, turn), turn.prompt), CHILD, bench.limiter, cold, tick)
+        read = partial(child.read_raw, largest_of(bench.target), RAW_BYTES)
+        return launch(read, bench.limiter, cold, tick).result
+    job = _job(bench, _mode(bench, turn), turn.prompt)
+    return launch(partial(child.decode, job), bench.limiter, cold, tick).result
 
 
 def _job(bench: Bench, mode: Mode, first: int) -> Decode:

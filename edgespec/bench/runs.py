@@ -1,4 +1,4 @@
-"""Jobs and answers of the processes that a bench starts.
+"""Jobs and results of the processes that a bench starts.
 
 Values only: who starts the process, and how it measures, is elsewhere.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.jobs.launching import Child
-from edgespec.jobs.messages import Failed, Messages
 from edgespec.values import RoundCost, SourceStats, TextCost
 
 
@@ -30,15 +28,6 @@ class Decode:
     """Budget of the process; None for what is free."""
     together: bool = False
     """True to measure the texts as several at once, whatever their number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRaw:
-    """Read a file past the page cache, one read after the other, from its start and over again."""
-
-    path: Path
-    nbytes: int
-    """Most that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +94,3 @@ class Surveyed:
     """The whole process with the target alone, all its weights in memory."""
     obstacle: str = ""
     """Reason for which loading leaves the draft out; empty where it does not."""
-
-
-Job = Decode | ReadRaw | Survey
-Answer = Decoded | RawRead | Surveyed | Failed
-
-MESSAGES = Messages((Decode, ReadRaw, Survey, Decoded, RawRead, Surveyed, Failed))
-CHILD = Child("edgespec.bench.child", MESSAGES)

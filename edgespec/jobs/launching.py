@@ -1,4 +1,4 @@
-"""Runs a job in a fresh, bound process.
+"""Runs a call in a fresh, bound process.
 
 Whatever ends it, Ctrl-C too, the process is gone afterwards and what bound it is removed.
 """
@@ -6,6 +6,7 @@ Whatever ends it, Ctrl-C too, the process is gone afterwards and what bound it i
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import psutil
 
 from edgespec.concurrency import endings
+from edgespec.errors import EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
-from edgespec.jobs.messages import Failed, Messages
 from edgespec.jobs.other_work import OtherWork
 
 T = TypeVar("T")
@@ -30,39 +31,24 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """A module that answers one job from stdin on stdout, and the kinds of both."""
+class Launched(Generic[T]):
+    """The result of a job, and what went on meanwhile."""
 
-    module: str
-    messages: Messages
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """An answer, and what went on meanwhile."""
-
-    answer: Any
-    others: float = 0.0
+    result: T
+    others: float
     """Share of the cores that other processes took."""
-
-    def result(self, kind: type[T]) -> T:
-        """The answer, which is of this kind. Raises the error of a job that failed."""
-        if isinstance(self.answer, Failed):
-            raise self.answer.error
-        assert isinstance(self.answer, kind)
-        return self.answer
 
 
 def launch(
-    job: Any,
-    child: Child,
+    job: Callable[[], T],
     limiter: Limiter = UNLIMITED,
     cold: Iterable[Path] = (),
     tick: Callable[[], None] = lambda: None,
-) -> Launched:
-    """The answer of a process of its own; a process that dies answers `Failed`.
+) -> Launched[T]:
+    """Call `job`, a partial of a module's function, in a process of its own.
 
     The page cache forgets the files in `cold` before. `tick` is called now and then meanwhile.
+    Raises the job's own EdgespecError, and one for a process that dies or fails otherwise.
     """
     for path in cold:
         drop_cache(path)
@@ -71,16 +57,18 @@ def launch(
             prefix = cleanup.enter_context(limiter.bind())
             # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
-            job_file.write(child.messages.to_json(job))
+            job_file.write(pickle.dumps(job))
             job_file.seek(0)
-            command = [*prefix, sys.executable, "-m", child.module]
+            command = [*prefix, sys.executable, "-m", "edgespec.jobs.child"]
             others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
         share = others.share(_wait_for(process, tick))
         out.seek(0)
         err.seek(0)
-        answer = _answer(child.messages, process.returncode, out.read(), err.read())
-        return Launched(answer, share)
+        result, failure = _answer(process.returncode, out.read(), err.read())
+    if failure is not None:
+        raise failure
+    return Launched(result, share)
 
 
 def drop_cache(path: Path) -> None:
@@ -119,13 +107,15 @@ def _wait_for(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> flo
     return computed_s
 
 
-def _answer(messages: Messages, code: int, out: bytes, err: bytes) -> Any:
+def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | None]:
+    """The result of a process, or its error."""
     if code == 0:
-        with suppress(ValueError):
-            return messages.from_json(out)
+        with suppress(Exception):  # something else was written, which may be anything
+            result, failure = pickle.loads(out)
+            return result, failure
     lines = err.decode(errors="replace").strip().splitlines()
     why = endings.why(code, lines[-1] if lines else "")
-    return Failed(f"the process ended before it was done ({why})")
+    return None, EdgespecError(f"the process ended before it was done ({why})")
 
 
 @contextmanager

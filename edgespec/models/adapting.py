@@ -1,23 +1,22 @@
 """Adapts a draft to texts that `--learn` kept: it learns to say what the target said.
 
 Texts are chosen here. A tool that knows the format trains, in a process of its own, which Ctrl-C
-ends. Run as a module it is that process.
+ends.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edgespec import extras
 from edgespec.errors import ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.kept_texts import KeptText, KeptTexts, PairOfTexts, digest
-from edgespec.jobs.launching import Child, launch
-from edgespec.jobs.messages import Failed, Messages, answer_one
+from edgespec.jobs.launching import launch
 from edgespec.models.describe import describe
 from edgespec.models.enlarging import ModelTool, load_tool
 from edgespec.ports import Progress
@@ -50,20 +49,6 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptJob:
-    """Train the draft `source` on texts, and write `out`."""
-
-    source: Path
-    out: Path
-    name: str
-    """Name of the new model."""
-    texts: tuple[KeptText, ...]
-    n_threads: int
-    progress: Path
-    """File for the share that is done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Adapted:
     """Figures of a training."""
 
@@ -74,10 +59,6 @@ class Adapted:
     """Places where the target's distribution was kept, since no guess was right."""
     loss: float
     """Mean of the last epoch, in nats per token."""
-
-
-MESSAGES = Messages((AdaptJob, Adapted, Failed))
-CHILD = Child(__name__ if __name__ != "__main__" else "edgespec.models.adapting", MESSAGES)
 
 
 def check(draft: Path) -> None:
@@ -132,8 +113,13 @@ def train(
         with suppress(OSError, ValueError):
             progress("adapting the draft", float(share.read_text()))
 
-    job = AdaptJob(draft, out, name, tuple(texts), n_threads, share)
-    return launch(job, CHILD, tick=tick).result(Adapted)
+    loss = launch(partial(_train, draft, out, name, texts, n_threads, share), tick=tick).result
+    return Adapted(
+        n_texts=len(texts),
+        n_tokens=sum(len(text.tokens) - text.n_prompt for text in texts),
+        n_corrections=sum(len(text.corrections) for text in texts),
+        loss=loss,
+    )
 
 
 def _choose(pairs: Sequence[PairOfTexts], draft: ModelInfo, target: Path | None) -> PairOfTexts:
@@ -161,19 +147,12 @@ def _tool(draft: Path) -> ModelTool:
     return tool
 
 
-def _do(job: AdaptJob) -> Adapted:
+def _train(
+    draft: Path, out: Path, name: str, texts: Sequence[KeptText], n_threads: int, progress: Path
+) -> float:
+    """Train in this process; the mean loss at the end. `progress` gets the share that is done."""
+
     def report(share: float) -> None:
-        job.progress.write_text(f"{share:.4f}")
+        progress.write_text(f"{share:.4f}")
 
-    tool = load_tool()
-    loss = tool.adapt(job.source, job.out, job.name, job.texts, job.n_threads, report)
-    return Adapted(
-        n_texts=len(job.texts),
-        n_tokens=sum(len(text.tokens) - text.n_prompt for text in job.texts),
-        n_corrections=sum(len(text.corrections) for text in job.texts),
-        loss=loss,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(answer_one(MESSAGES, _do))
+    return load_tool().adapt(draft, out, name, texts, n_threads, report)

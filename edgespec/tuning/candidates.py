@@ -53,7 +53,7 @@ class Candidate:
 
     draft: Path | None
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """By their names in a preset."""
+    """Values by the settings' names in a preset."""
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this candidate's models, threads and options."""

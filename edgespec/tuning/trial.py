@@ -1,29 +1,23 @@
 """One trial: texts written with given settings in a process of its own, within the budget.
 
-Plans are made there, too, since a plan counts the process that makes it. Run as a module it is that
-process: the job comes in on stdin, the answer goes out on stdout.
+Plans are made there, too, since a plan counts the process that makes it.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
-from typing import Annotated
-
-from pydantic import PlainSerializer
-from pydantic_core import to_jsonable_python
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
-from edgespec.jobs.launching import Child, launch
+from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
-from edgespec.jobs.messages import Failed, Messages, answer_one
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
@@ -31,15 +25,15 @@ from edgespec.session.loading import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
-Load = Annotated[LoadSettings, PlainSerializer(lambda load: to_jsonable_python(load.as_given()))]
-"""Settings of loading; options of runtimes travel by name, as users give them."""
+STALLED_SHARE = 0.1
+"""A pass that waited for storage for more of its time shows what storage gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
     """Continue prompts greedily."""
 
-    load: Load
+    load: LoadSettings
     engine: EngineSettings
     prompts: tuple[str, ...]
     n_tokens: int
@@ -72,35 +66,22 @@ class TrialFigures:
     """Share of the cores that other processes took meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanJob:
-    """Divide the memory; no weights are read."""
-
-    load: Load
-    engine: EngineSettings
-
-
-MESSAGES = Messages((TuningTrial, TrialFigures, PlanJob, MemoryPlan, Failed))
-CHILD = Child(__name__ if __name__ != "__main__" else "edgespec.tuning.trial", MESSAGES)
-STALLED_SHARE = 0.1
-"""A pass that waited for storage for more of its time shows what storage gives."""
-
-
 def run_trial(
     trial: TuningTrial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
 ) -> TrialFigures:
     """Figures of a process of its own. Raises what loading and decoding raise there."""
-    launched = launch(trial, CHILD, limiter, tick=tick)
-    return replace(launched.result(TrialFigures), others=launched.others)
+    launched = launch(partial(write_texts, trial), limiter, tick=tick)
+    return replace(launched.result, others=launched.others)
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
     """The plan that a trial with these settings would have. Raises what planning raises."""
-    return launch(PlanJob(load, engine), CHILD).result(MemoryPlan)
+    return launch(partial(_plan_here, load, engine)).result
 
 
-def _do(job: TuningTrial | PlanJob) -> TrialFigures | MemoryPlan:
-    return plan(job.load, job.engine) if isinstance(job, PlanJob) else write_texts(job)
+def _plan_here(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
+    """The plan of this process, which has imported what a trial imports."""
+    return plan(load, engine)
 
 
 def write_texts(trial: TuningTrial) -> TrialFigures:
@@ -165,7 +146,3 @@ def _figures(
         disk_bytes_per_s=fmean(waited) if waited else None,
         notes=tuple(dict.fromkeys(said)),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(answer_one(MESSAGES, _do))

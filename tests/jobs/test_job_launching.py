@@ -1,4 +1,4 @@
-"""Jobs and answers as JSON, and the process that turns one into the other."""
+"""Jobs in processes of their own, and how those end."""
 
 from __future__ import annotations
 
@@ -8,63 +8,47 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench_rows import row
-from edgespec.bench.runs import (
-    CHILD,
-    MESSAGES,
-    Decode,
-    RawRead,
-    ReadRaw,
-    Survey,
-)
+from edgespec.bench.child import read_raw
+from edgespec.bench.runs import Decode, RawRead, Survey
+from edgespec.errors import EdgespecError
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
-from edgespec.jobs.messages import Failed
 from edgespec.values import TextCost
 
 
-def test_jobs_and_answers_survive_their_json():
+def test_jobs_and_results_survive_the_way():
     decode = Decode("auto", Path("m"), None, ("grüße",), 4, 512, 2, 1 << 30)
     survey = Survey(Path("m"), Path("d"), 512, 2, None)
-    failed = Failed("too small", "BudgetError", 77)
     together = Decode("auto", Path("m"), None, ("grüße", "b"), 4, 512, 2, None, together=True)
     texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
-    for value in (
-        decode,
-        together,
-        texts,
-        survey,
-        ReadRaw(Path("m"), 9),
-        failed,
-        row("auto", 1.0).decoded,
-    ):
-        assert MESSAGES.from_json(MESSAGES.to_json(value)) == value
+    for value in (decode, together, texts, survey, row("auto", 1.0).decoded):
+        assert launch(partial(replace, value)).result == value
 
 
-@pytest.mark.parametrize("line", [b"", b"3", b'{"kind": "Path", "body": {}}'])
-def test_what_is_neither_is_refused(line: bytes):
-    with pytest.raises(ValueError, match=r"^"):
-        MESSAGES.from_json(line)
+def test_a_result_behind_other_output_is_none():
+    with pytest.raises(EdgespecError, match=r"ended before it was done \(exit code 0\)"):
+        launch(partial(print, "a library says hello", flush=True))
 
 
 def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(bytes(3_000_001))
-    launched = launch(ReadRaw(path, 3_000_002), CHILD, cold=[path])
-    assert isinstance(launched.answer, RawRead)
-    assert launched.answer.nbytes == 6_000_002
+    launched = launch(partial(read_raw, path, 3_000_002), cold=[path])
+    assert isinstance(launched.result, RawRead)
+    assert launched.result.nbytes == 6_000_002
     assert 0 <= launched.others <= 1
 
 
-def test_an_error_of_the_process_is_its_answer(tmp_path: Path):
-    answer = launch(ReadRaw(tmp_path / "none", 1), CHILD).answer
-    assert isinstance(answer, Failed)
-    assert "No such file" in answer.message
+def test_an_error_of_the_system_comes_back(tmp_path: Path):
+    with pytest.raises(EdgespecError, match="No such file"):
+        launch(partial(read_raw, tmp_path / "none", 1))
 
 
 def limiter_of(*words: str) -> Limiter:
@@ -72,23 +56,22 @@ def limiter_of(*words: str) -> Limiter:
 
 
 def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
-    answer = launch(ReadRaw(tmp_path, 1), CHILD, limiter_of("sh", "-c", "kill -9 $$")).answer
-    assert isinstance(answer, Failed)
-    assert "where memory is short" in answer.message
+    with pytest.raises(EdgespecError, match="where memory is short"):
+        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", "kill -9 $$"))
 
 
 @pytest.mark.parametrize("ends", ["kill -SEGV $$", "exit 139"])
 def test_a_process_that_crashes_says_by_what(ends: str, tmp_path: Path):
     """A shell or systemd-run in between tells the signal in its exit code."""
-    answer = launch(ReadRaw(tmp_path, 1), CHILD, limiter_of("sh", "-c", ends)).answer
-    assert isinstance(answer, Failed)
-    assert "SIGSEGV" in answer.message and "pip install" in answer.message
+    with pytest.raises(EdgespecError, match=r"SIGSEGV.*pip install"):
+        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", ends))
 
 
 def test_a_process_that_fails_shows_its_last_words(tmp_path: Path):
     words = limiter_of("sh", "-c", "echo oh >&2; echo no >&2; exit 3")
-    answer = launch(ReadRaw(tmp_path, 1), CHILD, words).answer
-    assert answer == Failed("the process ended before it was done (exit code 3: no)")
+    with pytest.raises(EdgespecError) as raised:
+        launch(partial(read_raw, tmp_path, 1), words)
+    assert str(raised.value) == "the process ended before it was done (exit code 3: no)"
 
 
 def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
@@ -115,7 +98,7 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(ReadRaw(tmp_path, 1), CHILD, Limiter("test", ProcessLimits))
+            launch(partial(read_raw, tmp_path, 1), Limiter("test", ProcessLimits))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         thread.join()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
+from edgespec.jobs.launching import launch
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning.trial import (
-    MESSAGES,
-    TrialFigures,
-    TuningTrial,
-    plan_trial,
-    run_trial,
-    write_texts,
-)
+from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial, write_texts
 from edgespec_runtimes.gguf.options import GgufOptions
 
 BUDGET = 200 << 20
@@ -47,10 +43,9 @@ def test_options_of_a_runtime_reach_the_process() -> None:
     job = trial()
     options = {"gguf": GgufOptions(cache_type_k="q8_0")}
     load = job.load.model_copy(update={"options": options})
-    sent = MESSAGES.from_json(
-        MESSAGES.to_json(TuningTrial(load, job.engine, job.prompts, job.n_tokens, job.seconds))
-    )
+    sent = launch(partial(replace, job, load=load)).result
     assert GgufOptions.of(sent.load.options["gguf"]).cache_type_k == "q8_0"
+    assert sent.load.as_given() == load.as_given()
 
 
 def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> None:
@@ -65,7 +60,7 @@ def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> N
 
 def test_figures_survive_the_pipe() -> None:
     figures = TrialFigures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
-    assert MESSAGES.from_json(MESSAGES.to_json(figures)) == figures
+    assert launch(partial(replace, figures)).result == figures
 
 
 def test_a_plan_comes_from_a_process_like_a_trials() -> None:
