@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from edgespec import runtimes
-from edgespec.bench import modes
-from edgespec.bench.runs import Decode, Decoded, RawRead, Survey, Surveyed
+from edgespec.bench.runs import Decoded, RawRead, Surveyed
 from edgespec.concurrency.owning import close_all
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
@@ -29,18 +29,12 @@ RAW_S = 5.0
 ANY_BUDGET_BYTES = 1 << 50
 
 
-def decode(job: Decode) -> Decoded:
-    """The texts of one run."""
-    engine = {mode.name: mode for mode in modes.ENGINE_MODES}.get(job.mode)
-    if engine is None:
-        return _run_baseline_together(job) if job.together else _run_baseline(job)
-    return _run_engine_together(job, engine) if job.together else _run_engine(job, engine)
-
-
-def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
-    settings = _load_settings(job, job.draft if mode.drafts else None)
-    with session.load(settings, mode.engine) as running:
-        result = running.generate(job.prompts[0], max_tokens=job.n_tokens)
+def decode(
+    load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
+) -> Decoded:
+    """Continue the first of the prompts greedily, by up to so many tokens."""
+    with session.load(load, engine) as running:
+        result = running.generate(prompts[0], max_tokens=n_tokens)
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
@@ -56,44 +50,19 @@ def _run_engine(job: Decode, mode: modes.Mode) -> Decoded:
         )
 
 
-def _run_baseline(job: Decode) -> Decoded:
-    runtime = runtimes.find(job.model)
-    if not isinstance(runtime, OffersBaselines):
-        raise UsageError(f"the runtime {runtime.name} has no mode {job.mode}")
-    request = BaselineRequest(
-        job.model,
-        job.draft,
-        job.prompts[0],
-        job.n_tokens,
-        job.ctx_size,
-        job.n_threads,
-        storage_reads,
-    )
-    run = runtime.run_baseline(job.mode, request)
-    decode_s = sum(cost.wall_s for cost in run.rounds)
-    return Decoded(
-        tokens=run.tokens,
-        n_prompt_tokens=run.n_prompt_tokens,
-        load_s=run.load_s,
-        prompt_s=run.prompt_s,
-        decode_s=decode_s,
-        rounds=run.rounds,
-        bytes_read=run.bytes_read,
-        peak_bytes=process.peak_rss_bytes(),
-    )
-
-
-def _run_engine_together(job: Decode, mode: modes.Mode) -> Decoded:
-    settings = _load_settings(job, job.draft if mode.drafts else None, len(job.prompts))
-    with session.load(settings, mode.engine) as running:
+def decode_together(
+    load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
+) -> Decoded:
+    """Continue all prompts at once, each by up to so many tokens."""
+    with session.load(load, engine) as running:
         before, began = running.paging, time.perf_counter()
 
         def generate(prompt: str) -> tuple[GenerationResult, float]:
-            result = running.generate(prompt, max_tokens=job.n_tokens)
+            result = running.generate(prompt, max_tokens=n_tokens)
             return result, time.perf_counter() - began
 
-        with ThreadPoolExecutor(len(job.prompts)) as pool:
-            timed = list(pool.map(generate, job.prompts))
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            timed = list(pool.map(generate, prompts))
         wall_s, paging = time.perf_counter() - began, running.paging.since(before)
         results = [result for result, _ in timed]
         rounds = [cost for result in results for cost in result.speculation.round_costs]
@@ -113,17 +82,34 @@ def _run_engine_together(job: Decode, mode: modes.Mode) -> Decoded:
         )
 
 
-def _run_baseline_together(job: Decode) -> Decoded:
-    runtime = runtimes.find(job.model)
-    if not isinstance(runtime, DecodesTogether):
-        raise UsageError(f"the runtime {runtime.name} decodes one text at a time in {job.mode}")
-    request = BaselineRequest(
-        job.model, None, "", job.n_tokens, job.ctx_size, job.n_threads, storage_reads
-    )
-    run = runtime.run_together(job.mode, request, job.prompts)
-    tokens = tuple(token for text in run.texts for token in text)
+def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
+    """The same by the runtime's own library."""
+    runtime = runtimes.find(request.model)
+    if not isinstance(runtime, OffersBaselines):
+        raise UsageError(f"the runtime {runtime.name} has no mode {mode}")
+    run = runtime.run_baseline(mode, request)
     return Decoded(
-        tokens=tokens,
+        tokens=run.tokens,
+        n_prompt_tokens=run.n_prompt_tokens,
+        load_s=run.load_s,
+        prompt_s=run.prompt_s,
+        decode_s=sum(cost.wall_s for cost in run.rounds),
+        rounds=run.rounds,
+        bytes_read=run.bytes_read,
+        peak_bytes=process.peak_rss_bytes(),
+    )
+
+
+def decode_together_by_library(
+    mode: str, request: BaselineRequest, prompts: Sequence[str]
+) -> Decoded:
+    """The same for all prompts at once."""
+    runtime = runtimes.find(request.model)
+    if not isinstance(runtime, DecodesTogether):
+        raise UsageError(f"the runtime {runtime.name} decodes one text at a time in {mode}")
+    run = runtime.run_together(mode, request, prompts)
+    return Decoded(
+        tokens=tuple(token for text in run.texts for token in text),
         n_prompt_tokens=run.n_prompt_tokens,
         load_s=run.load_s,
         prompt_s=0.0,
@@ -171,25 +157,13 @@ def _reads(path: Path) -> Generator[int, None, None]:
         close_all(reader.close, block.close)
 
 
-def survey(job: Survey) -> Surveyed:
-    """Memory that the models take. Raises what planning raises."""
-    settings = _load_settings(job, job.draft, job.n_texts)
-    resident = settings.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
-    planned = session.plan(settings)  # refuses a budget that cannot work
-    is_left_out = job.draft is not None and not planned.has_draft
+def survey(load: LoadSettings) -> Surveyed:
+    """Memory that the models take; no weights are read. Raises what planning raises."""
+    planned = session.plan(load)  # refuses a budget that cannot work
+    resident = load.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
+    is_left_out = load.draft is not None and not planned.has_draft
     obstacle = "; ".join(planned.notes) if is_left_out else ""
     return Surveyed(session.plan(resident).planned_bytes, obstacle)
-
-
-def _load_settings(job: Decode | Survey, draft: Path | None, n_texts: int = 1) -> LoadSettings:
-    return LoadSettings(
-        model=job.model,
-        draft=draft,
-        memory_budget="auto" if job.budget_bytes is None else job.budget_bytes,
-        ctx_size=job.ctx_size,
-        threads=job.n_threads,
-        n_parallel=n_texts,
-    )
 
 
 def storage_reads() -> int:

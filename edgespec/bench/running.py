@@ -16,13 +16,15 @@ from typing import Protocol
 from edgespec.bench import child, table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import Decode, Decoded, RawRead, Survey, Surveyed
+from edgespec.bench.runs import Decoded, RawRead, Surveyed
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
 from edgespec.models.model_files import copies, files_of, largest_of
+from edgespec.ports.baselines import BaselineRequest
+from edgespec.settings.config import LoadSettings
 
 RAW = "raw"
 """Name of the read loop among the modes."""
@@ -57,9 +59,16 @@ class Bench:
         """Those of its modes, each once."""
         return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
-    def tokens_of(self, mode: Mode) -> int:
-        """Most tokens of a run."""
-        return self.settings.tokens_of(mode.is_slow and not self.fits)
+    def loading(self, draft: Path | None, n_texts: int) -> LoadSettings:
+        """Settings of loading the target with this draft, for so many texts at once."""
+        return LoadSettings(
+            model=self.target,
+            draft=draft,
+            memory_budget="auto" if self.budget_bytes is None else self.budget_bytes,
+            ctx_size=self.settings.ctx_size,
+            threads=self.n_threads,
+            n_parallel=n_texts,
+        )
 
 
 @dataclass(slots=True)
@@ -107,17 +116,12 @@ def _survey(bench: Bench, draft: Path | None) -> Surveyed:
     engines = [mode for mode in bench.modes if mode.engine is not None]
     is_own = any(mode.draft and mode.draft.is_own for mode in engines if draft == bench.target)
     n_texts = [1] if is_own else [mode.n_texts or 1 for mode in engines]
-    job = Survey(
-        bench.target,
-        draft,
-        bench.settings.ctx_size,
-        bench.n_threads,
-        bench.budget_bytes if engines else None,
-        max(n_texts, default=1),
-    )
+    load = bench.loading(draft, max(n_texts, default=1))
+    if not engines:
+        load = load.model_copy(update={"memory_budget": "auto"})
     try:
         # not bound: a limit that is too small would kill it before it can say so
-        return launch(partial(child.survey, job)).result
+        return launch(partial(child.survey, load)).result
     except EdgespecError as error:
         # a budget error names the flag of `generate`
         error.args = (str(error).replace("--memory-budget", "--memory"),)
@@ -200,23 +204,29 @@ def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Deco
         read = partial(child.read_raw, largest_of(bench.target), RAW_BYTES)
         return launch(read, bench.limiter, cold, tick).result
     job = _job(bench, _mode(bench, turn), turn.prompt)
-    return launch(partial(child.decode, job), bench.limiter, cold, tick).result
+    return launch(job, bench.limiter, cold, tick).result
 
 
-def _job(bench: Bench, mode: Mode, first: int) -> Decode:
+def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
     """The job of a run that begins with the prompt `first`; further texts take those after it."""
     texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
-    return Decode(
-        mode.strategy,
-        bench.target,
-        mode.draft.path if mode.draft else None,
-        tuple(texts),
-        bench.tokens_of(mode),
-        bench.settings.ctx_size,
-        bench.n_threads,
-        bench.budget_bytes,
-        together=mode.n_texts is not None,
+    draft = mode.draft.path if mode.draft else None
+    n_tokens = bench.settings.tokens_of(mode.is_slow and not bench.fits)
+    if mode.engine is not None:
+        decode = child.decode if mode.n_texts is None else child.decode_together
+        return partial(decode, bench.loading(draft, len(texts)), mode.engine, texts, n_tokens)
+    request = BaselineRequest(
+        model=bench.target,
+        draft=draft,
+        prompt=texts[0],
+        n_tokens=n_tokens,
+        ctx_size=bench.settings.ctx_size,
+        n_threads=bench.n_threads,
+        bytes_read=child.storage_reads,
     )
+    if mode.n_texts is None:
+        return partial(child.decode_by_library, mode.strategy, request)
+    return partial(child.decode_together_by_library, mode.strategy, request, texts)
 
 
 def _mode(bench: Bench, turn: ScheduledRun) -> Mode:

@@ -1,45 +1,10 @@
-"""Jobs and results of the processes that a bench starts.
-
-Values only: who starts the process, and how it measures, is elsewhere.
-"""
+"""Results of the processes that a bench starts. Values only: how they are measured is elsewhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgespec.values import RoundCost, SourceStats, TextCost
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Continue prompts greedily in one mode, one text or several at once."""
-
-    mode: str
-    model: Path
-    draft: Path | None
-    prompts: tuple[str, ...]
-    n_tokens: int
-    """Most tokens of each text."""
-    ctx_size: int
-    """Context of each text."""
-    n_threads: int
-    budget_bytes: int | None
-    """Budget of the process; None for what is free."""
-    together: bool = False
-    """True to measure the texts as several at once, whatever their number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """Plan the models' memory without reading weights."""
-
-    model: Path
-    draft: Path | None
-    ctx_size: int
-    n_threads: int
-    budget_bytes: int | None
-    n_texts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

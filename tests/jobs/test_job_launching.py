@@ -14,22 +14,24 @@ from pathlib import Path
 import pytest
 
 from bench_rows import row
-from edgespec.bench.child import read_raw
-from edgespec.bench.runs import Decode, RawRead, Survey
+from edgespec.bench.child import read_raw, storage_reads
+from edgespec.bench.runs import RawRead
 from edgespec.errors import EdgespecError
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
+from edgespec.ports.baselines import BaselineRequest
+from edgespec.settings.config import LoadSettings
 from edgespec.values import TextCost
 
 
 def test_jobs_and_results_survive_the_way():
-    decode = Decode("auto", Path("m"), None, ("grüße",), 4, 512, 2, 1 << 30)
-    survey = Survey(Path("m"), Path("d"), 512, 2, None)
-    together = Decode("auto", Path("m"), None, ("grüße", "b"), 4, 512, 2, None, together=True)
+    load = LoadSettings(model=Path("m"), draft=Path("d"), memory_budget=1 << 30)
+    request = BaselineRequest(Path("m"), None, "grüße", 4, 512, 2, storage_reads)
     texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
-    for value in (decode, together, texts, survey, row("auto", 1.0).decoded):
+    for value in (request, texts, row("auto", 1.0).decoded):
         assert launch(partial(replace, value)).result == value
+    assert launch(load.model_copy).result == load
 
 
 def test_a_result_behind_other_output_is_none():
