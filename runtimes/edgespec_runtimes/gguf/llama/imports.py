@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 import struct
 import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ _RELA_ENTRY = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
 _SYM_SIZE = 24
 _DT_STRTAB, _DT_STRSZ, _DT_SYMTAB = 5, 10, 6
 _DT_JMPREL, _DT_PLTRELSZ, _DT_RELA, _DT_RELASZ = 23, 2, 7, 8
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_LINKMAP = 2
+"""`RTLD_DI_LINKMAP` of dlinfo."""
 _patching = threading.Lock()
 
 
@@ -88,56 +89,41 @@ class Import:
 def _make_writable(address: int) -> bool:
     """Make the page writable, which full RELRO may have made read-only; False where that fails."""
     page = address & ~(mmap.PAGESIZE - 1)
-    if "w" in _page_protection(address):
-        return True
     size, protection = ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
     return not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), size, protection)
 
 
-def _page_protection(address: int) -> str:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, protection = line.split(maxsplit=2)[:2]
-        start, end = (int(part, 16) for part in span.split("-"))
-        if start <= address < end:
-            return protection
-    return ""
+class _LinkMap(ctypes.Structure):
+    """`struct link_map`: where the loader put a library, and its dynamic section."""
+
+    _fields_ = [
+        ("bias", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("dynamic", ctypes.c_uint64),
+    ]
 
 
-def _load_base(library: str) -> int | None:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        parts = line.split(maxsplit=5)
-        if len(parts) == 6 and parts[5] == library and int(parts[2], 16) == 0:
-            return int(parts[0].split("-")[0], 16)
-    return None
+def _link_map(library: str) -> _LinkMap | None:
+    """None for a library that is not loaded, and where the loader does not tell."""
+    found = ctypes.POINTER(_LinkMap)()
+    try:
+        handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._handle
+        failure = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), _LINKMAP, ctypes.byref(found))
+    except (OSError, AttributeError):
+        return None
+    return None if failure else found.contents
 
 
 def _import_slots(library: str, names: Collection[str]) -> list[int]:
     """Addresses of the entries through which `library` calls them (ELF64, little endian)."""
-    path = str(Path(library).resolve())
-    base = _load_base(path)
-    if base is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
+    link = _link_map(library)
+    if link is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return []
-    with Path(path).open("rb") as file:
-        image = file.read(1 << 16)
-    if image[:5] != b"\x7fELF\x02":
-        return []
-    (header_offset,) = struct.unpack_from("<Q", image, 32)
-    entry_size, n_entries = struct.unpack_from("<HH", image, 54)
-    first_load: int | None = None
-    dynamic: tuple[int, int] | None = None
-    for index in range(n_entries):
-        kind, _, _, vaddr, _, _, memory_size = struct.unpack_from(
-            "<IIQQQQQ", image, header_offset + index * entry_size
-        )
-        if kind == _PT_LOAD and first_load is None:
-            first_load = vaddr
-        elif kind == _PT_DYNAMIC:
-            dynamic = (vaddr, memory_size)
-    if dynamic is None or first_load is None:
-        return []
-    bias = base - first_load
-    entries = _read(bias + dynamic[0], dynamic[1])
-    table: dict[int, int] = dict(_DYN_ENTRY.iter_unpack(entries))
+    bias, at = link.bias, link.dynamic
+    table: dict[int, int] = {}
+    while any(entry := _DYN_ENTRY.unpack(_read(at, _DYN_ENTRY.size))):
+        table[entry[0]] = entry[1]
+        at += _DYN_ENTRY.size
 
     def absolute(tag: int) -> int:
         # glibc rewrites these to absolute addresses, other loaders leave them relative
