@@ -40,9 +40,9 @@ def place_share(prepared: Any, share: float) -> int:
     Of tiny models all weights together take less than the buffers of parts: such a session is
     made to look larger.
     """
-    sizes, needs = prepared._gpu_needs()
+    needs = prepared._gpu_needs()
     needs = replace(needs, whole_bytes=GIB)
-    prepared._gpu_needs = lambda: (sizes, needs)
+    prepared._gpu_needs = lambda: needs
     weights = sum(piece.nbytes for piece in needs.pieces)
     gpu_bytes = needs.least_bytes + int(share * weights)
     prepared.place(gpu_bytes)

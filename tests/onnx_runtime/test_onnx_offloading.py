@@ -243,10 +243,10 @@ def test_everything_on_the_device_part_by_part_needs_no_pager(
 ) -> None:
     """Buffers of one session that has everything do not fit here; those of parts do."""
     prepared = prepare(models())
-    sizes, needs = prepared._gpu_needs()
+    needs = prepared._gpu_needs()
     all_parts = needs.fixed_bytes + sum(piece.nbytes for piece in needs.pieces)
     needs = replace(needs, whole_bytes=all_parts + 1)
-    prepared._gpu_needs = lambda: (sizes, needs)
+    prepared._gpu_needs = lambda: needs
     prepared.place(all_parts)
     assert len(prepared._deployed.placement.kept) == len(needs.pieces)
     needs = prepared.needs()

@@ -40,7 +40,6 @@ from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
-from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.loading import watched
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
 from edgespec_runtimes.onnx.prepare import rows
@@ -90,23 +89,21 @@ class PreparedOnnx:
         with self._phase("cutting"):
             source = artifacts.aligned(source, self._stop.is_set)
             self._source = trimmed(self._graph.graph, source, self._capacity)
-            self._opened = Deployment(self.info.name, self._n_threads, self._choice, self._fitted)
+            fit = partial(
+                FittedDecoder,
+                self._graph,
+                self._roles,
+                self._source,
+                self._request,
+                self.info.n_ctx,
+                self._capacity,
+            )
+            self._opened = Deployment(self.info.name, self._n_threads, self._choice, fit)
         with self._phase("sessions"):
             # made before the plan: an operator that onnxruntime does not know is refused now, and
             # what a GPU's libraries take of the process's memory is there when that is measured
             self._opened.make_sessions()
         return_free_memory()  # what reading the graph took, before the process is measured
-
-    def _fitted(self, device: Device) -> FittedDecoder:
-        return FittedDecoder(
-            self._graph,
-            self._roles,
-            self._source,
-            device,
-            self._request,
-            self.info.n_ctx,
-            self._capacity,
-        )
 
     @property
     def _deployed(self) -> Deployment:
@@ -122,11 +119,11 @@ class PreparedOnnx:
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place a draft on the GPU whole or not at all, a target part by part."""
-        sizes, gpu_needs = self._gpu_needs()
-        self._deployed.place(gpu_bytes, sizes, gpu_needs)
-        return rows.gpu_rows(self._request.owner, self._deployed, sizes)
+        gpu_needs = self._gpu_needs()
+        self._deployed.place(gpu_bytes, gpu_needs)
+        return rows.gpu_rows(self._request.owner, self._deployed, gpu_needs)
 
-    def _gpu_needs(self) -> tuple[needs.DeviceSizes, GpuNeeds]:
+    def _gpu_needs(self) -> GpuNeeds:
         can_be_cut = self._request.owner == "target" and not self._source.unbound
         return self._deployed.gpu_needs(
             self._source, self._cache_bytes, self._roles.n_layers, can_be_cut

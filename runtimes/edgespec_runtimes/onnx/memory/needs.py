@@ -137,42 +137,9 @@ def feed_shapes(
     return shapes
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSizes:
-    """Memory that a decoder takes of the device that computes it."""
-
-    weight_bytes: int
-    whole_bytes: int
-    """Bytes besides weights where one session computes all of it."""
-    pieces_bytes: int
-    """Bytes besides weights where each graph of the cut has a session."""
-
-
-def device_sizes(
-    device: Device,
-    model: onnx.ModelProto,
-    cut: Cut,
-    sizes: BatchSizes,
-    cache_bytes: int,
-    n_layers: int,
-    weights: Sequence[StoredWeight],
-) -> DeviceSizes:
-    """Buffers, the part of the cache that a run reads, and what packed weights are unpacked to.
-
-    The cache is in the process's memory: what a session reads of it is copied for each run.
-    """
-    unpacked = max((_unpacked_bytes(node) for node in model.graph.node), default=0)
-    n = len(cut.graphs)
-    a_layers_cache = -(-cache_bytes // n_layers)
-
-    def held(values_bytes: int, n_sessions: int) -> int:
-        return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
-
-    return DeviceSizes(
-        device_bytes(weights),
-        held(sizes.compute_bytes + cache_bytes + unpacked, 1),
-        held(sizes.compute_bytes + sizes.other_sessions_bytes + n * (a_layers_cache + unpacked), n),
-    )
+def held_bytes(device: Device, values_bytes: int, n_sessions: int) -> int:
+    """Bytes that sessions keep on a device for values of so many bytes."""
+    return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
 
 
 def device_bytes(weights: Sequence[StoredWeight]) -> int:
@@ -180,12 +147,12 @@ def device_bytes(weights: Sequence[StoredWeight]) -> int:
     return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
 
 
-def _unpacked_bytes(node: onnx.NodeProto) -> int:
-    """GPUs unpack the whole matrix for more than a few tokens, at most to single precision."""
-    if node.op_type not in PACKED:
-        return 0
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    return int(4 * attributes.get("K", 0) * attributes.get("N", 0))
+def unpacked_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of the largest packed matrix, unpacked: GPUs unpack it for more than a few tokens, at
+    most to single precision."""
+    packed = (node for node in model.graph.node if node.op_type in PACKED)
+    shapes = ({attribute.name: attribute.i for attribute in node.attribute} for node in packed)
+    return max((int(4 * shape.get("K", 0) * shape.get("N", 0)) for shape in shapes), default=0)
 
 
 def resident_bytes(weight: StoredWeight) -> int:

@@ -25,11 +25,15 @@ class GpuNeeds:
     """Memory that a decoder would take of a GPU."""
 
     whole_bytes: int
-    """A session that has everything in it."""
+    """Bytes of a session that has everything in it."""
     fixed_bytes: int
     """Bytes that pieces need besides their weights."""
     pieces: tuple[PieceSize, ...]
     """None: it is all or nothing."""
+    weight_bytes: int = 0
+    """Part of `whole_bytes` that weights take."""
+    session_bytes: int = 0
+    """Part of `fixed_bytes` that sessions take, one for each graph of the cut."""
 
     @property
     def largest(self) -> dict[int, int]:

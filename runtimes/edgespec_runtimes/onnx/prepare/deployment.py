@@ -83,26 +83,25 @@ class Deployment(Closeable):
 
     def gpu_needs(
         self, source: Source, cache_bytes: int, n_layers: int, can_be_cut: bool
-    ) -> tuple[needs.DeviceSizes, GpuNeeds]:
-        """Needs for the device's memory: whole and, if the decoder can be cut, by pieces."""
-        fitted = self.fitted
-        sizes = needs.device_sizes(
-            fitted.device,
-            fitted.model,
-            fitted.cut,
-            fitted.sizes,
-            cache_bytes,
-            n_layers,
-            list(source.weights.values()),
-        )
+    ) -> GpuNeeds:
+        """Needs for the device's memory: whole and, if the decoder can be cut, by pieces.
+
+        The cache is in the process's memory: what a session reads of it is copied for each run.
+        """
+        fitted, sizes, n = self.fitted, self.fitted.sizes, len(self.fitted.cut.graphs)
+        unpacked = needs.unpacked_bytes(fitted.model)
+        weights = needs.device_bytes(list(source.weights.values()))
+        whole = needs.held_bytes(self.device, sizes.compute_bytes + cache_bytes + unpacked, 1)
+        each = -(-cache_bytes // n_layers) + unpacked
+        sessions = needs.held_bytes(self.device, sizes.nbytes + n * each, n)
         pieces = (
             PieceSize(fitted.cut.pieces[group.piece].graph, needs.device_bytes(group.weights))
             for group in (fitted.groups if can_be_cut else ())
         )
-        whole_bytes = sizes.weight_bytes + sizes.whole_bytes
-        return sizes, GpuNeeds(whole_bytes, fitted.small_bytes + sizes.pieces_bytes, tuple(pieces))
+        fixed_bytes = fitted.small_bytes + sessions
+        return GpuNeeds(weights + whole, fixed_bytes, tuple(pieces), weights, sessions)
 
-    def place(self, gpu_bytes: int, sizes: needs.DeviceSizes, gpu_needs: GpuNeeds) -> None:
+    def place(self, gpu_bytes: int, gpu_needs: GpuNeeds) -> None:
         """Take what fits of so many bytes. What sessions allocate is limited to what is planned."""
         self.placement = place(gpu_bytes, gpu_needs)
         if not self.placement.uses_gpu:
@@ -113,7 +112,7 @@ class Deployment(Closeable):
         elif self.placement.is_whole:
             self.most_bytes = gpu_needs.whole_bytes
         else:
-            self.most_bytes = sizes.pieces_bytes
+            self.most_bytes = gpu_needs.session_bytes
             self.make_sessions()
 
     def leave_device(self, why: str) -> None:

@@ -34,10 +34,10 @@ class FittedDecoder(Closeable):
         graph: onnx.ModelProto,
         roles: Roles,
         source: Source,
-        device: Device,
         request: ModelRequest,
         n_ctx: int,
         capacity: int,
+        device: Device,
     ) -> None:
         where = str(source.path)
         self.device = device

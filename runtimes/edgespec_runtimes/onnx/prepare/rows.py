@@ -13,6 +13,7 @@ from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.weights.packing import is_packed
 
@@ -98,13 +99,14 @@ def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...
     return (tuple(SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments),)
 
 
-def gpu_rows(owner: str, deployment: Deployment, sizes: needs.DeviceSizes) -> Sequence[MemoryRow]:
+def gpu_rows(owner: str, deployment: Deployment, gpu_needs: GpuNeeds) -> Sequence[MemoryRow]:
     """Rows of the GPU's memory; none where the CPU computes."""
     buffers = "compute buffers and cache in use"
     if deployment.placement.is_whole:
+        buffer_bytes = gpu_needs.whole_bytes - gpu_needs.weight_bytes
         return (
-            MemoryRow(owner, "weights", sizes.weight_bytes),
-            MemoryRow(owner, buffers, sizes.whole_bytes),
+            MemoryRow(owner, "weights", gpu_needs.weight_bytes),
+            MemoryRow(owner, buffers, buffer_bytes),
         )
     if not deployment.placement.uses_gpu:
         return ()
@@ -112,5 +114,5 @@ def gpu_rows(owner: str, deployment: Deployment, sizes: needs.DeviceSizes) -> Se
     return (
         MemoryRow(owner, kept, deployment.placement.kept_bytes + deployment.fitted.small_bytes),
         MemoryRow(owner, "room for parts that are copied there", deployment.placement.room_bytes),
-        MemoryRow(owner, buffers, sizes.pieces_bytes),
+        MemoryRow(owner, buffers, gpu_needs.session_bytes),
     )
