@@ -43,19 +43,23 @@ class _Hook:
                 lib.llama_log_set(*self._previous)
 
     @contextmanager
-    def capturing(self, lines: list[str]) -> Iterator[None]:
-        """Collect lines; takes the hook back if the application has taken it meanwhile."""
+    def captured(self) -> Iterator[list[str]]:
+        """Collects what is logged meanwhile, by whichever thread; takes the hook back if the
+        application has taken it."""
+        lines: list[str] = []
+        self.take()
         with self._lock:
             previous = _current()
             lib.llama_log_set(self._callback, None)
             self.captures = (*self.captures, lines)
         try:
-            yield
+            yield lines
         finally:
             with self._lock:
                 self.captures = tuple(other for other in self.captures if other is not lines)
                 if not self.captures:
                     lib.llama_log_set(*previous)
+            self.give_back()
 
     def _receive(self, level: int, text: bytes, _: Any) -> None:
         line = text.decode(errors="replace")
@@ -67,18 +71,7 @@ class _Hook:
 _hook = _Hook()
 take = _hook.take
 give_back = _hook.give_back
-
-
-@contextmanager
-def captured() -> Iterator[list[str]]:
-    """Collects what is logged meanwhile, by whichever thread."""
-    lines: list[str] = []
-    take()
-    try:
-        with _hook.capturing(lines):
-            yield lines
-    finally:
-        give_back()
+captured = _hook.captured
 
 
 def complaint(lines: list[str]) -> str:

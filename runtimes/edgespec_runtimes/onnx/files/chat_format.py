@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ModelError
-from edgespec.files.regular import read_regular
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
-from edgespec_runtimes.onnx.files.source import read_json
+from edgespec_runtimes.onnx.files.source import read_json, read_text
 
 MOST_BYTES = 16 << 20
 _SAMPLING = {
@@ -30,10 +28,10 @@ def chat_format(folder: Path) -> ChatFormat:
     config = read_json(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
     templates |= _templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if source := _read(folder / "chat_template.jinja"):
+    if source := read_text(folder / "chat_template.jinja", MOST_BYTES):
         templates[DEFAULT] = source
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read(path) or ""
+        templates[path.stem] = read_text(path, MOST_BYTES) or ""
     tokens = read_json(folder / "special_tokens_map.json") | config
     special_tokens = {
         name: text
@@ -72,13 +70,3 @@ def _token(value: Any) -> str | None:
     """A token is its text, or an object that has it."""
     text = value.get("content") if isinstance(value, Mapping) else value
     return text if isinstance(text, str) else None
-
-
-def _read(path: Path) -> str | None:
-    """Text of the file; None if it is missing."""
-    try:
-        return read_regular(path, MOST_BYTES).decode()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error

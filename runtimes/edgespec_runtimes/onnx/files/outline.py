@@ -33,13 +33,7 @@ def read_outline(path: Path) -> bytes:
     Raises ModelError for what is no regular file, is cut short, or is too large to be a graph.
     """
     with _Window(path) as window:
-        parts = []
-        for field in _fields(window, 0, window.size):
-            if field.number == _MODEL_GRAPH and field.kind == _BYTES:
-                parts.append(_message(field.number, _graph(window, field)))
-            else:
-                parts.append(window.copy(field))
-        return b"".join(parts)
+        return _outline(window, 0, window.size, (_MODEL_GRAPH, _GRAPH_INITIALIZER))
 
 
 class _Field(NamedTuple):
@@ -72,9 +66,6 @@ class _Window(Closeable):
 
     def fail(self, message: str) -> ModelError:
         return ModelError(f"{self._path} is no ONNX model, or is damaged: {message}")
-
-    def copy(self, field: _Field) -> bytes:
-        return self.take(field.start, field.end)
 
     def take(self, start: int, end: int) -> bytes:
         self._copied += end - start
@@ -130,24 +121,18 @@ def _fields(window: _Window, start: int, end: int) -> Iterator[_Field]:
         at = stop
 
 
-def _graph(window: _Window, graph: _Field) -> bytes:
+def _outline(window: _Window, start: int, end: int, inside: tuple[int, ...]) -> bytes:
+    """The message in these bytes; `inside` are the fields that lead from it down to a tensor."""
     parts = []
-    for field in _fields(window, graph.content, graph.end):
-        if field.number == _GRAPH_INITIALIZER and field.kind == _BYTES:
-            parts.append(_message(field.number, _tensor(window, field)))
-        else:
-            parts.append(window.copy(field))
-    return b"".join(parts)
-
-
-def _tensor(window: _Window, tensor: _Field) -> bytes:
-    parts = []
-    for field in _fields(window, tensor.content, tensor.end):
+    for field in _fields(window, start, end):
         nbytes = field.end - field.content
-        if field.number == _TENSOR_RAW and field.kind == _BYTES and nbytes > INLINE_BYTES:
+        if field.kind == _BYTES and inside[:1] == (field.number,):
+            content = _outline(window, field.content, field.end, inside[1:])
+            parts.append(_message(field.number, content))
+        elif not inside and field[:2] == (_TENSOR_RAW, _BYTES) and nbytes > INLINE_BYTES:
             parts.append(_reference(field.content, nbytes))
         else:
-            parts.append(window.copy(field))
+            parts.append(window.take(field.start, field.end))
     return b"".join(parts)
 
 

@@ -107,14 +107,12 @@ class Source:
     @cached_property
     def genai_config(self) -> dict[str, Any]:
         """The part about the model of onnxruntime-genai's configuration."""
-        inside = read_json(self.folder / GENAI_CONFIG).get("model")
-        return inside if isinstance(inside, dict) else {}
+        return _section(read_json(self.folder / GENAI_CONFIG), "model")
 
     @property
     def genai_decoder(self) -> dict[str, Any]:
         """Its part about the decoder."""
-        inside = self.genai_config.get("decoder")
-        return inside if isinstance(inside, dict) else {}
+        return _section(self.genai_config, "decoder")
 
 
 def find_model(path: Path) -> Path | None:
@@ -178,13 +176,15 @@ def _names(graph: onnx.GraphProto) -> Iterator[object]:
         yield named.name
 
 
+def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    inside = config.get(key)
+    return inside if isinstance(inside, dict) else {}
+
+
 def _genai_file(folder: Path) -> str:
-    config = read_json(folder / GENAI_CONFIG).get("model", {})
-    decoder = config.get("decoder", {}) if isinstance(config, dict) else {}
-    name = decoder.get("filename") if isinstance(decoder, dict) else None
-    if isinstance(name, str) and Path(name).name == name:
-        return name
-    return MODEL_FILE
+    decoder = _section(_section(read_json(folder / GENAI_CONFIG), "model"), "decoder")
+    name = decoder.get("filename")
+    return name if isinstance(name, str) and Path(name).name == name else MODEL_FILE
 
 
 def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> StoredWeight:
@@ -281,3 +281,14 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}; download it again") from error
     return content if isinstance(content, dict) else {}
+
+
+def read_text(path: Path, most_bytes: int) -> str | None:
+    """Text of the file; None if it is missing. Raises ModelError."""
+    try:
+        return read_regular(path, most_bytes).decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{path} cannot be read: {reason}") from error

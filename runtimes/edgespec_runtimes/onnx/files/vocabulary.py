@@ -16,10 +16,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import ModelError
-from edgespec.files.regular import read_regular
 from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
+from edgespec_runtimes.onnx.files.source import read_text
 
 MOST_BYTES = 256 << 20
 
@@ -61,7 +61,9 @@ def read_vocabulary(
     Raises ModelError if it is missing, damaged, of an unknown kind or for another model.
     """
     path = folder / "tokenizer.json"
-    content = _read(path)
+    content = read_text(path, MOST_BYTES)
+    if content is None:
+        raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
     try:
         tokenizer = Tokenizer.from_str(content)
         description = json.loads(content)
@@ -110,19 +112,6 @@ def read_vocabulary(
         added_tokens=frozenset(names[token] for token in added if token in names) - control,
     )
     return TokenizerVocabulary(tokenizer, table, pieces, eog, complete_format)
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_regular(path, MOST_BYTES).decode("utf-8")
-    except FileNotFoundError as error:
-        raise ModelError(
-            f"{path} is missing: an ONNX model needs its tokenizer.json beside it"
-        ) from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _decoder(description: Mapping[str, Any], path: Path) -> Any:
