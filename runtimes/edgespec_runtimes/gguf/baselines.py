@@ -19,7 +19,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,
@@ -221,7 +221,7 @@ class _Sequences(Closeable):
     def __init__(
         self, path: Path, request: BaselineRequest, keeps_all: bool, n_texts: int = 1
     ) -> None:
-        load = loading.load_resident if keeps_all else load_mapped
+        load = loading.load_resident if keeps_all else loading.load_filled
         self._model = load(path, loading.NOWHERE, AbortFlag())
         self.vocabulary = GgufVocabulary(self._model, [])
         params = lib.llama_context_default_params()
@@ -308,16 +308,3 @@ class _Texts(_Sequences):
         for begin in range(0, len(inputs), self._most):
             rows.extend(self._decode(inputs[begin : begin + self._most]).copy())
         return rows
-
-
-def load_mapped(path: Path, placement: loading.LayerPlacement, stop: AbortFlag) -> loading.Model:
-    """Mapped and filled as llama.cpp does it: no lazy mapping, no repacked copies."""
-    lib.llama_backend_init()
-    params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts = 1, False
-    params.n_gpu_layers = placement.n_layers
-    with log.captured() as lines:
-        handle = lib.llama_model_load_from_file(str(path).encode(), params)
-        if not handle:
-            raise ModelError(f"{path} cannot be loaded: {lines[-1].strip() if lines else path}")
-        return loading.Model(handle)

@@ -140,7 +140,7 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
     group = queries // shape.kv_heads  # the query heads that share one KV head
     norm = Role((residual,), columns=residual)
     key_or_value = Role((residual, keys), columns=residual, reads=True)
-    gate_or_up = Role((residual, ffn), columns=residual, rows=ffn, reads=True)
+    gate_or_up = _from_residual(residual, ffn)
     residual_bias = Role((residual,), columns=residual, feeds_residual=True)
     roles = {
         "attn_norm.weight": norm,
@@ -150,18 +150,14 @@ def layer_roles(shape: LlamaShape) -> dict[str, Role]:
         "attn_k.bias": Role((keys,)),
         "attn_v.weight": key_or_value,
         "attn_v.bias": Role((keys,)),
-        "attn_output.weight": Role(
-            (queries, residual), columns=group, rows=residual, reads=True, feeds_residual=True
-        ),
+        "attn_output.weight": replace(_to_residual(queries, residual), columns=group),
         "attn_output.bias": residual_bias,
         "ffn_norm.weight": norm,
         "ffn_gate.weight": gate_or_up,
         "ffn_gate.bias": Role((ffn,), columns=ffn),
         "ffn_up.weight": gate_or_up,
         "ffn_up.bias": Role((ffn,), columns=ffn),
-        "ffn_down.weight": Role(
-            (ffn, residual), columns=ffn, rows=residual, reads=True, feeds_residual=True
-        ),
+        "ffn_down.weight": _to_residual(ffn, residual),
         "ffn_down.bias": residual_bias,
     }
     return roles | (_expert_roles(shape) if shape.experts else {})
@@ -171,23 +167,29 @@ def _expert_roles(shape: LlamaShape) -> dict[str, Role]:
     """Roles of a mixture's router, of its stacked experts, in which rows of one expert make a run,
     and of what all tokens use."""
     residual, ffn, experts = shape.hidden, shape.expert_ffn, shape.experts
-    gate_or_up = Role((residual, ffn, experts), columns=residual, rows=ffn, reads=True)
-    shared = shape.shared_ffn
-    shared_gate_or_up = Role((residual, shared), columns=residual, rows=shared, reads=True)
+    gate_or_up = _from_residual(residual, ffn, experts)
+    shared_gate_or_up = _from_residual(residual, shape.shared_ffn)
     return {
         "ffn_gate_inp.weight": Role((residual, experts), columns=residual, reads=True),
         "ffn_gate_exps.weight": gate_or_up,
         "ffn_up_exps.weight": gate_or_up,
-        "ffn_down_exps.weight": Role(
-            (ffn, residual, experts), columns=ffn, rows=residual, reads=True, feeds_residual=True
-        ),
+        "ffn_down_exps.weight": _to_residual(ffn, residual, experts),
         "exp_probs_b.bias": Role((experts,)),
         "ffn_gate_shexp.weight": shared_gate_or_up,
         "ffn_up_shexp.weight": shared_gate_or_up,
-        "ffn_down_shexp.weight": Role(
-            (shared, residual), columns=shared, rows=residual, reads=True, feeds_residual=True
-        ),
+        "ffn_down_shexp.weight": _to_residual(shape.shared_ffn, residual),
     }
+
+
+def _from_residual(residual: int, width: int, *stacked: int) -> Role:
+    """Role of a projection of the residual stream to hidden units."""
+    return Role((residual, width, *stacked), columns=residual, rows=width, reads=True)
+
+
+def _to_residual(width: int, residual: int, *stacked: int) -> Role:
+    """Role of a projection back."""
+    shape = (width, residual, *stacked)
+    return Role(shape, columns=width, rows=residual, reads=True, feeds_residual=True)
 
 
 def muted(raw: bytes, kind: TensorType) -> bytes:

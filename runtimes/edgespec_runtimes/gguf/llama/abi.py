@@ -1,7 +1,6 @@
 """The part of llama.cpp's binary interface that llama-cpp-python does not wrap: tensors, by mirror.
 
-Finds the library's files, reads tensors at their addresses, and refuses a build that lays them out
-differently. Opens no model.
+Finds the library's files and reads tensors at their addresses. Opens no model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAX_NAME = 64
 
 
 class GgmlTensor(ctypes.Structure):
-    """Mirror of `struct ggml_tensor` (ggml.h); `verify_mirror` checks it against the library."""
+    """Mirror of `struct ggml_tensor` (ggml.h), which `ggml.verify_mirror` holds to the library."""
 
     _fields_ = [
         ("type", ctypes.c_int),
@@ -169,48 +168,6 @@ def _is_loaded(file: Path) -> bool:
 def library_path() -> str:
     """The path of libllama."""
     return str(library_file("llama").resolve())
-
-
-def verify_mirror() -> None:
-    """Refuse to run when this build of ggml lays its tensors out differently.
-
-    Makes tensors in a context of its own and compares what the mirror sees with what the library
-    says. Raises EdgespecError.
-    """
-    base = ggml()
-
-    base.ggml_init.restype = base.ggml_new_tensor_2d.restype = ctypes.c_void_p
-    base.ggml_get_data.restype = base.ggml_mul_mat.restype = ctypes.c_void_p
-    base.ggml_init.argtypes = [InitParams]
-    base.ggml_new_tensor_2d.argtypes = [
-        ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64,
-    ]  # fmt: skip
-    base.ggml_mul_mat.argtypes = [ctypes.c_void_p] * 3
-    base.ggml_get_data.argtypes = base.ggml_free.argtypes = [ctypes.c_void_p]
-    base.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    base.ggml_set_name.restype = ctypes.c_void_p
-    context = base.ggml_init(InitParams(1 << 16, None, False))
-    try:
-        a = base.ggml_new_tensor_2d(context, 0, 7, 3)
-        b = base.ggml_new_tensor_2d(context, 0, 7, 5)
-        base.ggml_set_name(a, b"edgespec mirror")
-        product = base.ggml_mul_mat(context, a, b)
-        left, out = GgmlTensor.from_address(a), GgmlTensor.from_address(product)
-        agrees = (
-            left.name == b"edgespec mirror"
-            and left.data == base.ggml_get_data(a)
-            and list(left.ne) == [7, 3, 1, 1]
-            and list(out.ne) == [3, 5, 1, 1]
-            and list(out.src[:3]) == [a, b, None]
-            and op_name(out.op) == "MUL_MAT"
-        )
-    finally:
-        base.ggml_free(context)
-    if not agrees:
-        raise EdgespecError(
-            "this build of llama-cpp-python lays out tensors in a way that edgespec does not know: "
-            "install the version that pyproject.toml names"
-        )
 
 
 @functools.cache

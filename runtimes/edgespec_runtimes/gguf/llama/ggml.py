@@ -22,9 +22,34 @@ _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
 
-def new_context(owned: ExitStack) -> int:
-    """A context for some dozens of tensors, without memory for their data. `owned` frees it."""
-    context = _address("ggml_init", abi.InitParams(1 << 16, None, True))
+def verify_mirror() -> None:
+    """Refuse to run when this build of ggml lays its tensors out differently: compares what the
+    mirror sees of tensors with what the library says. Raises EdgespecError."""
+    with ExitStack() as owned:
+        context = new_context(owned, has_data=True)
+        a, b = new_tensor(context, F32, 7, 3), new_tensor(context, F32, 7, 5)
+        _address("ggml_set_name", a, b"edgespec mirror")
+        product = _address("ggml_mul_mat", context, a, b)
+        left, out = abi.GgmlTensor.from_address(a), abi.GgmlTensor.from_address(product)
+        agrees = (
+            left.name == b"edgespec mirror"
+            and left.data == _address("ggml_get_data", a)
+            and list(left.ne) == [7, 3, 1, 1]
+            and list(out.ne) == [3, 5, 1, 1]
+            and list(out.src[:3]) == [a, b, None]
+            and abi.op_name(out.op) == "MUL_MAT"
+        )
+    if not agrees:
+        raise EdgespecError(
+            "this build of llama-cpp-python lays out tensors in a way that edgespec does not know: "
+            "install the version that pyproject.toml names"
+        )
+
+
+def new_context(owned: ExitStack, has_data: bool = False) -> int:
+    """A context for some dozens of tensors, with memory for their data or without. `owned` frees
+    it."""
+    context = _address("ggml_init", abi.InitParams(1 << 16, None, not has_data))
     owned.callback(_address, "ggml_free", context)
     return context
 

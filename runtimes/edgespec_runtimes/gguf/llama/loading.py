@@ -63,7 +63,7 @@ NOWHERE = LayerPlacement()
 
 
 class Model:
-    """A llama_model. `load_resident`, `load_mapped` and `load_sizes_only` make one."""
+    """A llama_model. `load_resident` and the functions below make one."""
 
     def __init__(self, handle: Any, servers: tuple[str, ...] = (), mtp: bool = False) -> None:
         """`mtp`: its contexts compute its layers for guessing (MTP), and no others."""
@@ -169,6 +169,13 @@ def load_mapped(
         return _load(path, params, placement), mappings.is_lazy
 
 
+def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
+    """Mapped and filled as llama.cpp does it, without repacked copies."""
+    params = lib.llama_model_default_params()
+    params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
+    return _load(path, params, placement)
+
+
 def load_sizes_only(path: Path, mtp: bool = False) -> Model:
     """No weights at all: good for `context_sizes` and vocabulary. `mtp`: its layers for guessing
     are what is measured."""
@@ -262,4 +269,4 @@ def start() -> None:
     cpu.check_usable(_trial(), llama_cpp.__version__)
     with log.captured():  # drivers tell which GPUs they found
         lib.llama_backend_init()
-    abi.verify_mirror()
+    ggml.verify_mirror()
