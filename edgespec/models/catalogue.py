@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
@@ -40,6 +40,26 @@ class KnownFile:
 
     path: Path
     expected_sha256: str | None = None
+    sha256: str | None = None
+    """Checksum that it has; None for a file that was not read."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """None for a file that is missing."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return None
+
+    @property
+    def is_intact(self) -> bool | None:
+        """True if the file's checksum is the recorded one; None where none is recorded or it was
+        not read."""
+        if self.expected_sha256 is None:
+            return None
+        if self.size_bytes is None:
+            return False
+        return None if self.sha256 is None else self.sha256 == self.expected_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +78,18 @@ class KnownModel:
     licence: str | None = None
     is_outdated: bool = False
     """Made from another embedded target than this installation's."""
+    problem: str | None = None
+    """Why its runtime could not describe it."""
+    to_fetch_bytes: int = 0
+    """Size of a model that is not here; 0 for all others."""
 
     @property
     def is_embedded(self) -> bool:
         return self.role is not None
 
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """A file as it was found."""
-
-    path: Path
-    size_bytes: int | None
-    """None for a file that is missing."""
-    sha256: str | None = None
-    """None for a file that was not read."""
-    expected_sha256: str | None = None
-
     @property
-    def is_intact(self) -> bool | None:
-        """True if the file's checksum is the recorded one; None where none is recorded or it was
-        not read."""
-        if self.expected_sha256 is None:
-            return None
-        if self.size_bytes is None:
-            return False
-        return None if self.sha256 is None else self.sha256 == self.expected_sha256
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
 
 
 def find(name: str) -> Path:
@@ -207,19 +213,10 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def stated(files: Sequence[KnownFile]) -> list[FileState]:
-    """Sizes alone."""
-    return [
-        FileState(file.path, _size(file.path), expected_sha256=file.expected_sha256)
-        for file in files
-    ]
-
-
-def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> list[FileState]:
-    """Sizes and checksums. Every file is read from end to end."""
-    found = stated(files)
-    total_bytes = sum(file.size_bytes or 0 for file in found)
-    states, done_bytes = [], 0
+def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> tuple[KnownFile, ...]:
+    """The files with their checksums. Every file is read from end to end."""
+    total_bytes = sum(file.size_bytes or 0 for file in files)
+    done_bytes = 0
 
     def read(n_bytes: int) -> None:
         nonlocal done_bytes
@@ -227,10 +224,10 @@ def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> list
         if progress is not None:
             progress("computing checksums", done_bytes / max(total_bytes, 1))
 
-    for file in found:
-        sha256 = None if file.size_bytes is None else _sha256(file.path, read)
-        states.append(FileState(file.path, file.size_bytes, sha256, file.expected_sha256))
-    return states
+    return tuple(
+        file if file.size_bytes is None else replace(file, sha256=_sha256(file.path, read))
+        for file in files
+    )
 
 
 def _names() -> dict[str, Path]:
@@ -268,13 +265,6 @@ def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownMode
 def _place(file: EmbeddedFile) -> str:
     """The GGUF file, or the folder that an ONNX export has to itself."""
     return file.file if file.format == "gguf" else str(PurePosixPath(file.file).parent)
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 def _sha256(path: Path, read: Callable[[int], None]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from edgespec import runtimes
 from edgespec.errors import ModelError
 from edgespec.models.catalogue import (
-    FileState,
     KnownFile,
     KnownModel,
     cached,
@@ -20,7 +19,6 @@ from edgespec.models.catalogue import (
     files_of,
     hashed,
     known,
-    stated,
 )
 from edgespec.models.packaged import packaged, place_of
 from edgespec.ports import Progress
@@ -37,7 +35,7 @@ class ModelDescription:
     details: ModelDetails
     fingerprint: str
     """Fingerprint of the vocabulary: models that have it in common form pairs."""
-    files: tuple[FileState, ...]
+    files: tuple[KnownFile, ...]
     known: KnownModel | None
     """Entry of the manifest or the cache."""
 
@@ -58,8 +56,7 @@ def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
         info, fingerprint = _prepared(path)
     model = known(path)
     files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
-    states = tuple(hashed(files, progress))
-    return ModelDescription(path, info, details, fingerprint, states, model)
+    return ModelDescription(path, info, details, fingerprint, hashed(files, progress), model)
 
 
 def _prepared(path: Path) -> tuple[ModelInfo, str]:
@@ -74,57 +71,40 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
         prepared.close()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A line of the list."""
-
-    known: KnownModel
-    files: tuple[FileState, ...]
-    problem: str | None = None
-    """Why its runtime could not describe it."""
-    to_fetch_bytes: int = 0
-    """Size of a model that is not here; 0 for all others."""
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes or 0 for file in self.files)
-
-
-def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[ListedModel]:
+def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[KnownModel]:
     """The embedded models, held against the manifest, the cached ones, and those that can be
     fetched by name. Raises ModelError."""
-    listed = [ListedModel(model, tuple(hashed(model.files, progress))) for model in embedded()]
+    listed = [replace(model, files=hashed(model.files, progress)) for model in embedded()]
     for model in cached():
-        files = hashed(model.files, progress) if hash_cached else stated(model.files)
+        files = hashed(model.files, progress) if hash_cached else model.files
         try:
             details = runtimes.describe(model.path)
         except ModelError as error:
-            listed.append(ListedModel(model, tuple(files), str(error)))
+            listed.append(replace(model, files=files, problem=str(error)))
             continue
-        described = replace(
-            model,
-            quantization=details.quantization,
-            parameters=details.parameters,
-            licence=details.licence,
+        listed.append(
+            replace(
+                model,
+                files=files,
+                quantization=details.quantization,
+                parameters=details.parameters,
+                licence=details.licence,
+            )
         )
-        listed.append(ListedModel(described, tuple(files)))
-    return [*listed, *_not_fetched({model.known.name for model in listed})]
+    return [*listed, *_not_fetched({model.name for model in listed})]
 
 
-def _not_fetched(here: Collection[str]) -> list[ListedModel]:
+def _not_fetched(here: Collection[str]) -> list[KnownModel]:
     """Models of packages that `edgespec models pull` could fetch."""
     return [
-        ListedModel(
-            KnownModel(
-                name=name,
-                path=place_of(name),
-                files=(),
-                format="gguf",
-                quantization=model.quantization,
-                parameters=model.parameters,
-                licence=model.licence,
-            ),
-            (),
+        KnownModel(
+            name=name,
+            path=place_of(name),
+            files=(),
+            format="gguf",
+            quantization=model.quantization,
+            parameters=model.parameters,
+            licence=model.licence,
             to_fetch_bytes=model.size_bytes,
         )
         for name, model in packaged().items()

@@ -11,14 +11,12 @@ from edgespec.errors import EdgespecError, ModelError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue
 from edgespec.models.catalogue import (
-    FileState,
     KnownFile,
     cached,
     embedded,
     find,
     hashed,
     known,
-    stated,
 )
 from edgespec.models.embedded import EmbeddedFile, EmbeddedModel, Manifest, embedded_pair
 
@@ -162,7 +160,8 @@ def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"weights")
     (state,) = hashed([KnownFile(path)])
-    assert state == FileState(path, 7, hashlib.sha256(b"weights").hexdigest())
+    assert state == KnownFile(path, sha256=hashlib.sha256(b"weights").hexdigest())
+    assert state.size_bytes == 7
 
 
 def test_hashing_tells_how_far_it_is(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_a_missing_file_differs_too(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_not_read_is_neither_intact_nor_not() -> None:
-    (state,) = stated([KnownFile(PAIR.draft, "ab" * 32)])
+    state = KnownFile(PAIR.draft, "ab" * 32)
     assert (state.is_intact, state.sha256) == (None, None)
 
 

@@ -16,8 +16,8 @@ from edgespec.settings.units import format_size
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
     from edgespec.models.adapting import Adapted
-    from edgespec.models.catalogue import FileState
-    from edgespec.models.describe import ListedModel, ModelDescription
+    from edgespec.models.catalogue import KnownFile, KnownModel
+    from edgespec.models.describe import ModelDescription
     from edgespec.models.pair_fit import PairFit, SourcesFit
     from edgespec.models.self_draft import Room, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
@@ -27,61 +27,61 @@ LEAST_USE = 1.1
 """Tokens per pass; a target that decodes alone has 1."""
 
 
-def list_report(models: Sequence[ListedModel], cache_folder: Path) -> dict[str, Any]:
+def list_report(models: Sequence[KnownModel], cache_folder: Path) -> dict[str, Any]:
     """The object that `models list --json` prints."""
     return {
         "cache": str(cache_folder),
         "models": [
             {
-                "name": listed.known.name,
-                "path": str(listed.known.path),
-                "embedded": listed.known.is_embedded,
-                "role": listed.known.role,
-                "format": listed.known.format,
-                "quantization": listed.known.quantization,
-                "parameters": listed.known.parameters,
-                "licence": listed.known.licence,
-                "size_bytes": listed.size_bytes,
-                "intact": _intact(listed.files),
-                "outdated": listed.known.is_outdated,
-                "files": [_file_report(file) for file in listed.files],
-                "problem": listed.problem,
+                "name": model.name,
+                "path": str(model.path),
+                "embedded": model.is_embedded,
+                "role": model.role,
+                "format": model.format,
+                "quantization": model.quantization,
+                "parameters": model.parameters,
+                "licence": model.licence,
+                "size_bytes": model.size_bytes,
+                "intact": _intact(model.files),
+                "outdated": model.is_outdated,
+                "files": [_file_report(file) for file in model.files],
+                "problem": model.problem,
             }
-            for listed in models
+            for model in models
         ],
     }
 
 
-def list_table(models: Sequence[ListedModel]) -> list[str]:
+def list_table(models: Sequence[KnownModel]) -> list[str]:
     """A line for each model."""
     head = ("name", "file", "size", "format", "quantisation", "parameters", "checksum")
     rows = [
         (
-            listed.known.name,
-            listed.known.path.name,
-            format_size(listed.size_bytes or listed.to_fetch_bytes),
-            listed.known.format,
-            listed.known.quantization or UNKNOWN,
-            _count(listed.known.parameters),
-            _checksum(listed),
+            model.name,
+            model.path.name,
+            format_size(model.size_bytes or model.to_fetch_bytes),
+            model.format,
+            model.quantization or UNKNOWN,
+            _count(model.parameters),
+            _checksum(model),
         )
-        for listed in models
+        for model in models
     ]
     return _aligned([head, *rows], n_left=len(head))
 
 
-def list_notes(models: Sequence[ListedModel]) -> list[str]:
+def list_notes(models: Sequence[KnownModel]) -> list[str]:
     """Notes on damaged models of the list, and what to do about them."""
     notes = []
-    for listed in models:
-        if listed.problem:
-            notes.append(listed.problem)
-        if listed.known.is_outdated:
+    for model in models:
+        if model.problem:
+            notes.append(model.problem)
+        if model.is_outdated:
             notes.append(
-                f"{listed.known.path} was made from an earlier embedded target and is not used any "
+                f"{model.path} was made from an earlier embedded target and is not used any "
                 "more: delete it"
             )
-    if any(_intact(listed.files) is False for listed in models):
+    if any(_intact(model.files) is False for model in models):
         notes.append("an embedded model is damaged: install edgespec again")
     return notes
 
@@ -324,31 +324,31 @@ def _parameters(described: ModelDescription) -> int | None:
     return described.details.parameters or (known.parameters if known else None)
 
 
-def _intact(files: Sequence[FileState]) -> bool | None:
+def _intact(files: Sequence[KnownFile]) -> bool | None:
     """False as soon as one file is not what is on record; None where nothing is."""
     states = {file.is_intact for file in files}
     return False if False in states else None if None in states or not states else True
 
 
-def _checksum(listed: ListedModel) -> str:
-    if listed.to_fetch_bytes:
-        return f"to fetch: models pull {listed.known.name}"
-    if any(file.size_bytes is None for file in listed.files):
+def _checksum(model: KnownModel) -> str:
+    if model.to_fetch_bytes:
+        return f"to fetch: models pull {model.name}"
+    if any(file.size_bytes is None for file in model.files):
         return "missing"
-    match _intact(listed.files):
+    match _intact(model.files):
         case True:
             return "as recorded"
         case False:
             return "differs"
-    if listed.known.is_outdated:
+    if model.is_outdated:
         return "outdated"
-    if any(file.expected_sha256 for file in listed.files):
+    if any(file.expected_sha256 for file in model.files):
         return "not read: --hash"
-    shas = [file.sha256[:12] for file in listed.files if file.sha256]
+    shas = [file.sha256[:12] for file in model.files if file.sha256]
     return shas[0] if len(shas) == 1 else "none on record"
 
 
-def _checksums(files: Sequence[FileState]) -> list[tuple[str, str]]:
+def _checksums(files: Sequence[KnownFile]) -> list[tuple[str, str]]:
     suffix = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
     return [
         (
@@ -360,7 +360,7 @@ def _checksums(files: Sequence[FileState]) -> list[tuple[str, str]]:
     ]
 
 
-def _file_report(file: FileState) -> dict[str, Any]:
+def _file_report(file: KnownFile) -> dict[str, Any]:
     return {
         "path": str(file.path),
         "size_bytes": file.size_bytes,
