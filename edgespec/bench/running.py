@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from edgespec.bench import child, table
 from edgespec.bench.modes import Mode
@@ -23,6 +22,7 @@ from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
 from edgespec.models.model_files import copies, files_of, largest_of
+from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest
 from edgespec.settings.config import LoadSettings
 
@@ -152,17 +152,7 @@ def scheduled_runs(
                 yield ScheduledRun(name, prompt, repetition)
 
 
-class Display(Protocol):
-    """Receives notes and progress of a bench."""
-
-    def note(self, text: str) -> None: ...
-
-    def progress(self, what: str, share: float) -> None: ...
-
-    def end_of_progress(self) -> None: ...
-
-
-def run_all(bench: Bench, display: Display) -> Results:
+def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Results:
     """Every turn in a process of its own; a run that fails does not end the bench."""
     results = Results()
     settings = bench.settings
@@ -171,29 +161,28 @@ def run_all(bench: Bench, display: Display) -> Results:
             [mode.name for mode in bench.modes], settings.n_prompts, settings.repetitions
         )
     )
-    _announce(bench, len(due), display)
+    _announce(bench, len(due), note)
     began = time.monotonic()
     for number, turn in enumerate(due, 1):
         prompt = bench.prompts[turn.prompt]
         what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
         share = (number - 1) / len(due)
         # in a log, the lines of finished runs are progress enough
-        tick = partial(display.progress, what, share) if sys.stderr.isatty() else lambda: None
+        tick = partial(progress, what, share) if sys.stderr.isatty() else lambda: None
         try:
             measured = _measure(bench, turn, tick)
         except EdgespecError as error:
             results.failures.append(LeftOut(turn.mode, str(error)))
-            display.note(f"{table.counter(number, len(due))} {turn.mode} failed: {error}")
+            note(f"{table.counter(number, len(due))} {turn.mode} failed: {error}")
             continue
         left_s = (time.monotonic() - began) / number * (len(due) - number)
         if isinstance(measured, RawRead):
             results.raw.append(measured)
-            display.note(table.raw_line(measured.bytes_per_s, number, len(due), left_s))
+            note(table.raw_line(measured.bytes_per_s, number, len(due), left_s))
         else:
             row = _row(bench, turn, measured)
             results.rows.append(row)
-            display.note(table.run_line(row, number, len(due), left_s))
-    display.end_of_progress()
+            note(table.run_line(row, number, len(due), left_s))
     return results
 
 
@@ -244,15 +233,15 @@ def _row(bench: Bench, turn: ScheduledRun, decoded: Decoded) -> Row:
     )
 
 
-def _announce(bench: Bench, n_runs: int, display: Display) -> None:
+def _announce(bench: Bench, n_runs: int, note: Callable[[str], None]) -> None:
     settings = bench.settings
-    display.note(
+    note(
         f"{n_runs} runs: {table.counted(len(bench.modes), 'mode')} and raw reads on "
         f"{table.counted(settings.n_prompts, 'prompt')}, "
         f"{table.counted(settings.repetitions, 'time')}; "
         f"{table.token_counts(settings.max_tokens, settings.tokens_of(not bench.fits))}"
     )
-    display.note(
+    note(
         "the first run tells how long they take; --quick, --modes, -n, --n-prompts and "
         "--repetitions make them fewer or shorter"
     )

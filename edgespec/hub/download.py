@@ -5,6 +5,7 @@ Knows HTTP and its ranges; it knows no models and no cache layout.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import httpx2
 from huggingface_hub import get_session
 
 from edgespec.hub.failures import HubFailure
-from edgespec.hub.listing import TIMEOUT_S, Checksum
+from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
 
 MOST_FAILURES = 5
 """Failures in a row, none of which brought a byte, before giving up."""
@@ -37,16 +38,18 @@ class _Refused(HubFailure):
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One file: its URL, its path here, and its expected size and checksum."""
+    """One file: its URL, its expected size, and its path here, whose name is its checksum."""
 
     name: str
     url: str
     headers: Mapping[str, str]
     size_bytes: int
-    checksum: Checksum
-    partial: Path
-    """File with the bytes fetched so far; stays when fetching fails."""
     destination: Path
+
+    @property
+    def partial(self) -> Path:
+        """File with the bytes fetched so far; stays when fetching fails."""
+        return self.destination.with_name(f"{self.destination.name}.edgespec.incomplete")
 
     @property
     def here_bytes(self) -> int:
@@ -112,7 +115,13 @@ class Download:
 
     def _check(self) -> None:
         """Raise HubFailure for a wrong checksum: the file may have changed between two requests."""
-        digits, expected = self.checksum.of(self.partial), self.checksum.digits
+        expected = self.destination.name
+        with self.partial.open("rb") as file:
+            if len(expected) == SHA256_DIGITS:
+                digits = hashlib.file_digest(file, "sha256").hexdigest()
+            else:
+                blob = hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
+                digits = hashlib.file_digest(file, lambda: blob).hexdigest()
         if digits != expected:
             self.partial.unlink()
             raise HubFailure(

@@ -67,7 +67,7 @@ class Hub:
         }
         self._bring(reference, list(downloads.values()), cache, progress)
         paths = [
-            cache.place(listed.commit, name, download.checksum.digits)
+            cache.place(listed.commit, name, download.destination.name)
             for name, download in downloads.items()
         ]
         cache.set_newest(listed.commit)
@@ -80,8 +80,6 @@ class Hub:
         listed: listing.Listing,
         cache: RepositoryCache,
     ) -> Download:
-        checksum = listed.checksum(file.name)
-        blob = cache.blob(checksum.digits)
         return Download(
             name=f"{reference.repo}/{file.name}",
             url=hf_hub_url(
@@ -89,9 +87,7 @@ class Hub:
             ),
             headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
             size_bytes=file.size_bytes,
-            checksum=checksum,
-            partial=blob.with_name(f"{blob.name}.edgespec.incomplete"),
-            destination=blob,
+            destination=cache.blob(listed.checksum(file.name)),
         )
 
     def _bring(
@@ -118,7 +114,7 @@ class Hub:
             def waiting(download: Download = download) -> None:
                 report(download.here_bytes, "waiting for another process that fetches")
 
-            with cache.locked(download.checksum.digits, waiting):
+            with cache.locked(download.destination.name, waiting):
                 if not download.destination.exists():
                     download.run(report)
 

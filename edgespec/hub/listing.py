@@ -5,11 +5,10 @@ A hub may be hostile, and the server may be no hub: names and checksums become p
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
@@ -23,25 +22,7 @@ MOST_NAME_LENGTH = 1024
 """Longest name of a file, with its folders; no repository has longer ones."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
-_SHA1_DIGITS, _SHA256_DIGITS = 40, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Checksum:
-    """Expected checksum of a file's content, which is also its name in the cache."""
-
-    digits: str
-    """Hexadecimal digits: 64 of a SHA-256, or 40 of the SHA-1 of a Git blob, header included."""
-
-    def of(self, path: Path) -> str:
-        """Digits of the checksum of a file here."""
-        with path.open("rb") as file:
-            if len(self.digits) == _SHA256_DIGITS:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-            digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
+_SHA1_DIGITS, SHA256_DIGITS = 40, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +38,13 @@ class Listing:
     def files(self) -> list[HubFile]:
         return [HubFile(name, _size(file)) for name, file in self.siblings.items()]
 
-    def checksum(self, name: str) -> Checksum:
-        """The checksum of a file. Raises HubFailure if the hub's is not valid."""
+    def checksum(self, name: str) -> str:
+        """The digits of a SHA-256, or those of the SHA-1 of a Git blob, header included. Raises
+        HubFailure if the hub's are not valid."""
         file = self.siblings[name]
         digits = file.lfs.sha256 if file.lfs else file.blob_id
-        n_digits = _SHA256_DIGITS if file.lfs else _SHA1_DIGITS
-        return Checksum(_sha(digits, n_digits, self.endpoint, f"checksum of {name}"))
+        n_digits = SHA256_DIGITS if file.lfs else _SHA1_DIGITS
+        return _sha(digits, n_digits, self.endpoint, f"checksum of {name}")
 
 
 def ask(endpoint: str, token: str | None, repo: str) -> Listing:

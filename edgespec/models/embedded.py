@@ -20,22 +20,24 @@ Role = Literal["target", "draft", "mixture", "head"]
 _PACKAGE = Path(__file__).parents[1]
 
 
-class _Described(BaseModel):
+class Described(BaseModel):
+    """A part of a manifest."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class EmbeddedFile(_Described):
+class EmbeddedFile(Described):
     """One file of the manifest."""
 
     file: str
     """Below the folder of the manifest. A model of several files has a folder of its own."""
-    format: Literal["gguf", "onnx"]
+    format: Literal["gguf", "onnx"] = "gguf"
     quantization: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size_bytes: int = Field(ge=0)
 
 
-class EmbeddedModel(_Described):
+class EmbeddedModel(Described):
     """One model, in each form in which it is there."""
 
     name: str
@@ -44,7 +46,7 @@ class EmbeddedModel(_Described):
     files: tuple[EmbeddedFile, ...] = Field(min_length=1)
 
 
-class Manifest(_Described):
+class Manifest(Described):
     """The contents of `embedded.toml`."""
 
     licence: str

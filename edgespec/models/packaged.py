@@ -18,12 +18,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgespec.errors import FetchError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import scratch_folder, unfinished_file
-from edgespec.models.embedded import models_folder
+from edgespec.models.embedded import Described, EmbeddedFile, models_folder
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -32,28 +32,19 @@ CHUNK_BYTES = 1 << 20
 POLL_S = 0.1
 
 
-class ShippedHead(BaseModel):
+class ShippedHead(EmbeddedFile):
     """A head for a packaged model, which comes with edgespec."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    file: str
-    """Below the folder of the manifest."""
     licence: str
     parameters: int
-    quantization: str
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    size_bytes: int = Field(gt=0)
 
     @property
     def path(self) -> Path:
         return models_folder() / self.file
 
 
-class PackagedModel(BaseModel):
+class PackagedModel(Described):
     """One entry of `packaged.toml`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     title: str
     licence: str

@@ -31,9 +31,7 @@ class TuningJob:
 
     def beginning_with(self, draft: Path | None) -> TuningJob:
         """The job whose defaults have this draft, or none."""
-        values = without_draft(self.load) if draft is None else self.load.as_given()
-        chosen = {} if draft is None else {"draft": draft}
-        return replace(self, load=LoadSettings.model_validate(values | chosen))
+        return replace(self, load=Candidate(draft).load(self.load))
 
     @property
     def other_drafts(self) -> list[Candidate]:

@@ -119,7 +119,8 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         modes, alone = in_parallel(modes, settings.parallel, runtime)
         left_out += alone
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
-    results = run_all(bench, console)
+    results = run_all(bench, console.note, console.progress)
+    console.end_of_progress()
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread([read.bytes_per_s for read in results.raw])
