@@ -20,13 +20,13 @@ Role = Literal["target", "draft", "mixture", "head"]
 _PACKAGE = Path(__file__).parents[1]
 
 
-class Described(BaseModel):
+class ManifestPart(BaseModel):
     """A part of a manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class EmbeddedFile(Described):
+class EmbeddedFile(ManifestPart):
     """One file of the manifest."""
 
     file: str
@@ -37,7 +37,7 @@ class EmbeddedFile(Described):
     size_bytes: int = Field(ge=0)
 
 
-class EmbeddedModel(Described):
+class EmbeddedModel(ManifestPart):
     """One model, in each form in which it is there."""
 
     name: str
@@ -46,7 +46,7 @@ class EmbeddedModel(Described):
     files: tuple[EmbeddedFile, ...] = Field(min_length=1)
 
 
-class Manifest(Described):
+class Manifest(ManifestPart):
     """The contents of `embedded.toml`."""
 
     licence: str

@@ -23,7 +23,7 @@ from pydantic import Field
 from edgespec.errors import FetchError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import scratch_folder, unfinished_file
-from edgespec.models.embedded import Described, EmbeddedFile, models_folder
+from edgespec.models.embedded import EmbeddedFile, ManifestPart, models_folder
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -43,7 +43,7 @@ class ShippedHead(EmbeddedFile):
         return models_folder() / self.file
 
 
-class PackagedModel(Described):
+class PackagedModel(ManifestPart):
     """One entry of `packaged.toml`."""
 
     title: str
