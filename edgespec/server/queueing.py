@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edgespec.completions.refusals import overloaded
 from edgespec.values import GenerationResult, PagingStats
@@ -165,65 +165,54 @@ class Queue:
         )
 
 
-@dataclass
+_TOTALS: dict[str, tuple[str, Callable[[GenerationResult], float]]] = {
+    "prompt_tokens": ("Tokens of prompts", lambda r: len(r.prompt_tokens)),
+    "reused_tokens": (
+        "Tokens of prompts that were in the models already",
+        lambda r: r.reused_tokens,
+    ),
+    "saved_passes": (
+        "Passes that reading those tokens would have taken",
+        lambda r: r.saved_passes,
+    ),
+    "generated_tokens": ("Tokens written", lambda r: len(r.tokens)),
+    "accepted_tokens": (
+        "Tokens written that the draft had guessed",
+        lambda r: r.speculation.accepted,
+    ),
+    "prompt_seconds": ("Reading prompts", lambda r: r.timings.prompt_s),
+    "decode_seconds": ("Writing tokens", lambda r: r.timings.decode_s),
+}
+"""Sums over all generations, with their help texts."""
+
+
 class ServerFigures:
     """Totals since the server was started."""
 
-    clock: Callable[[], float] = time.monotonic
-    answers: Counter[int] = field(default_factory=Counter)
-    """Number of answers by HTTP status."""
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    saved_passes: int = 0
-    generated_tokens: int = 0
-    accepted_tokens: int = 0
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
-    cancelled: int = 0
-    """Number of requests whose client disconnected."""
-
-    def __post_init__(self) -> None:
-        self._began_s = self.clock()
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
+        self.answers: Counter[int] = Counter()
+        """Number of answers by HTTP status."""
+        self.cancelled = 0
+        """Number of requests whose client disconnected."""
 
     def count(self, result: GenerationResult) -> None:
         """Add the figures of one generation."""
-        self.prompt_tokens += len(result.prompt_tokens)
-        self.reused_tokens += result.reused_tokens
-        self.saved_passes += result.saved_passes
-        self.generated_tokens += len(result.tokens)
-        self.accepted_tokens += result.speculation.accepted
-        self.prompt_s += result.timings.prompt_s
-        self.decode_s += result.timings.decode_s
+        for name, (_, of) in _TOTALS.items():
+            self._totals[name] += of(result)
 
     def lines(self, queue: Queue, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
         """Lines in Prometheus's text format."""
         for name, kind, text, value in (
-            ("uptime_seconds", "gauge", "Since the server began", self.clock() - self._began_s),
+            ("uptime_seconds", "gauge", "Since the server began", time.monotonic() - self._began_s),
             ("requests_in_progress", "gauge", "Answered or waiting", queue.n_in_progress),
             ("requests_processing", "gauge", "Being answered", queue.n_processing),
             ("slots", "gauge", "Requests that are answered at once", queue.n_slots),
-            ("prompt_tokens_total", "counter", "Tokens of prompts", self.prompt_tokens),
-            (
-                "reused_tokens_total",
-                "counter",
-                "Tokens of prompts that were in the models already",
-                self.reused_tokens,
+            *(
+                (f"{name}_total", "counter", text, self._totals[name])
+                for name, (text, _) in _TOTALS.items()
             ),
-            (
-                "saved_passes_total",
-                "counter",
-                "Passes that reading those tokens would have taken",
-                self.saved_passes,
-            ),
-            ("generated_tokens_total", "counter", "Tokens written", self.generated_tokens),
-            (
-                "accepted_tokens_total",
-                "counter",
-                "Tokens written that the draft had guessed",
-                self.accepted_tokens,
-            ),
-            ("prompt_seconds_total", "counter", "Reading prompts", self.prompt_s),
-            ("decode_seconds_total", "counter", "Writing tokens", self.decode_s),
             ("clients_gone_total", "counter", "Requests given up by clients", self.cancelled),
             ("passes_total", "counter", "Passes over paged weights", paging.passes),
             ("bytes_read_total", "counter", "Weights read from storage", paging.bytes_read),
