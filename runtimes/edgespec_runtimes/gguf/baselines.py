@@ -108,7 +108,7 @@ def run_together(name: str, request: BaselineRequest, prompts: Sequence[str]) ->
         texts = [[token] for token in picked]
         ended_s = [0.0] * len(texts)
         prompt_s = time.perf_counter() - began
-        n_passes = target.n_batches(encoded)
+        n_passes = -(-sum(map(len, encoded)) // target.most)
         rounds = [RoundCost(len(texts), 0, 0, n_passes, 0.0, prompt_s, 0.0, prompt_s)]
         while going := [
             text
@@ -234,8 +234,8 @@ class _Sequences(Closeable):
         if not self._context:
             self._model.close()
             raise UsageError(f"llama.cpp refuses a context of {params.n_ctx} tokens")
-        self._most: int = lib.llama_n_batch(self._context)
-        self._batch = lib.llama_batch_init(self._most, 0, 1)
+        self.most: int = lib.llama_n_batch(self._context)
+        self._batch = lib.llama_batch_init(self.most, 0, 1)
 
     def is_end(self, token: int) -> bool:
         return token in self.vocabulary.eog_tokens
@@ -266,8 +266,8 @@ class _SingleSequence(_Sequences):
 
     def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
         """Logits after each of `tokens`, or the last, float32 [n, n_vocab], until the next call."""
-        for begin in range(0, len(tokens), self._most):
-            chunk = tokens[begin : begin + self._most]
+        for begin in range(0, len(tokens), self.most):
+            chunk = tokens[begin : begin + self.most]
             logits = self._decode(
                 [
                     (0, position + begin + i, token, not last_only or i == len(chunk) - 1)
@@ -289,10 +289,6 @@ class _Texts(_Sequences):
     def is_over(self, tokens: Sequence[int], most: int) -> bool:
         return len(tokens) >= most or self.is_end(tokens[-1])
 
-    def n_batches(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Passes in which prompts are read."""
-        return -(-sum(map(len, prompts)) // self._most)
-
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """The first token of each text; prompts share batches."""
         inputs = [
@@ -305,6 +301,6 @@ class _Texts(_Sequences):
     def decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
         """Copies of the logits that are wanted, in the order of the inputs."""
         rows: list[np.ndarray] = []
-        for begin in range(0, len(inputs), self._most):
-            rows.extend(self._decode(inputs[begin : begin + self._most]).copy())
+        for begin in range(0, len(inputs), self.most):
+            rows.extend(self._decode(inputs[begin : begin + self.most]).copy())
         return rows

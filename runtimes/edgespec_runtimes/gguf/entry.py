@@ -143,16 +143,13 @@ class GgufRuntime:
 
 
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
-    guesses_itself = _is_its_own_draft(request) and has_layers(header)
+    is_its_own_draft = request.target is not None and request.path.samefile(request.target)
+    guesses_itself = is_its_own_draft and has_layers(header)
     if not guesses_itself and not is_head(header):
         return PreparedGguf(request, header)
     from edgespec_runtimes.gguf.prepared_head import PreparedHead, PreparedOwnHead
 
     return PreparedOwnHead(request, header) if guesses_itself else PreparedHead(request, header)
-
-
-def _is_its_own_draft(request: ModelRequest) -> bool:
-    return request.target is not None and request.path.samefile(request.target)
 
 
 runtime = GgufRuntime()

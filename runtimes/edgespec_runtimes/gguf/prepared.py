@@ -149,7 +149,8 @@ class PreparedGguf:
         if self._measured.offloading.names:
             self._measured.mapped.place(self._measured.offloading.placement, is_paged=self.enforced)
         if not self.enforced:
-            return self._load_mapped(shape)
+            # llama.cpp's own mapping, where the budget cannot be held
+            return self._open(self._measured.mapped.take_model(), shape, None)
         return self._load_paged(shape, plan, progress)
 
     def adopt(self, offloading: Offloading) -> None:
@@ -194,10 +195,6 @@ class PreparedGguf:
                 self._header.path, self._measured.offloading.placement, self._stop, progress
             )
         return self._open(model, shape, None, loading.packing().allowed)
-
-    def _load_mapped(self, shape: contexts.ContextShape) -> LanguageModel:
-        """Load with llama.cpp's own mapping, for platforms where the budget cannot be held."""
-        return self._open(self._measured.mapped.take_model(), shape, None)
 
     def _load_paged(
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None

@@ -255,7 +255,9 @@ def join_pinned(
 
 
 def _whole(weights: Sequence[TracedWeight]) -> WeightGroup:
-    segment = Segment(_group_name(weights), [extent_of(weight) for weight in weights])
+    first, last = weights[0].entry.name, weights[-1].entry.name
+    name = first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
+    segment = Segment(name, [extent_of(weight) for weight in weights])
     return WeightGroup(segment, tuple(weights))
 
 
@@ -266,11 +268,6 @@ def _can_be_sliced(group: Sequence[TracedWeight]) -> bool:
 def _layer(name: str) -> str | None:
     parts = name.split(".")
     return parts[1] if parts[0] == "blk" and len(parts) > 2 else None
-
-
-def _group_name(weights: Sequence[TracedWeight]) -> str:
-    first, last = weights[0].entry.name, weights[-1].entry.name
-    return first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
 
 
 def extent_of(weight: TracedWeight) -> Extent:

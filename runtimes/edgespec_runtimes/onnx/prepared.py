@@ -256,8 +256,9 @@ class PreparedOnnx:
                 folder,
                 self._stop,
             )
+            expected = sum(map(needs.resident_bytes, self._source.weights.values()))
             session = on_failure.enter_context(
-                watched(make, self.cancel, "reading weights", self._resident_bytes, progress)
+                watched(make, self.cancel, "reading weights", expected, progress)
             )
             self._deployed.hear_from(session)
             inputs = tuple((name, name) for name in session.inputs)
@@ -265,10 +266,6 @@ class PreparedOnnx:
             whole = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
         return self._open(whole, session, None, ())
-
-    @property
-    def _resident_bytes(self) -> int:
-        return sum(needs.resident_bytes(weight) for weight in self._source.weights.values())
 
     def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
         """CoreML takes graphs that it then cannot run, such as those with an empty past."""

@@ -39,16 +39,13 @@ def fit_head(head: Path, source: Path, enlarged: Path, out: Path) -> None:
     lent = {EMBEDDINGS: shape.embeddings, OUTPUT: shape.output}
     own = [(header, tensor) for tensor in header.tensors]
     own += [(lender, replace(tensor, name=name)) for name, tensor in lent.items() if tensor]
-    described = [(tensor.name, tensor.type, _widened(tensor, factor).shape) for _, tensor in own]
+    described = [
+        (t.name, t.type, (t.shape[0] * (factor if t.name in FUSING else 1), *t.shape[1:]))
+        for _, t in own
+    ]
     pairs = copied_pairs(header, _changed(header, shape, lender, target))
     contents = ([_content(of, tensor, shape, factor)] for of, tensor in own)
     NewModel(pairs, described, header.alignment).write(out, contents)
-
-
-def _widened(tensor: TensorEntry, factor: int) -> TensorEntry:
-    if tensor.name not in FUSING:
-        return tensor
-    return replace(tensor, shape=(factor * tensor.shape[0], *tensor.shape[1:]))
 
 
 def _changed(

@@ -24,6 +24,11 @@ IMPLIED_TOKEN = 11
 NO_TOKEN = (1 << 32) - 1
 """The number of a special token that does not exist."""
 
+NOT_NEGATIVE = (
+    *("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.attn_factor"),
+    *("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+    *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+)
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 PLAIN_ARCHITECTURES = frozenset(
     (
@@ -85,7 +90,7 @@ def validate(header: GgufFile, as_draft: bool = False) -> None:
     _check_experts(header)
     _check_attention(header)
     _check_rotation(header)
-    _check_norms(header)
+    _check_signs(header)
     _check_tensor_types(header)
     _check_vocabulary(header)
 
@@ -150,12 +155,6 @@ def _check_rotation(header: GgufFile) -> None:
     scaling = header.text(header.key("rope.scaling.type"), "linear")
     if scaling not in ROPE_SCALINGS:
         raise _wrong(header, f"rope.scaling.type {scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
-    for suffix in ("rope.freq_base", "rope.freq_base_swa"):
-        if _real(header, header.key(suffix), 1.0) < 0:
-            raise _wrong(header, f"{suffix} is negative")
-    for suffix in ("factor", "attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow"):
-        if _real(header, header.key(f"rope.scaling.{suffix}"), 0.0) < 0:
-            raise _wrong(header, f"rope.scaling.{suffix} is negative")
     key_size, value_size = _head_sizes(header)
     if not key_size:
         return
@@ -182,9 +181,9 @@ def _head_sizes(header: GgufFile) -> tuple[int, int]:
     )
 
 
-def _check_norms(header: GgufFile) -> None:
-    for suffix in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
-        if _real(header, header.key(suffix), 0.0) < 0:
+def _check_signs(header: GgufFile) -> None:
+    for suffix in NOT_NEGATIVE:
+        if _real(header, header.key(suffix)) < 0:
             raise _wrong(header, f"{suffix} is negative")
 
 
@@ -290,10 +289,11 @@ def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
     return counts
 
 
-def _real(header: GgufFile, key: str, default: float) -> float:
+def _real(header: GgufFile, key: str) -> float:
+    """A number of the metadata, 0 if it is missing."""
     entry = header.entries.get(key)
     if entry is None:
-        return default
+        return 0.0
     if entry.kind is not ValueType.FLOAT32 or not isinstance(entry.value, float):
         raise _wrong(header, f"{key} is {entry.kind.name.lower()}, not float32")
     if not math.isfinite(entry.value):

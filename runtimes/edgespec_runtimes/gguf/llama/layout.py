@@ -136,7 +136,9 @@ class CellLayout:
                 in_use[place.cell] = place._replace(sequences=sequences)
         ordered = [in_use[cell] for cell in sorted(in_use)]
         self.top = begin
-        most = self._most_at_once()
+        longest = max(self.texts, key=lambda text: text.n_committed)
+        n_tokens = longest.n_committed
+        most = self.memory.most_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
         for first in range(0, len(ordered), most):
             self._move_down(ordered[first : first + most])
 
@@ -162,11 +164,6 @@ class CellLayout:
     def _free_waste(self) -> None:
         self.memory.remove(self._spare, -1, -1)
         self._waste.clear()
-
-    def _most_at_once(self) -> int:
-        longest = max(self.texts, key=lambda text: text.n_committed)
-        n_tokens = longest.n_committed
-        return self.memory.most_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
 
 
 @dataclass(slots=True)

@@ -53,11 +53,6 @@ class LayerPlacement:
     shares: tuple[int, ...] = ()
     """Layers of each server."""
 
-    @property
-    def keeps_head(self) -> bool:
-        """True if the output head stays: logits of a vocabulary are long to send."""
-        return bool(self.servers)
-
 
 NOWHERE = LayerPlacement()
 
@@ -224,8 +219,9 @@ def _place(params: Any, placement: LayerPlacement) -> list[Any]:
     found = _devices(placement) if placement.n_layers else []
     devices = (ctypes.c_void_p * (len(found) + 1))(*found)
     params.devices = ctypes.addressof(devices)
-    if not placement.keeps_head:
+    if not placement.servers:
         return [devices]
+    # the output head stays: logits of a vocabulary are long to send
     shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
     split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
     stay = (_BufferOverride * 2)(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))

@@ -250,16 +250,12 @@ def _data_file(path: Path, tensor: str, location: str) -> Path:
     if not file.is_file():
         raise ModelError(f"{path} keeps its weights in {location}, which is missing beside it")
     real = file.resolve()
-    if not any(real.is_relative_to(home) for home in _homes(path)):
+    if not any(map(real.is_relative_to, (path.parent.resolve(), path.resolve().parent))):
         raise ModelError(
             f"{path} keeps {tensor} in {location}, a link out of its folder to {real}: "
             "that is refused; put the data itself beside the model"
         )
     return file
-
-
-def _homes(path: Path) -> tuple[Path, Path]:
-    return path.parent.resolve(), path.resolve().parent
 
 
 def _put_inline(tensor: TensorProto, weight: StoredWeight, files: list[Path]) -> None:

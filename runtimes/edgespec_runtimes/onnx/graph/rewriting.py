@@ -62,7 +62,8 @@ def rewritten(
     fed = {mask.name for mask in masks}
     for node, stage in zip(flow.nodes, stages.stage_of, strict=True):
         if stage == stages.head:
-            _rename(node.input, stages.head_input, chosen)
+            renamed = [chosen if name == stages.head_input else name for name in node.input]
+            node.input[:] = renamed
         if fed.isdisjoint(node.output):
             nodes.append(node)
         if stages.head_input in node.output:
@@ -235,12 +236,6 @@ def _fit(cos: str, sin: str, fitted: Sequence[str]) -> list[NodeProto]:
 
 def _value(name: str, kind: int, shape: Sequence[int | None]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _rename(names: Any, old: str, new: str) -> None:
-    for i, name in enumerate(names):
-        if name == old:
-            names[i] = new
 
 
 def _replace(field: Any, content: Sequence[Any]) -> None:
