@@ -33,17 +33,14 @@ LAST_TENSORS: Mapping[str, str] = {"model.norm": "output_norm", "lm_head": "outp
 def model_of(header: GgufFile, weights: Weights) -> LlamaForCausalLM:
     """The model in float32. `adaptable.check` has accepted its header."""
     tied = "output.weight" not in weights
-    heads = header.integer(header.key("attention.head_count"))
-    kv_heads = header.integer(header.key("attention.head_count_kv"), heads)
+    heads, kv_heads = header.n_heads, header.n_kv_heads
     config = LlamaConfig(
         vocab_size=len(weights["token_embd.weight"]),
         hidden_size=header.embedding_length,
         num_hidden_layers=header.n_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=header.integer(
-            header.key("attention.key_length"), header.embedding_length // heads
-        ),
+        head_dim=header.head_size,
         intermediate_size=header.integer(header.key("feed_forward_length")),
         max_position_embeddings=header.context_length,
         tie_word_embeddings=tied,

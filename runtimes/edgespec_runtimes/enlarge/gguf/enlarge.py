@@ -106,10 +106,6 @@ class _GgufTensor:
         return math.prod(self.shape)
 
     @property
-    def in_layer(self) -> bool:
-        return self.name.startswith("blk.")
-
-    @property
     def nbytes(self) -> int:
         return self.source.type.nbytes(self.n_elements)
 
@@ -128,7 +124,7 @@ class _GgufPlan:
     @property
     def layer_bytes(self) -> float:
         """Mean size of a layer."""
-        in_layers = sum(tensor.nbytes for tensor in self.tensors if tensor.in_layer)
+        in_layers = sum(t.nbytes for t in self.tensors if t.name.startswith("blk."))
         return in_layers / len(self.layers)
 
     @property
@@ -145,16 +141,13 @@ def _shape(header: GgufFile) -> LlamaShape:
         )
     if original := header.metadata.get(ENLARGED_FROM):
         raise ModelError(f"{header.path} is enlarged already: start from {original}")
-    heads = header.integer(header.key("attention.head_count"))
     ffn = header.integer(header.key("feed_forward_length"))
     return LlamaShape(
         hidden=header.embedding_length,
         ffn=ffn,
-        heads=heads,
-        kv_heads=header.integer(header.key("attention.head_count_kv"), heads),
-        head_size=header.integer(
-            header.key("attention.key_length"), header.embedding_length // heads
-        ),
+        heads=header.n_heads,
+        kv_heads=header.n_kv_heads,
+        head_size=header.head_size,
         vocabulary=header.n_vocab,
         tied="output.weight" not in header.tensors_by_name,
         experts=header.integer(header.key("expert_count"), 0),

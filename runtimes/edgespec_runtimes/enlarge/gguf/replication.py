@@ -23,31 +23,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
 from edgespec_runtimes.gguf.file.layout import TensorType
 
-SCALES: Mapping[str, slice] = MappingProxyType(
-    {
-        "Q4_0": slice(0, 2),
-        "Q4_1": slice(0, 4),
-        "Q5_0": slice(0, 2),
-        "Q5_1": slice(0, 4),
-        "Q8_0": slice(0, 2),
-        "Q2_K": slice(80, 84),
-        "Q3_K": slice(108, 110),
-        "Q4_K": slice(0, 4),
-        "Q5_K": slice(0, 4),
-        "Q6_K": slice(208, 210),
-        "IQ4_NL": slice(0, 2),
-        "IQ4_XS": slice(0, 2),
-        "IQ3_S": slice(0, 2),
-        "TQ1_0": slice(52, 54),
-        "TQ2_0": slice(64, 66),
-    }
-)
+SCALES: Mapping[str, slice] = {
+    "Q4_0": slice(0, 2),
+    "Q4_1": slice(0, 4),
+    "Q5_0": slice(0, 2),
+    "Q5_1": slice(0, 4),
+    "Q8_0": slice(0, 2),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+    "IQ4_NL": slice(0, 2),
+    "IQ4_XS": slice(0, 2),
+    "IQ3_S": slice(0, 2),
+    "TQ1_0": slice(52, 54),
+    "TQ2_0": slice(64, 66),
+}
 """Places in a block of the numbers that all its elements are multiples of."""
 
 

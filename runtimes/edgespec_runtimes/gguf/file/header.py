@@ -76,6 +76,20 @@ class GgufFile:
         return self.integer(self.key("embedding_length"))
 
     @property
+    def n_heads(self) -> int:
+        return self.integer(self.key("attention.head_count"))
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.integer(self.key("attention.head_count_kv"), self.n_heads)
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a key."""
+        share = self.embedding_length // self.n_heads
+        return self.integer(self.key("attention.key_length"), share)
+
+    @property
     def n_vocab(self) -> int:
         """Tokens of the vocabulary, 0 for a model without one."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
@@ -39,33 +38,31 @@ class FileType:
     """Tensor type for rows that do not hold whole blocks of 256; empty where blocks are smaller."""
 
 
-FILE_TYPES: Mapping[str, FileType] = MappingProxyType(
-    {
-        "F32": FileType(0),
-        "F16": FileType(1),
-        "BF16": FileType(32),
-        "Q8_0": FileType(7),
-        "Q6_K": FileType(18, "Q8_0"),
-        "Q5_K_M": FileType(17, "Q5_1"),
-        "Q5_K_S": FileType(16, "Q5_1"),
-        "Q5_1": FileType(9),
-        "Q5_0": FileType(8),
-        "Q4_K_M": FileType(15, "Q5_0"),
-        "Q4_K_S": FileType(14, "Q5_0"),
-        "Q4_1": FileType(3),
-        "Q4_0": FileType(2),
-        "IQ4_XS": FileType(30, "IQ4_NL"),
-        "IQ4_NL": FileType(25),
-        "Q3_K_L": FileType(13, "Q4_1"),
-        "Q3_K_M": FileType(12, "Q4_1"),
-        "Q3_K_S": FileType(11, "Q4_0"),
-        "IQ3_M": FileType(27, "IQ4_NL"),
-        "IQ3_S": FileType(26, "IQ4_NL"),
-        "Q2_K": FileType(10, "Q4_0"),
-        "TQ2_0": FileType(37, "Q4_0"),
-        "TQ1_0": FileType(36, "Q4_0"),
-    }
-)
+FILE_TYPES: Mapping[str, FileType] = {
+    "F32": FileType(0),
+    "F16": FileType(1),
+    "BF16": FileType(32),
+    "Q8_0": FileType(7),
+    "Q6_K": FileType(18, "Q8_0"),
+    "Q5_K_M": FileType(17, "Q5_1"),
+    "Q5_K_S": FileType(16, "Q5_1"),
+    "Q5_1": FileType(9),
+    "Q5_0": FileType(8),
+    "Q4_K_M": FileType(15, "Q5_0"),
+    "Q4_K_S": FileType(14, "Q5_0"),
+    "Q4_1": FileType(3),
+    "Q4_0": FileType(2),
+    "IQ4_XS": FileType(30, "IQ4_NL"),
+    "IQ4_NL": FileType(25),
+    "Q3_K_L": FileType(13, "Q4_1"),
+    "Q3_K_M": FileType(12, "Q4_1"),
+    "Q3_K_S": FileType(11, "Q4_0"),
+    "IQ3_M": FileType(27, "IQ4_NL"),
+    "IQ3_S": FileType(26, "IQ4_NL"),
+    "Q2_K": FileType(10, "Q4_0"),
+    "TQ2_0": FileType(37, "Q4_0"),
+    "TQ1_0": FileType(36, "Q4_0"),
+}
 """File types that need no importance matrix and that are paged; larger ones first."""
 ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 """Short names, as llama-quantize knows them."""
@@ -110,11 +107,8 @@ def _known(name: str) -> str:
 def _narrow(header: GgufFile, name: str) -> str:
     """The tensor type for attn_output, empty where the one that llama.cpp chooses will do."""
     narrow = FILE_TYPES[name].narrow
-    heads = header.integer(header.key("attention.head_count"))
-    share = header.embedding_length // heads
-    head_size = header.integer(header.key("attention.key_length"), share)
-    kv_heads = header.integer(header.key("attention.head_count_kv"), heads)
-    group = heads // kv_heads * head_size  # what enlarging repeats in one piece
+    # what enlarging repeats in one piece
+    group = header.n_heads // header.n_kv_heads * header.head_size
     if not narrow or group % 256 == 0:
         return ""
     return narrow if group % 32 == 0 else "F16"
