@@ -29,9 +29,8 @@ class ModelInfo:
     tree_capable: bool = True
     """False for recurrent or hybrid state, which cannot drop any single token."""
     max_rollback: int = 0
-    """Most tokens of a line that a model which is not tree-capable can drop again. Such a model
-    computes each branch of a tree as a line from the root on, all of them as long as the longest;
-    with 0 it verifies no guesses."""
+    """Most guesses in a line of a model that is not tree-capable, which computes each branch of a
+    tree as a line from the root on, all of them as long as the longest; with 0 it verifies none."""
     used_share: float = 1.0
     """Share of a mixture's experts, read one by one, that a token uses; 1 for other models."""
     prompt_batch: int = 512

@@ -410,8 +410,6 @@ def _check_arguments(
 
 def _check_own_layers(target: ModelInfo) -> None:
     """Raise UsageError where a model's own layers for guessing would be loaded for nothing."""
-    if not target.verifies_guesses:
-        raise UsageError("it keeps recurrent state, which cannot drop guesses that were wrong")
     if target.n_texts > 1:
         raise UsageError(
             f"its layer for guessing follows one text, and --parallel asks for {target.n_texts}"

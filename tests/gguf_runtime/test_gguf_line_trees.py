@@ -22,17 +22,21 @@ from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
 from paging_contract import load_paged, one_by_one
 from zoo_files import write_model
-from zoo_species import Species
+from zoo_species import EXPERTS_ONLY, Species
 
 PROMPT = [(7 * n) % 200 for n in range(20)]
 MOST_NODES = 1 + MAX_LINE * MAX_LINES
 N_CTX = 256
 WARM = SamplingParams(temperature=0.9, seed=3)
+ROLLED_BACK = ["qwen35", "nemotron_h"]
+COPIED = ["granitehybrid", "qwen3next", "mamba2", "jamba", "rwkv7"]
+"""Architectures whose state can only be copied."""
 
 
-@pytest.fixture(scope="module", params=["qwen35", "nemotron_h"])
+@pytest.fixture(scope="module", params=ROLLED_BACK + COPIED)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("lines") / "m.gguf", Species(request.param))
+    species = Species(request.param, request.param in EXPERTS_ONLY)
+    return write_model(tmp_path_factory.mktemp("lines") / "m.gguf", species)
 
 
 def request_for(path: Path, max_nodes: int = MOST_NODES) -> ModelRequest:
@@ -100,13 +104,13 @@ def test_a_tree_is_one_pass(target: LanguageModel) -> None:
     assert (target.last_report.passes, target.last_report.n_tokens) == (1, 3 * 3)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), WARM])
+@pytest.mark.parametrize(("sampling", "room"), [(SamplingParams(), 40), (WARM, 80)])
 def test_a_text_that_trees_guessed_is_the_one_without_a_draft(
-    target: LanguageModel, sampling: SamplingParams
+    target: LanguageModel, sampling: SamplingParams, room: int
 ) -> None:
     """The context ends where the text does: near its end trees become lines."""
-    prompt = [(7 * n) % 200 for n in range(N_CTX - 40)]
-    n_tokens, n_vocab = 41, target.info.n_vocab
+    prompt = [(7 * n) % 200 for n in range(N_CTX - room)]
+    n_tokens, n_vocab = room + 1, target.info.n_vocab
     alone = generate(target, prompt=prompt, sampling=sampling, max_tokens=n_tokens)
     knows = fixed_text(alone.tokens, n_vocab, len(prompt))
     draft = FakeModel(blend(knows, random_language(1, n_vocab, 3.0), 0.5), n_vocab)
@@ -131,8 +135,8 @@ def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is reset through /proc")
-def test_measuring_takes_no_memory_for_states(hybrid: Path) -> None:
-    model = loading.load_sizes_only(hybrid)
+def test_measuring_takes_no_memory_for_states(tmp_path: Path) -> None:
+    model = loading.load_sizes_only(write_model(tmp_path / "m.gguf", Species("qwen35")))
     n_lines = 32
     shape = contexts.ContextShape(
         256, 64, 1 + n_lines * MAX_LINE, n_lines, n_threads=1, n_rollback=MAX_LINE

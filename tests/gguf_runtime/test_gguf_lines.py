@@ -27,7 +27,7 @@ WRONG = 5
 WARM = SamplingParams(temperature=0.9, seed=3)
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen35"])
+@pytest.fixture(scope="module", params=["lfm2", "qwen35", "granitehybrid", "plamo2"])
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its projections are quantised, as in real files: several rows of unquantised ones round
     otherwise than one."""
@@ -96,9 +96,11 @@ def test_a_draft_that_is_always_wrong_changes_nothing(target: LanguageModel) -> 
     assert drafted.tokens == alone.tokens
 
 
-def test_the_state_before_each_guess_is_planned_for(hybrid: Path) -> None:
+def test_the_state_before_each_guess_is_planned_for(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", Species("qwen35"))
+
     def cache_bytes(n_guesses: int) -> int:
-        prepared = runtime.prepare(request_for(hybrid, n_guesses))
+        prepared = runtime.prepare(request_for(path, n_guesses))
         try:
             return sum(row.nbytes for row in prepared.needs().fixed if "KV" in row.what)
         finally:
@@ -116,10 +118,10 @@ def test_a_line_is_as_long_as_can_be_dropped_again(hybrid: Path) -> None:
         prepared.close()
 
 
-def test_an_architecture_that_cannot_be_rolled_back_verifies_nothing(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", Species("mamba2"))
-    prepared = runtime.prepare(request_for(path))
+def test_several_sequences_of_plamo2_would_end_the_process(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", Species("plamo2"))
+    prepared = runtime.prepare(request_for(path, 32))
     try:
-        assert not prepared.info.verifies_guesses
+        assert (prepared.info.max_branches, prepared.info.max_rollback) == (1, 8)
     finally:
         prepared.close()

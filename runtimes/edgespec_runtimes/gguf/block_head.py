@@ -131,7 +131,7 @@ class GgufBlockHead(HiddenStateReader):
         self._guessed = None
         tokens = [root_token, *[self._mask_token] * self.block_guesses]
         places = range(self._n_read, self._n_read + len(tokens))
-        with self._running(len(tokens)):
+        with self._running():
             self._memory.copy(HOME, self._block_sequence, 0, self._n_read)
             try:
                 rows = Rows(tokens, [*places], [[self._block_sequence]] * len(tokens))

@@ -30,7 +30,7 @@ from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.llama import contexts, devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.recurrent import N_CHECKPOINTS
+from edgespec_runtimes.gguf.llama.recurrent import MOST_LAG, N_CHECKPOINTS
 from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
@@ -43,7 +43,10 @@ VOCABULARY_STEP_BYTES = 64 << 10
 """Step in which a vocabulary is counted: malloc's count of it differs by a few KiB from one process
 to the next, and every process is to name the same smallest budget."""
 MAX_LINE = 8
-"""Guesses that a recurrent target verifies in a line; its state is kept once for each."""
+"""Guesses that a recurrent target verifies in a line; where it can roll them back, its state is
+kept once for each."""
+ONE_LINE = ("plamo2",)
+"""Architectures for which llama.cpp ends the process where a pass has several sequences."""
 KV_CACHE = "KV cache"
 """Label of the rows of a model's keys and values."""
 Q8_0_SAVES = 1 - 34 / 64
@@ -68,6 +71,7 @@ class MeasuredGguf:
         of the model whose matrices it computes with. `mtp`: `header` is the part of a target's
         file that its layers for guessing compute with."""
         self.feature_layers: Sequence[int] = ()
+        self._state = contexts.StateSupport(0, False)
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
@@ -235,10 +239,15 @@ class MeasuredGguf:
                 f"{request.path.name} was trained on"
             )
         tree_capable = model.tree_capable
-        n_rollback, can_copy = (0, False) if tree_capable else self._choose_rollback(model)
-        n_lines = 1
-        if can_copy and n_rollback and not self.is_remote:
-            n_lines = min(MAX_LINES, request.max_branches, (request.max_nodes - 1) // n_rollback)
+        wanted = min(MAX_LINE, request.max_nodes - 1)
+        # a draft evaluates its own token by token: only what came together can be dropped again
+        if not tree_capable and request.owner == "target" and wanted:
+            self._state = contexts.state_support(model, wanted)
+        longest, n_lines = self._state.n_rollback, 1
+        if self._state.can_copy and not self.is_remote:
+            longest = longest or wanted
+            most = 1 if self._header.architecture in ONE_LINE else MAX_LINES
+            n_lines = min(most, request.max_branches, (request.max_nodes - 1) // longest)
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,
@@ -247,8 +256,8 @@ class MeasuredGguf:
             n_layers=model.n_layers,
             size_bytes=self._header.weight_bytes,
             tree_capable=tree_capable,
-            max_rollback=n_rollback,
-            max_nodes=request.max_nodes if tree_capable else 1 + n_lines * n_rollback,
+            max_rollback=longest,
+            max_nodes=request.max_nodes if tree_capable else 1 + n_lines * longest,
             max_branches=request.max_branches if tree_capable else n_lines,
             n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
         )
@@ -262,13 +271,6 @@ class MeasuredGguf:
             and not self.is_remote
             and not any("rope_factors_long" in name for name in names)
         )
-
-    def _choose_rollback(self, model: loading.Model) -> contexts.StateSupport:
-        """Guesses of a line that a recurrent target verifies. A draft evaluates its own token by
-        token, and only what was evaluated together can be dropped again."""
-        if self._request.owner != "target" or self._request.max_nodes == 1:
-            return contexts.StateSupport(0, False)
-        return contexts.max_rollback(model, min(MAX_LINE, self._request.max_nodes - 1))
 
     def _measure_contexts(
         self, model: loading.Model
@@ -291,7 +293,8 @@ class MeasuredGguf:
                 cache_type_k=self._options.cache_type_k,
                 cache_type_v=self._options.cache_type_v,
                 flash_attn=self._options.flash_attn,
-                n_rollback=info.max_rollback,
+                n_rollback=self._state.n_rollback,
+                line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable,
                 n_texts=info.n_texts,
             )
@@ -313,10 +316,18 @@ class MeasuredGguf:
         return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
 
     def _n_branches(self, max_nodes: int) -> int:
-        """Branches of a tree of so many nodes; lines are all as long as can be rolled back."""
+        """Branches of a tree of so many nodes; lines are all as long as can be dropped again."""
         if self.info.tree_capable or not self.info.max_rollback:
             return min(self.info.max_branches, max_nodes)
         return min(self.info.max_branches, (max_nodes - 1) // self.info.max_rollback)
+
+    @property
+    def _rows_of_a_line(self) -> int:
+        """Most rows of a line: the root, its guesses, and tokens that the state lags behind."""
+        longest = self.info.max_rollback
+        if self.info.tree_capable or not longest:
+            return 0
+        return 1 + longest + (longest if self._state.n_rollback else MOST_LAG)
 
     def _n_threads(self) -> int:
         return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -350,11 +361,14 @@ class MeasuredGguf:
     def _line_rows(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
     ) -> tuple[MemoryRow, ...]:
-        """States of the lines after the first, and the buffer through which a state is copied."""
+        """States of the lines after the first, and the buffer in which a state that was rolled back
+        is written back."""
         if self.info.tree_capable or shape.n_branches == 1:
             return ()
         what, nbytes = f"states of {shape.n_branches} lines", self._line_bytes(sizes)
-        return (MemoryRow(self._request.owner, what, nbytes + sizes.state_bytes),)
+        if shape.n_rollback:
+            nbytes += sizes.state_bytes
+        return (MemoryRow(self._request.owner, what, nbytes),)
 
     def _line_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of the states that a context has for the lines of a tree after the first."""

@@ -129,7 +129,9 @@ class GgufModel:
         n_branches = shape.n_branches - 1
         self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
         self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
-        self._recurrent = RecurrentText(self._memory, self._texts, checkpoint_bytes)
+        self._recurrent = RecurrentText(
+            self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
+        )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
         self._is_running = False
         self._state = threading.Lock()
@@ -152,7 +154,7 @@ class GgufModel:
                 f"{start + len(tokens):,} tokens do not fit into the context of "
                 f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
             )
-        with self._running(len(tokens)):
+        with self._running():
             self._prefill(tokens, start, progress, text)
             self._model.wait(self._context)
             if not self.info.tree_capable:
@@ -199,7 +201,7 @@ class GgufModel:
             raise UsageError(f"a pass takes up to {self.info.max_rows} rows, not {n_rows}")
         if not self.info.tree_capable:
             return [self._evaluate_lines(parts[0])]
-        with self._running(n_rows):
+        with self._running():
             layout = self._texts.layout
             layout.make_room(n_rows)
             committed = {p.text: self._texts.all[p.text].n_committed for p in parts}
@@ -219,13 +221,16 @@ class GgufModel:
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`evaluate_together` of a recurrent model's text."""
         lines, committed = self._recurrent, self.n_committed
-        rows = lines.rows(part.tree, part.nodes, part.reads)
-        n_rows, n_lag = len(rows.tokens), len(lines.lag)
-        with_logits = sorted(rows.row_of.values())
-        with self._running(n_rows):
+        with self._running():
+            rows = lines.rows(part.tree, part.nodes, part.reads)
+            if lines.must_catch_up(rows):
+                self._decode_lines(lines.lag_rows(), (), committed)
+                lines.take_in_lag()
+                rows = lines.rows(part.tree, part.nodes, part.reads)
+            n_rows, n_lag = len(rows.tokens), len(lines.lag)
+            with_logits = sorted(rows.row_of.values())
             lines.copy_state()
-            self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
-            self._decode(rows, with_logits, {HOME: committed})
+            self._decode_lines(rows, with_logits, committed)
             lines.take_in()
             if self._tap is not None:
                 self._tap.hand_over_rows(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
@@ -236,6 +241,11 @@ class GgufModel:
             order = {row: n for n, row in enumerate(with_logits)}
             return logits[[order[rows.row_of[node]] for node in part.nodes]]
 
+    def _decode_lines(self, rows: Rows, with_logits: Collection[int], committed: int) -> None:
+        n_rows = len(rows)
+        self._kernels.prepare(n_rows, self._texts.layout.top + n_rows, in_tiles=False)
+        self._decode(rows, with_logits, {HOME: committed})
+
     def introduce_sizes(self, limit_s: float) -> None:
         """Have devices asked, once, what buffers passes of every size need: a remote one is asked
         several times for each new size, a round trip each. Nothing is computed, and after `limit_s`
@@ -244,7 +254,7 @@ class GgufModel:
         for n_rows in range(1, self.info.max_nodes + 1):
             if self._clock() > deadline:
                 return
-            with self._running(n_rows), suppress(Cancelled):
+            with self._running(), suppress(Cancelled):
                 self._stop.set()
                 homes = [[self._texts.all[0].home]] * n_rows
                 rows = Rows([0] * n_rows, [*range(n_rows)], homes)
@@ -373,6 +383,7 @@ class GgufModel:
             with self._invariant_products:
                 code = self._compute(rows, with_logits)
             self._n_passes += 1
+            self._n_rows += len(rows)
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc
         finally:
@@ -402,11 +413,11 @@ class GgufModel:
             self._recurrent.go_back(committed[0])
 
     @contextmanager
-    def _running(self, n_tokens: int) -> Iterator[None]:
+    def _running(self) -> Iterator[None]:
         """A context around a call that `cancel` may end, which fills `last_report`."""
         stores = self._weights.stores if self._weights else ()
         began, before = self._clock(), reads_of(stores) if stores else Reads()
-        self._n_passes = 0
+        self._n_passes = self._n_rows = 0
         with self._users.use():
             with self._state:
                 self._stop.clear()
@@ -428,7 +439,7 @@ class GgufModel:
             bytes_read=after.nbytes - reported.nbytes,
             read_s=after.read_s - reported.read_s,
             passes=self._n_passes,
-            n_tokens=n_tokens,
+            n_tokens=self._n_rows,
         )
 
 

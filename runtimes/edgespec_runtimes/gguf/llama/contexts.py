@@ -68,6 +68,8 @@ class ContextShape:
     flash_attn: str = "on"
     n_rollback: int = 0
     """Tokens that a recurrent state can roll back: a copy is kept for each."""
+    line_rows: int = 0
+    """Most rows of a branch that is computed as a line of its own; 0 where nodes share rows."""
     has_spare: bool = False
     """True if one more sequence holds cells that are dropped, moved or saved."""
     n_texts: int = 1
@@ -78,9 +80,10 @@ class ContextShape:
 
     @property
     def n_seq(self) -> int:
-        """A sequence for each text, for each further branch, and the spare one."""
-        is_branched = self.n_branches > 1 and not self.n_rollback
-        return self.n_texts + self.n_branches - 1 + (self.has_spare or is_branched)
+        """A sequence for each text, for each further branch, and the spare one; without rollback
+        also for the first of several rows."""
+        is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
+        return self.n_texts + self.n_branches - 1 + (self.has_spare or is_apart)
 
     @property
     def n_rows(self) -> int:
@@ -89,10 +92,8 @@ class ContextShape:
 
     @property
     def largest_batch(self) -> int:
-        """Rows of the largest batch: of a prompt, of a tree, or of lines, each with what was
-        accepted of another line before."""
-        n_line_rows = self.n_branches * (1 + 2 * self.n_rollback)
-        return max(self.n_batch, self.n_rows, n_line_rows)
+        """Rows of the largest batch: of a prompt, of a tree, or of lines."""
+        return max(self.n_batch, self.n_rows, self.n_branches * self.line_rows)
 
     def params(self) -> Any:
         p = lib.llama_context_default_params()
@@ -160,15 +161,15 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
 class StateSupport(NamedTuple):
     """Rollback of a model's recurrent state, and copies of it, as llama.cpp supports them."""
 
-    n_tokens: int
+    n_rollback: int
     """Tokens of a line that it can roll back."""
     can_copy: bool
     """True if it saves the state without any attention."""
 
 
-def max_rollback(model: Model, wanted: int) -> StateSupport:
-    """Rollback of the model's recurrent state by `wanted` tokens, or by 0 if llama.cpp cannot roll
-    this architecture back. `model` comes from `load_sizes_only`."""
+def state_support(model: Model, wanted: int) -> StateSupport:
+    """Support for rolling the model's recurrent state back by `wanted` tokens, or by 0 if llama.cpp
+    cannot do that for this architecture. `model` comes from `load_sizes_only`."""
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )

@@ -2,7 +2,7 @@
 
 ggml multiplies several rows of some types by another kernel than one row: of single and half
 precision everywhere, of others on some processors (Q8_0 on ARM), which is tried. llama.cpp builds
-its graphs through `ggml_mul_mat`: while a graph is built, rows are laid into the third dimension,
+its graphs through `ggml_mul_mat`: while a graph is built, rows are laid into a further dimension,
 where each is a product of its own; of half precision a row that is alone is multiplied twice, by
 the kernel of several rows, which costs a large matrix nothing. Where that kernel does not round
 alike for all numbers of rows, half precision goes row by row, too.
@@ -38,7 +38,10 @@ _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
 _View = ctypes.CFUNCTYPE(
     ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, *[ctypes.c_size_t] * 3
 )
-_Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)
+_ViewOfLines = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, *[ctypes.c_size_t] * 4
+)
+_Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3)
 
 
 class InvariantProducts:
@@ -102,7 +105,8 @@ def _new_import() -> Import:
     base = abi.ggml()
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
-    reshape: _Maker = ctypes.cast(base.ggml_reshape_2d, _Reshape)
+    view_of_lines: _Maker = ctypes.cast(base.ggml_view_4d, _ViewOfLines)
+    reshape: _Maker = ctypes.cast(base.ggml_reshape_3d, _Reshape)
 
     def product(context: int, weights: int, rows: int) -> int | None:
         kind: int = ctypes.c_int.from_address(weights).value
@@ -110,13 +114,16 @@ def _new_import() -> Import:
         if packed is None or weights in packed or not _is_matrix(weights):
             return multiply(context, weights, rows)
         right = abi.GgmlTensor.from_address(rows)
-        if right.ne[2] * right.ne[3] != 1 or right.type != ggml.F32:
+        n_in, n_rows, n_lines, row_bytes = right.ne[0], right.ne[1], right.ne[2], right.nb[1]
+        # several lines of half precision have several rows each
+        if right.ne[3] != 1 or right.type != ggml.F32 or (n_lines > 1 and kind not in _apart):
             return multiply(context, weights, rows)
-        n_in, n_rows, row_bytes = right.ne[0], right.ne[1], right.nb[1]
         n_out = abi.GgmlTensor.from_address(weights).ne[1]
         if kind in _apart:
-            apart = view(context, rows, n_in, 1, n_rows, row_bytes, row_bytes, 0)
-            return reshape(context, multiply(context, weights, apart), n_out, n_rows)
+            line_bytes = right.nb[2]
+            shape, steps = (n_in, 1, n_rows, n_lines), (row_bytes, row_bytes, line_bytes)
+            apart = view_of_lines(context, rows, *shape, *steps, 0)
+            return reshape(context, multiply(context, weights, apart), n_out, n_rows, n_lines)
         # with one row and with several the graph has the same nodes, so that its memory stays
         doubled = view(context, rows, n_in, n_rows, 1, row_bytes, row_bytes * n_rows, 0)
         if n_rows == 1:

@@ -73,7 +73,7 @@ class CellLayout:
         self.top = 0
         self.n_moved = 0
         """Tokens that were moved so far."""
-        self._n_cells = n_cells
+        self.n_cells = n_cells
         self._spare = spare
         self._waste: set[int] = set()
         """Cells that the spare sequence keeps from being free."""
@@ -86,7 +86,7 @@ class CellLayout:
     def make_room(self, n_rows: int) -> None:
         """Call before a batch of `n_rows` is placed."""
         n_used = self.top - len(self._waste)
-        is_full = self.top + n_rows > self._n_cells
+        is_full = self.top + n_rows > self.n_cells
         if self._waste and (is_full or len(self._waste) > max(LEAST_WASTE, WASTE_SHARE * n_used)):
             self.put_in_order()
 
