@@ -288,7 +288,7 @@ class PreparedOnnx:
                 on_failure.callback(table.close)
                 tables.append((name, table))
             # the weights own the sessions from here on
-            sessions, fitted.sessions = fitted.sessions, []
+            sessions, self._deployed.sessions = self._deployed.sessions, []
             weights = self._weights_class(
                 self._source,
                 fitted.cut,

@@ -113,19 +113,18 @@ def _output_name(header: GgufFile) -> str:
 
 def _target_layers(header: GgufFile) -> tuple[int, ...]:
     layers = header.metadata.get(header.key("target_layers"))
-    is_array = isinstance(layers, GgufArray) and layers.kind in (ValueType.INT32, ValueType.UINT32)
-    wanted = f"{N_FUSED} " if header.architecture == EAGLE3 else ""
+    n_wanted = N_FUSED if header.architecture == EAGLE3 else None
     if (
-        not isinstance(layers, GgufArray)
-        or not is_array
-        or not len(layers)
-        or (wanted and len(layers) != N_FUSED)
+        isinstance(layers, GgufArray)
+        and layers.kind in (ValueType.INT32, ValueType.UINT32)
+        and (len(layers) == n_wanted if n_wanted else len(layers))
     ):
-        raise ModelError(
-            f"{header.path} names no {wanted}target_layers: convert the head again with "
-            "llama.cpp's convert_hf_to_gguf.py and --target-model-dir"
-        )
-    return tuple(int(layer) for layer in layers.values())
+        return tuple(int(layer) for layer in layers.values())
+    wanted = f"{n_wanted} " if n_wanted else ""
+    raise ModelError(
+        f"{header.path} names no {wanted}target_layers: convert the head again with "
+        "llama.cpp's convert_hf_to_gguf.py and --target-model-dir"
+    )
 
 
 def _block_shape(header: GgufFile) -> BlockShape:

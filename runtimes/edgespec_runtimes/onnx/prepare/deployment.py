@@ -30,7 +30,7 @@ class Deployment(Closeable):
         choice: ChosenDevice,
         fit: Callable[[Device], FittedDecoder],
     ) -> None:
-        """`name` is the model's; `fit` makes it ready for a device, without sessions."""
+        """`name` is the model's; `fit` makes it ready for a device."""
         self.placement = Placement()
         self.most_bytes = 0
         """Most bytes that a session may allocate on the device; 0 for no limit."""
@@ -40,6 +40,8 @@ class Deployment(Closeable):
         self._fit = fit
         self._operators: Sequence[Mapping[str, Mapping[str, int]]] = ()
         self.fitted = fit(choice.device)
+        self.sessions: list[OrtSession] = []
+        """One for each graph of the cut, without weights."""
 
     @property
     def device(self) -> Device:
@@ -69,16 +71,19 @@ class Deployment(Closeable):
 
     def make_sessions(self) -> None:
         """A session for each graph of the cut. Raises ModelError if even the CPU cannot run it."""
-        fitted = self.fitted
+        self.close()
+        device, where = self.device if self.device.has_memory else CPU, self.fitted.where
+        providers = device.providers(self.most_bytes)
         try:
-            fitted.make_sessions(self._n_threads, self.most_bytes)
+            for graph in self.fitted.cut.graphs:
+                self.sessions.append(OrtSession(graph, where, self._n_threads, providers))
         except ModelError as error:
             if not self.device.has_memory:
                 raise
             self.leave_device(f"{self.device.label} failed ({error})")
             return
-        self._operators = [session.operators for session in fitted.sessions]
-        if fitted.is_refused:
+        self._operators = [session.operators for session in self.sessions]
+        if any(device.provider not in session.providers for session in self.sessions):
             self.leave_device(f"onnxruntime could not use {self.device.label}")
 
     def gpu_needs(
@@ -156,4 +161,5 @@ class Deployment(Closeable):
         )
 
     def close(self) -> None:
-        self.fitted.close()
+        while self.sessions:
+            self.sessions.pop().close()
