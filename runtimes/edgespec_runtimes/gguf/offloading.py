@@ -124,15 +124,16 @@ def to_servers(
     for tensor in header.tensors:
         if 0 <= (layer := _layer(tensor, n_layers)) < n_layers:
             sizes[layer] += tensor.nbytes
-    counts = [0] * len(servers)
+    held: list[tuple[DeviceMemory, range, int]] = []  # a server, its layers, and their bytes
     first = n_layers
-    taken = [compute_bytes] * len(servers)
-    for i in reversed(range(len(servers))):
-        room = int((1 - SERVER_SHARE) * servers[i].free_bytes)
-        while first and n_layers - first != most_layers and taken[i] + sizes[first - 1] <= room:
+    for server in reversed(servers):
+        room = int((1 - SERVER_SHARE) * server.free_bytes)
+        end, taken = first, compute_bytes
+        while first and n_layers - first != most_layers and taken + sizes[first - 1] <= room:
             first -= 1
-            taken[i] += sizes[first]
-            counts[i] += 1
+            taken += sizes[first]
+        if first < end:
+            held.insert(0, (server, range(first, end), taken))
     n_placed = n_layers - first
     if not n_placed or (most_layers is not None and n_placed < min(most_layers, n_layers)):
         free = ", ".join(f"{s.free_bytes / MIB:.0f} at {s.name}" for s in servers)
@@ -143,25 +144,22 @@ def to_servers(
             + (f"-ngl {n_placed}" if n_placed else "more servers or lower --ctx-size")
         )
     offloaded = [t for t in header.tensors if first <= _layer(t, n_layers) < n_layers]
-    used = [i for i, count in enumerate(counts) if count]
-    notes = []
-    begin = first
-    for i in used:
-        last = begin + counts[i] - 1
-        notes.append(
-            f"{servers[i].name} holds layers {begin} to {last} with their keys and values: "
-            f"{taken[i] / MIB:.0f} of the {servers[i].free_bytes / MIB:.0f} MiB that it has free; "
-            f"a round trip takes {1e3 * servers[i].round_trip_s:.1f} ms"
-        )
-        begin = last + 1
+    notes = (
+        f"{server.name} holds layers {layers.start} to {layers.stop - 1} with their keys and "
+        f"values: {taken / MIB:.0f} of the {server.free_bytes / MIB:.0f} MiB that it has free; "
+        f"a round trip takes {1e3 * server.round_trip_s:.1f} ms"
+        for server, layers, taken in held
+    )
     return Offloading(
         names=frozenset(tensor.name for tensor in offloaded),
         placement=LayerPlacement(
-            n_placed + 1, tuple(servers[i].name for i in used), tuple(counts[i] for i in used)
+            n_placed + 1,
+            tuple(server.name for server, _, _ in held),
+            tuple(len(layers) for _, layers, _ in held),
         ),
         nbytes=sum(tensor.nbytes for tensor in offloaded),
         notes=tuple(notes),
-        latency_s=sum(servers[i].round_trip_s for i in used),
+        latency_s=sum(server.round_trip_s for server, _, _ in held),
         process_bytes=max(server.process_bytes for server in servers),
         has_cache=first == 0,
         # llama.cpp copies a tensor into a message
