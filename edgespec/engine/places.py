@@ -41,6 +41,7 @@ def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | Non
     assert isinstance(model, HoldsTexts)
     target.rewind(0)
     model.share(source.text, target.text, n_tokens)
+    n_tokens = model.committed_of(target.text)
     target.committed = source.committed[:n_tokens]
     target.n_tiled = min(source.n_tiled, n_tokens)
     target.n_drafted = min(source.n_drafted, n_tokens)
@@ -49,3 +50,4 @@ def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | Non
     elif target.grower is not None:
         target.n_drafted = min(source.grower.n_leading, n_tokens) if source.grower else 0
         draft.share(source.text, target.text, target.n_drafted)
+        target.n_drafted = draft.committed_of(target.text)

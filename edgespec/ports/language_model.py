@@ -82,7 +82,8 @@ class LanguageModel(Protocol):
     def truncate(self, n_tokens: int) -> None:
         """Shorten the committed prefix to `n_tokens` and drop everything provisional.
 
-        A model that is not tree-capable may have to forget more: `n_committed` tells.
+        A model that has forgotten what the layers look at there, a recurrent state or the latest
+        tokens in a window, may have to forget more: `n_committed` tells.
         """
 
     def paging(self) -> PagingStats:

@@ -61,8 +61,8 @@ class HoldsTexts(LanguageModel, Protocol):
     def truncate(self, n_tokens: int, text: int = 0) -> None: ...
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Replace the text `target` by the first `n_tokens` of the committed prefix of `source`.
-        Nothing is computed again."""
+        """Replace the text `target` by the first `n_tokens` of the committed prefix of `source`, or
+        by fewer where `truncate` would forget more. Nothing is computed again."""
 
 
 class TextOf:

@@ -80,3 +80,5 @@ class Window:
             n_held = min(n_tokens, SINK_TOKENS)
             self._n_left_out = 0
         self._model.truncate(min(n_held, self._model.n_committed))
+        if self._model.n_committed < SINK_TOKENS:
+            self._n_left_out = 0

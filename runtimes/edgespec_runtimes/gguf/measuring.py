@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
-from edgespec_runtimes.gguf.llama import contexts, devices, loading
+from edgespec_runtimes.gguf.llama import contexts, devices, loading, windows
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama.recurrent import MOST_LAG, N_CHECKPOINTS
@@ -75,6 +75,8 @@ class MeasuredGguf:
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
+        self._guesses_with_target = lender is not None or mtp or is_head(header)
+        """True for heads, which keep all they have read."""
         before_bytes = allocated_bytes()
         sizes_only = loading.load_sizes_only(header.path, mtp)
         sizes_only.lender = lender
@@ -83,6 +85,8 @@ class MeasuredGguf:
         try:
             if not sizes_only.autoregressive and not is_head(header):
                 raise unfit(header, WHOLE_TEXT)
+            self.n_window = sizes_only.n_window
+            """Tokens that layers with a sliding window see, 0 for none."""
             self.info = self._describe(sizes_only)
             self.contexts = self._measure_contexts(sizes_only)
         finally:
@@ -297,11 +301,25 @@ class MeasuredGguf:
                 line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable,
                 n_texts=info.n_texts,
+                gives_back=self._gives_back,
             )
             for max_nodes in self._numbers_of_nodes
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
         ]
         return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
+
+    @property
+    def _gives_back(self) -> bool:
+        """True if layers with sliding windows give back what no text sees any more: where their
+        cache is in the process's memory, with a token's values in one piece."""
+        return (
+            windows.is_supported()
+            and self.info.tree_capable
+            and self._options.flash_attn != "off"
+            and not self._n_gpu_layers
+            and not self.is_remote
+            and not self._guesses_with_target
+        )
 
     @property
     def _numbers_of_nodes(self) -> Sequence[int]:

@@ -112,7 +112,9 @@ class GgufModel:
         )
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
-            self._context: Any = contexts.new_context(model, shape, callback, stop)
+            windows = contexts.windows_of(model, shape)
+            self._context: Any = contexts.new_context(model, shape, callback, stop, windows)
+            self._windows = windows if windows and windows.is_active else None
         if self._tap is not None and self._tap.wants_end:
             llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
@@ -127,8 +129,9 @@ class GgufModel:
         if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
-        self._memory = LlamaMemory(self._context, spare=shape.n_texts + n_branches)
-        self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory)
+        spare = shape.n_texts + n_branches
+        self._memory = LlamaMemory(self._context, spare, self._windows)
+        self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory, self._windows)
         self._recurrent = RecurrentText(
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
@@ -167,6 +170,7 @@ class GgufModel:
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         branches, layout = self._texts.all[text], self._texts.layout
+        branches.ends.add(start)
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
@@ -185,6 +189,7 @@ class GgufModel:
                 self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
+        branches.ends.add(branches.n_committed)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
@@ -288,7 +293,8 @@ class GgufModel:
         self._tap.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
-        """Shorten the prefix; a recurrent state can only go back to where a prompt ended."""
+        """Shorten the prefix; recurrent states, and layers with windows that gave back what came
+        before, can only go back to where a prompt ended."""
         n_committed = self.committed_of(text)
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
@@ -296,7 +302,7 @@ class GgufModel:
             if self._tap is not None and text == 0:
                 self._tap.drop()
             if self.info.tree_capable:
-                self._texts.truncate({text: n_tokens})
+                self._texts.go_back(text, n_tokens)
             else:
                 self._recurrent.truncate(n_tokens)
 
@@ -315,17 +321,17 @@ class GgufModel:
             self.prefill([])
         with self._users.use():
             self._texts.layout.put_in_order()
-            state.write(
-                self._memory, self._texts.all[0].n_committed, self.info.tree_capable, hand_over
-            )
+            text, windows = self._texts.all[0], self._windows
+            held = windows.runs_of(text.cells) if windows else ()
+            state.write(self._memory, text.n_committed, self.info.tree_capable, hand_over, held)
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
             try:
                 self.truncate(0)
                 self._texts.layout.put_in_order()
-                state.read(self._memory, n_tokens, self.info.tree_capable, read)
-                self._texts.all[0].extend(n_tokens)
+                take = self._texts.take_saved
+                state.read(self._memory, n_tokens, self.info.tree_capable, read, take)
             except BaseException:
                 self._recurrent.forget()
                 self._memory.clear()

@@ -299,4 +299,6 @@ class PreparedGguf:
             "--rpc": ",".join(self._measured.offloading.placement.servers),
             "kernels for prompts": "those of single rows, but for tiles",
         }
+        if contexts.window_shape(self._measured.n_window, shape):
+            settings["layers with windows"] = "hold what a text may still see"
         return StateOrigin(self._header.paths, settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgespec.errors import StateError
@@ -17,6 +18,9 @@ from edgespec_runtimes.gguf.llama.sequences import HOME
 
 _STEP = struct.Struct("<I")
 """Tokens in a piece."""
+_RUN = struct.Struct("<II")
+"""Half-open range of positions."""
+Runs = Sequence[tuple[int, int]]
 
 
 def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
@@ -24,14 +28,17 @@ def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
     return PIECE_BYTES if has_parts else memory.whole_bytes(HOME)
 
 
-def write(memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write) -> None:
-    """Write the first `n_tokens` of the committed prefix; recurrent state is always whole."""
+def write(
+    memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write, held: Runs = ()
+) -> None:
+    """Write the first `n_tokens` of the committed prefix; recurrent state is always whole. `held`:
+    positions that every layer holds, where some give cells back."""
     if not has_parts:
         buffer = _buffer(memory.whole_bytes(HOME))
         hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
         return
     step = memory.most_at_once(HOME, n_tokens)
-    hand_over(memoryview(_STEP.pack(step)))
+    hand_over(memoryview(_STEP.pack(step) + b"".join(_RUN.pack(*run) for run in held)))
     buffer = _buffer(memory.piece_bytes(HOME, 0, step))
     for begin in range(0, n_tokens, step):
         end = min(begin + step, n_tokens)
@@ -39,19 +46,30 @@ def write(memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write)
         hand_over(memoryview(buffer).cast("B")[:written])
 
 
-def read(memory: LlamaMemory, n_tokens: int, has_parts: bool, pieces: Read) -> None:
-    """Take `n_tokens` into the empty cells, as the prefix. Raises StateError."""
+def read(
+    memory: LlamaMemory,
+    n_tokens: int,
+    has_parts: bool,
+    pieces: Read,
+    take: Callable[[int, Runs], None],
+) -> None:
+    """Take `n_tokens` into the empty cells, as the prefix. `take` is told of as many as were
+    taken, with what every layer holds of all. Raises StateError."""
     if not has_parts:
         memory.restore_whole(_next(pieces), HOME, n_tokens)
+        take(n_tokens, ())
         return
-    head = _next(pieces)
-    if len(head) != _STEP.size:
+    head = bytes(_next(pieces))
+    if len(head) % _RUN.size != _STEP.size:
         raise StateError("the saved keys and values do not begin with their number of tokens")
-    (step,) = _STEP.unpack(head)
+    (step,) = _STEP.unpack_from(head)
+    held = [*_RUN.iter_unpack(head[_STEP.size :])]
     if not 0 < step <= n_tokens:
         raise StateError(f"the saved keys and values claim {step} tokens in a piece of {n_tokens}")
     for begin in range(0, n_tokens, step):
-        memory.restore_from(_next(pieces), HOME, begin, min(begin + step, n_tokens))
+        end = min(begin + step, n_tokens)
+        memory.restore_from(_next(pieces), HOME, begin, end)
+        take(end - begin, held)
 
 
 def _next(pieces: Read) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import EdgespecError, StateError
+from edgespec_runtimes.gguf.llama.windows import WindowCells
 
 PIECE_BYTES = 1 << 20
 """Approximate size of a piece; a token's keys and values are never divided."""
@@ -17,10 +19,11 @@ _RECURRENT = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 class LlamaMemory:
     """The cells of one context. `spare` is a sequence that no token is ever decoded in."""
 
-    def __init__(self, context: Any, spare: int) -> None:
+    def __init__(self, context: Any, spare: int, windows: WindowCells | None = None) -> None:
         self._context = context
         self._handle = lib.llama_get_memory(context)
         self._spare = spare
+        self._windows = windows
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         if not lib.llama_memory_seq_rm(self._handle, sequence, begin, end):
@@ -127,4 +130,5 @@ class LlamaMemory:
         return step
 
     def clear(self) -> None:
-        lib.llama_memory_clear(self._handle, True)
+        with self._windows.clearing() if self._windows else nullcontext():
+            lib.llama_memory_clear(self._handle, True)

@@ -9,17 +9,25 @@ import ctypes
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import UsageError
+from edgespec.memory.budget import MIB
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.imports import replaced_import
+from edgespec_runtimes.gguf.llama.layout import LEAST_WASTE
 from edgespec_runtimes.gguf.llama.loading import Model
+from edgespec_runtimes.gguf.llama.windows import (
+    WindowCells,
+    WindowShape,
+    is_for_windows,
+    n_ends,
+)
 
 CACHE_TYPES = {
     "f32": 0,
@@ -73,6 +81,8 @@ class ContextShape:
     has_spare: bool = False
     """True if one more sequence holds cells that are dropped, moved or saved."""
     n_texts: int = 1
+    gives_back: bool = False
+    """True if layers with sliding windows give back the cells that no text sees any more."""
 
     @property
     def n_cells(self) -> int:
@@ -117,6 +127,7 @@ _SIZE = re.compile(r"(KV buffer|RS buffer|compute buffer|output buffer)? ?size\s
 
 _N_NODES = re.compile(r"max_nodes\s*=\s*(\d+)")
 _WINDOWS = "llama_kv_cache_iswa"
+_CACHE_SHAPE = re.compile(r"size =\s*([\d.]+) MiB \(\s*(\d+) cells,\s*(\d+) layers")
 _RECURRENT = "llama_memory_recurrent"
 _CACHES = ("llama_kv_cache", _RECURRENT, "llama_dsv4_comp_state")
 _STATE_HEAD_BYTES = 16 << 10
@@ -135,7 +146,8 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         lib.llama_free(handle)
     kv = compute = recurrent = 0.0
     n_nodes = 0
-    for line in lines:
+    window = window_shape(model.n_window, shape)
+    for n, line in enumerate(lines):
         if nodes := _N_NODES.search(line):
             n_nodes = int(nodes.group(1))
         match = _SIZE.search(line)
@@ -143,7 +155,7 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
             continue
         buffer, mib = match.group(1), float(match.group(2))
         if buffer is None and line.startswith(_CACHES):
-            kv += mib
+            kv += _window_mib(window, line) if window and is_for_windows(lines[:n]) else mib
             recurrent += mib if line.startswith(_RECURRENT) else 0.0
         elif buffer == "compute buffer":
             compute += mib
@@ -156,6 +168,23 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
         state_bytes=round(recurrent * to_bytes / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
     )
+
+
+def window_shape(n_window: int, shape: ContextShape) -> WindowShape | None:
+    """Sizes that decide about the memory of layers with windows of so many tokens; None if they
+    keep all cells."""
+    if not shape.gives_back or not n_window:
+        return None
+    n_loose = LEAST_WASTE + shape.n_outputs
+    window = WindowShape(n_window, shape.n_ctx, shape.n_texts, n_loose, shape.largest_batch)
+    return window if window.n_seen + window.n_latest < shape.n_cells else None
+
+
+def _window_mib(window: WindowShape, line: str) -> float:
+    found = _CACHE_SHAPE.search(line)
+    assert found is not None, line
+    mib, n_cells, n_layers = found.groups()
+    return window.planned_bytes(int(n_cells), int(n_layers), int(float(mib) * MIB)) / MIB
 
 
 class StateSupport(NamedTuple):
@@ -223,14 +252,30 @@ def _graph_bytes(n_nodes: int) -> int:
     return int(nodes + edges(n_nodes, False))
 
 
-def new_context(model: Model, shape: ContextShape, cb_eval: Any, stop: AbortFlag) -> Any:
-    """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason."""
+def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
+    """The cells of a context's layers with windows, if they are given back."""
+    window = window_shape(model.n_window, shape)
+    if window is None:
+        return None
+    return WindowCells(window.n_window, shape.n_cells, n_ends(window.n_window, shape.n_ctx))
+
+
+def new_context(
+    model: Model,
+    shape: ContextShape,
+    cb_eval: Any,
+    stop: AbortFlag,
+    windows: WindowCells | None = None,
+) -> Any:
+    """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason.
+
+    `windows`: take note of the cells in layers with windows."""
     params = _params(model, shape)
     if cb_eval is not None:
         params.cb_eval = cb_eval
     params.abort_callback = stop.callback
     params.abort_callback_data = stop.address
-    with log.captured() as lines:
+    with log.captured() as lines, windows.captured(lines) if windows else nullcontext():
         handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")

@@ -28,7 +28,7 @@ _DT_STRTAB, _DT_STRSZ, _DT_SYMTAB = 5, 10, 6
 _DT_JMPREL, _DT_PLTRELSZ, _DT_RELA, _DT_RELASZ = 23, 2, 7, 8
 _LINKMAP = 2
 """`RTLD_DI_LINKMAP` of dlinfo."""
-_patching = threading.Lock()
+_patching = threading.RLock()
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
     """While active, `library` calls `replacement`, a ctypes function, by these names.
 
     Yields True if it does; False if the library has no such entry (another system, another C
-    library, a static build). One replacement is active at a time.
+    library, a static build). One thread at a time replaces imports.
     """
     with _patching:
         entry = Import(library, names, replacement)

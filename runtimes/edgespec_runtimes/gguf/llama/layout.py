@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from edgespec_runtimes.gguf.llama.windows import WindowCells
+
 LEAST_WASTE = 256
 """Dropped cells that are not worth putting the others in order: attention looks at so many more at
 once in any case."""
@@ -60,6 +62,9 @@ class Occupant(Protocol):
     def places_from(self, cell: int) -> Iterable[UsedCell]:
         """Cells in use from `cell` on; no sequence that is not named keeps a label of theirs."""
 
+    def seen_cells(self, n_before: int) -> Iterable[Collection[int]]:
+        """Cells of guesses, and the `n_before` before each place where the text may go on."""
+
     def move(self, moved: Mapping[int, int]) -> None:
         """Take note of cells whose contents are in others now."""
 
@@ -67,8 +72,16 @@ class Occupant(Protocol):
 class CellLayout:
     """The cells of one cache, in their order; those from `top` on are free."""
 
-    def __init__(self, memory: SequenceMemory, n_cells: int, spare: int) -> None:
+    def __init__(
+        self,
+        memory: SequenceMemory,
+        n_cells: int,
+        spare: int,
+        windows: WindowCells | None = None,
+    ) -> None:
+        """`windows`: the cells in layers that give back what no text sees any more."""
         self.memory = memory
+        self.windows = windows
         self.texts: list[Occupant] = []
         self.top = 0
         self.n_moved = 0
@@ -87,11 +100,23 @@ class CellLayout:
         """Call before a batch of `n_rows` is placed."""
         n_used = self.top - len(self._waste)
         is_full = self.top + n_rows > self.n_cells
-        if self._waste and (is_full or len(self._waste) > max(LEAST_WASTE, WASTE_SHARE * n_used)):
+        # in windows dropped cells take memory
+        most = LEAST_WASTE if self.windows else max(LEAST_WASTE, WASTE_SHARE * n_used)
+        if self._waste and (is_full or len(self._waste) > most):
             self.put_in_order()
+        self.give_back()
+
+    def give_back(self, at_once: bool = False) -> None:
+        """Give back the memory of what no text sees in layers with windows."""
+        if self.windows:
+            n_kept = self.windows.n_kept
+            seen = (cells for text in self.texts for cells in text.seen_cells(n_kept))
+            self.windows.give_back(seen, at_once)
 
     def append(self) -> int:
         """The cell of the next row."""
+        if self.windows:
+            self.windows.write(self.top)
         self.top += 1
         return self.top - 1
 
@@ -121,6 +146,8 @@ class CellLayout:
         """Nothing is in use any more: the cache was cleared."""
         self._waste.clear()
         self.top = 0
+        if self.windows:
+            self.windows.clear()
 
     def put_in_order(self) -> None:
         """Move what stands behind dropped cells down, some tokens at a time, and free the rest."""
@@ -151,6 +178,8 @@ class CellLayout:
             for sequence in run.sequences:
                 self.memory.remove(sequence, *run.range[1:])
         moved: dict[int, int] = {}
+        old = [cell for run in runs for cell in run.cells]
+        were_held = self.windows.are_held(old) if self.windows else None
         for run, content in zip(runs, saved, strict=True):
             first, *others = run.sequences
             self.memory.restore(content, *run.range)
@@ -159,6 +188,8 @@ class CellLayout:
             moved |= {cell: self.append() for cell in run.cells}
         for text in self.texts:
             text.move(moved)
+        if self.windows and were_held is not None:
+            self.windows.move([*moved.values()], were_held)
         self.n_moved += len(moved)
 
     def _free_waste(self) -> None:

@@ -73,6 +73,8 @@ class Model:
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(handle)
         self.n_layers: int = lib.llama_model_n_layer(handle)
         self.n_embd: int = lib.llama_model_n_embd(handle)
+        self.n_window: int = lib.llama_model_n_swa(handle)
+        """Tokens that layers with a sliding window see; 0 for none."""
         self.lender: Any = None
         """A context of the model whose matrices this one computes with, in the place of its own."""
 

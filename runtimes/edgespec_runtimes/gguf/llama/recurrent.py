@@ -14,7 +14,6 @@ text's beginning stay in their cells.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
+from edgespec_runtimes.gguf.llama.windows import least_useful
 
 MOST_LAG = 16
 """Tokens that every line of a pass may compute again; more are read before it, in a pass of their
@@ -150,9 +150,7 @@ class RecurrentText:
         if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self._state_bytes:
             return
         if len(kept) == N_CHECKPOINTS:
-            ends = [0, *kept]
-            distance = {end: end - before for before, end in itertools.pairwise(ends)}
-            del kept[min(distance, key=distance.__getitem__)]
+            del kept[least_useful(kept)]
         kept[n_tokens] = self._memory.save_recurrent(HOME)
 
     def truncate(self, n_tokens: int) -> None:

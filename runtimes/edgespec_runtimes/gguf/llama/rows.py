@@ -60,7 +60,8 @@ class ForestRows(Rows):
             branches, begin = texts.all[text], begins[text]
             homes = [[branches.home]] * len(reads)
             rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
-            branches.extend(len(reads))
+            if reads:
+                branches.read(len(reads))
         rows.n_read = len(rows)
         for text, tree, nodes, _ in parts:
             branches = texts.all[text]

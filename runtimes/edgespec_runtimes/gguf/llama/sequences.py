@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.llama.layout import CellLayout, SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.llama.windows import PromptEnds, WindowCells
 
 HOME = 0
 """The sequence of the first text, which alone is kept in files."""
@@ -24,9 +25,17 @@ class Texts:
     """The texts of one cache: text i has the sequence i, those after them are for branches, the
     last one is spare."""
 
-    def __init__(self, n_texts: int, n_branches: int, n_cells: int, memory: SequenceMemory) -> None:
-        """A cache of `n_cells`; so many sequences are for branches besides the texts' own."""
-        self.layout = CellLayout(memory, n_cells, n_texts + n_branches)
+    def __init__(
+        self,
+        n_texts: int,
+        n_branches: int,
+        n_cells: int,
+        memory: SequenceMemory,
+        windows: WindowCells | None = None,
+    ) -> None:
+        """A cache of `n_cells`; so many sequences are for branches besides the texts' own.
+        `windows`: the cells in layers that give back what no text sees any more."""
+        self.layout = CellLayout(memory, n_cells, n_texts + n_branches, windows)
         self._free: list[int] = list(range(n_texts, n_texts + n_branches))[::-1]
         """Sequences for branches that hold nothing."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
@@ -48,9 +57,36 @@ class Texts:
         self.layout.drop(doomed, places)
         for text, n_tokens in lengths.items():
             self.all[text].remove_after(n_tokens)
+        self.layout.give_back(at_once=True)
+
+    def go_back(self, text: int, most: int) -> None:
+        """Shorten a text to `most` tokens, or to fewer if the latest ones before that are not held
+        in every layer. The next text seldom begins otherwise: both places are kept from now on."""
+        branches = self.all[text]
+        n_tokens = branches.reachable(most)
+        branches.ends.cut(most)
+        branches.ends.add(n_tokens)
+        branches.ends.add(most)
+        self.truncate({text: n_tokens})
+
+    def take_saved(self, n_tokens: int, held: Sequence[tuple[int, int]]) -> None:
+        """`n_tokens` were restored at the end of the first text; layers with windows hold those at
+        the positions `held`."""
+        branches, windows = self.all[HOME], self.layout.windows
+        begin = branches.n_committed
+        branches.extend(n_tokens)
+        if windows:
+            for _, end in held:
+                branches.ends.add(end)
+            windows.take_saved(branches.cells[begin:], begin, held)
+            self.layout.give_back(at_once=True)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Let the empty text `target` begin with the first `n_tokens` of `source`."""
+        """Let the empty text `target` begin with the first `n_tokens` of `source`, or fewer if the
+        latest ones before that are not held in every layer."""
+        most, n_tokens = n_tokens, self.all[source].reachable(n_tokens)
+        for end in (n_tokens, most):
+            self.all[target].ends.add(end)
         self.layout.memory.copy(source, target, 0, n_tokens)
         self.all[target].begin_with(self.all[source].cells[:n_tokens])
 
@@ -73,6 +109,11 @@ class Branches:
         self.home = home
         self.cells: list[int] = []
         """Cells of the committed prefix, ascending."""
+        windows = texts.layout.windows
+        self.ends = PromptEnds(windows.n_ends if windows else 0)
+        """Where the next prompt may go on; only layers with windows must keep cells for that."""
+        self._read_end = 0
+        """Where the latest part of a prompt ended."""
         self._texts = texts
         self._layout = texts.layout
         self._memory = texts.layout.memory
@@ -100,6 +141,19 @@ class Branches:
         """The text's own sequence holds a prefix that stands in `cells`."""
         self.cells = list(cells)
         self._synced[self.home] = self.n_committed
+
+    def read(self, n_tokens: int) -> None:
+        """Do as `extend` with a part of a prompt: its end is where the next one may go on."""
+        if self._read_end == self.n_committed:
+            self.ends.remove(self._read_end)
+        self.extend(n_tokens)
+        self.ends.add(self.n_committed)
+        self._read_end = self.n_committed
+
+    def reachable(self, most: int) -> int:
+        """Length of the longest beginning, of `most` tokens, that can be gone on from."""
+        windows = self._layout.windows
+        return windows.reachable(self.cells[:most]) if windows else min(most, self.n_committed)
 
     def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[list[int]]:
         """Sequences of each of `nodes`, parents first, ready to be decoded as one batch.
@@ -208,6 +262,11 @@ class Branches:
                 inside = tuple(s for s, chain in self._chains.items() if key in chain)
                 depth = self._chains[inside[0]].index(key)
                 yield UsedCell(its_cell, self.n_committed + depth, inside)
+
+    def seen_cells(self, n_before: int) -> Iterable[Collection[int]]:
+        for end in {*self.ends, self.n_committed}:
+            yield self.cells[max(0, end - n_before) : end]
+        yield self._cell_of.values()
 
     def move(self, moved: Mapping[int, int]) -> None:
         begin = bisect_left(self.cells, min(moved))
