@@ -39,6 +39,8 @@ class LeastLikely:
         self._averages = np.zeros((len(self.fades), *shape))
         self._layer = 0
         self._n_tokens = 1
+        self._waits: np.ndarray | None = None
+        """Passes until the next use of the candidates since the last choice, -1 elsewhere."""
         self._layers = np.arange(len(n_experts))
 
     def add(self, layer: int, expert: int) -> None:
@@ -52,6 +54,7 @@ class LeastLikely:
     def use(self, layer: int, choices: np.ndarray) -> None:
         """Record the experts that the tokens of a pass chose: int [n_tokens, n_used]."""
         self._layer = layer
+        self._waits = None
         n_tokens = len(choices)
         if n_tokens:
             self._n_tokens = min(n_tokens, self.most_tokens)
@@ -63,12 +66,22 @@ class LeastLikely:
 
     def victim(self, may_evict: MayEvict) -> tuple[int, int] | None:
         """The layer and expert to evict; None if none may be."""
-        waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
-        while waits[index := int(waits.argmax())] >= 0:
+        found = self._first_candidate(may_evict)
+        if found is None:  # some that were passed over may be evicted by now
+            self._waits = None
+            found = self._first_candidate(may_evict)
+        return found
+
+    def _first_candidate(self, may_evict: MayEvict) -> tuple[int, int] | None:
+        """The one that waits longest of those that were not returned or refused since the last
+        choice."""
+        if self._waits is None:
+            self._waits = np.where(self._cached, self._passes_until_use(), -1.0).ravel()
+        while self._waits[index := int(self._waits.argmax())] >= 0:
+            self._waits[index] = -1.0
             layer, expert = divmod(index, self._cached.shape[1])
             if may_evict(layer, expert):
                 return layer, expert
-            waits[index] = -1.0
         return None
 
     def _passes_until_use(self) -> np.ndarray:

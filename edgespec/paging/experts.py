@@ -21,7 +21,7 @@ from edgespec.paging.expert_layers import ExpertLayer
 from edgespec.paging.expert_memory import ExpertMemory
 from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
-from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
+from edgespec.paging.slice_reads import Entry, Slice, SliceRead, SliceReads
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ExpertStats
 
@@ -71,7 +71,11 @@ class ExpertCache(Closeable):
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
         self._memory = ExpertMemory(layers)
-        self._reads = SliceReads(layers, self._memory, reader, self._read_expected, trace)
+        self._evicted: deque[Slice] = deque()
+        """Slices that were evicted for the next reads, which free their memory."""
+        self._reads = SliceReads(
+            layers, self._memory, reader, self._forget, self._read_expected, trace
+        )
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
@@ -237,7 +241,7 @@ class ExpertCache(Closeable):
             self._group.add((layer, matrix, expert))
             reads.append(SliceRead(layer, expert, matrix, entry))
             group.append(expert)
-        self._reads.put(reads)
+        self._put(reads)
         return group
 
     def _end_group(self, layer: int) -> None:
@@ -253,10 +257,10 @@ class ExpertCache(Closeable):
             for key, entry in self._transient.items()
             if key not in self._group and not entry.unread
         ]
-        for layer, matrix, expert in unused:
-            del self._transient[layer, matrix, expert]
-            self.used_bytes -= self._slice_room[layer][matrix]
-            self._forget(layer, matrix, expert)
+        for key in unused:
+            del self._transient[key]
+            self.used_bytes -= self._room_of(key)
+            self._forget(key)
 
     def _entry(self, layer: int, matrix: int, expert: int) -> Entry:
         return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
@@ -318,11 +322,34 @@ class ExpertCache(Closeable):
 
     def _enqueue(self, layer: int, experts: Sequence[int]) -> None:
         """Queue the slices matrix by matrix, in the order in which they are computed."""
-        self._reads.put(
-            SliceRead(layer, expert, matrix, self._entries[layer][expert])
-            for matrix in range(len(self.layers[layer].matrices))
-            for expert in experts
+        self._put(
+            [
+                SliceRead(layer, expert, matrix, self._entries[layer][expert])
+                for matrix in range(len(self.layers[layer].matrices))
+                for expert in experts
+            ]
         )
+
+    def _put(self, reads: Sequence[SliceRead]) -> None:
+        """Queue slices that count as used; each frees as much of what was evicted as it needs.
+
+        So freeing goes on beside reading, and computing does not wait for it.
+        """
+        needed = sum(self._room_of(task.slice) for task in reads)
+        waiting = sum(map(self._room_of, self._evicted))
+        free = self._capacity - self.used_bytes + needed - waiting
+        for task in reads:
+            while self._evicted and free < self._room_of(task.slice):
+                task.evicted.append(self._evicted.popleft())
+                free += self._room_of(task.evicted[-1])
+            free -= self._room_of(task.slice)
+        while self._evicted:
+            self._forget(self._evicted.popleft())
+        self._reads.put(reads)
+
+    def _room_of(self, key: Slice) -> int:
+        layer, matrix, _ = key
+        return self._slice_room[layer][matrix]
 
     def _all_arrived(self, layer: int, chosen: Sequence[int], excluded: set[int]) -> bool:
         present = self._entries[layer]
@@ -343,7 +370,8 @@ class ExpertCache(Closeable):
         failure = None
         for expert in failed:
             failure = present[expert].failure
-            self._drop(layer, expert)
+            for key in self._remove(layer, expert):
+                self._forget(key)
         return failure
 
     def _make_room(self, nbytes: int) -> bool:
@@ -353,22 +381,23 @@ class ExpertCache(Closeable):
             victim = self._eviction.victim(self._may_evict)
             if victim is None:
                 return False
-            self._drop(*victim)
+            self._evicted.extend(self._remove(*victim))
         return True
 
     def _may_evict(self, layer: int, expert: int) -> bool:
         return (layer, expert) not in self._acquired and not self._entries[layer][expert].unread
 
-    def _drop(self, layer: int, expert: int) -> None:
+    def _remove(self, layer: int, expert: int) -> list[Slice]:
+        """Remove an expert from the books; returns its slices, whose memory is to be freed."""
         del self._entries[layer][expert]
         self.used_bytes -= self._room[layer]
         self._eviction.remove(layer, expert)
-        for matrix in range(len(self.layers[layer].matrices)):
-            self._forget(layer, matrix, expert)
+        return [(layer, matrix, expert) for matrix in range(len(self.layers[layer].matrices))]
 
-    def _forget(self, layer: int, matrix: int, expert: int) -> None:
+    def _forget(self, key: Slice) -> None:
         """Free the memory of a slice, except blocks that its neighbours need."""
-        if self._is_cached(layer, matrix, expert):
+        layer, matrix, expert = key
+        if self._is_cached(layer, matrix, expert):  # chosen again since
             return
         self._memory.forget(
             layer,

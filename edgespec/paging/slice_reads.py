@@ -6,9 +6,9 @@ Knows neither why a slice is wanted nor what makes room for it.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
@@ -18,6 +18,10 @@ from edgespec.tracing.spans import NO_SPAN, Span, Trace, Track
 
 READERS = 4
 """Threads that read: slices are small, and one queue leaves a fast disk idle."""
+
+
+Slice = tuple[int, int, int]
+"""Layer, matrix and expert."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,12 @@ class SliceRead:
     expert: int
     matrix: int
     entry: Entry
+    evicted: list[Slice] = field(default_factory=list)
+    """Slices whose memory is freed first."""
+
+    @property
+    def slice(self) -> Slice:
+        return self.layer, self.matrix, self.expert
 
 
 class SliceReads(Closeable):
@@ -50,13 +60,16 @@ class SliceReads(Closeable):
         layers: Sequence[ExpertLayer],
         memory: ExpertMemory,
         reader: Reader,
+        forget: Callable[[Slice], None],
         when_idle: Callable[[], None],
         trace: Trace,
     ) -> None:
-        """`when_idle` may put reads for later passes; it is called while nothing is to be read."""
+        """`forget` frees the memory of an evicted slice, in the order of the queue. `when_idle` may
+        put reads for later passes; it is called while nothing is to be read."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
-        """Signals that a slice was read or has failed, and that waiting must end."""
+        """Signals that all slices of a matrix that were asked for were read, that one has failed,
+        and that waiting must end."""
         self.bytes_read = 0
         self.has_failed = False
         """True if the latest read failed."""
@@ -66,9 +79,12 @@ class SliceReads(Closeable):
         self._layers = layers
         self._memory = memory
         self._reader = reader
+        self._forget = forget
         self._when_idle = when_idle
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
+        self._pending: Counter[tuple[int, int]] = Counter()
+        """Slices that are waiting or being read, by layer and matrix."""
         self._n_reading = self._busy_bytes = 0
         self._busy: Span = NO_SPAN
         """Span from the first of several simultaneous reads to the last."""
@@ -81,7 +97,9 @@ class SliceReads(Closeable):
 
     def put(self, reads: Iterable[SliceRead]) -> None:
         """Have slices read after those that are waiting."""
-        self._queue.extend(reads)
+        for task in reads:
+            self._queue.append(task)
+            self._pending[task.layer, task.matrix] += 1
         self._work.notify(len(self._queue))
 
     def wake(self) -> None:
@@ -107,6 +125,8 @@ class SliceReads(Closeable):
                     return
                 task = self._queue.popleft()
                 self._begin_reading()
+                for evicted in task.evicted:
+                    self._forget(evicted)
             self._read(task)
 
     def _has_work(self) -> bool:
@@ -128,7 +148,9 @@ class SliceReads(Closeable):
             task.entry.unread.discard(task.matrix)
             self.has_failed = failure is not None
             task.entry.failure = task.entry.failure or failure
-            self.arrival.notify_all()
+            self._pending[task.layer, task.matrix] -= 1
+            if failure is not None or not self._pending[task.layer, task.matrix]:
+                self.arrival.notify_all()
 
     def _begin_reading(self) -> None:
         if not self._n_reading:
