@@ -66,8 +66,9 @@ def slices(cache: ExpertCache, layer: int, expert: int) -> list[bytes]:
 
 
 def slice_in(cache: ExpertCache, layer: int, matrix: int, expert: int) -> bytes:
-    nbytes = cache.layers[layer].matrices[matrix].slice_bytes
-    return ctypes.string_at(cache.address(layer, matrix) + expert * nbytes, nbytes)
+    of_matrix = cache.layers[layer].matrices[matrix]
+    begin = cache.address(layer, matrix) + expert * of_matrix.stride_bytes
+    return ctypes.string_at(begin, of_matrix.slice_bytes)
 
 
 def slices_in(content: bytes, layer: ExpertLayer, expert: int) -> list[bytes]:

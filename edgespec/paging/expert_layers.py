@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.paging.reader import Extent, Run, block_ceil, block_floor
+from edgespec.paging.reader import BLOCK_BYTES, Extent, Run, block_ceil, block_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +23,30 @@ class ExpertMatrix:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes of a slice in memory, widened to whole blocks. Blocks that it shares with its
-        neighbours count for both."""
+        """Bytes of a slice in memory, widened to whole blocks."""
         return max(self.run(expert).nbytes for expert in range(min(self.n_experts, 64)))
 
+    @property
+    def stride_bytes(self) -> int:
+        """Bytes from one slice to the next in memory: each has blocks of its own there."""
+        return self.slice_bytes + (2 if self.slice_bytes % BLOCK_BYTES else 1) * BLOCK_BYTES
+
+    @property
+    def range_bytes(self) -> int:
+        """Bytes of memory's address range from the first expert's place to the end of the last."""
+        return self.place(self.n_experts - 1) + self.room_bytes
+
+    def place(self, expert: int) -> int:
+        """Where the blocks of an expert's slice begin in the address range."""
+        begin = self.extent.offset % BLOCK_BYTES + expert * self.stride_bytes
+        return block_floor(begin)
+
     def run(self, expert: int) -> Run:
-        """The whole blocks that hold an expert's slice; `slot_offset` counts from the block in
-        which the matrix begins."""
+        """The whole blocks that hold an expert's slice."""
         begin = self.extent.offset + expert * self.slice_bytes
         end = begin + self.slice_bytes
         start = block_floor(begin)
-        nbytes = block_ceil(end) - start
-        return Run(
-            self.extent.file_index,
-            start,
-            nbytes,
-            end - start,
-            start - block_floor(self.extent.offset),
-        )
+        return Run(self.extent.file_index, start, block_ceil(end) - start, end - start, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.expert_memory import ExpertMemory
+from edgespec.paging.expert_memory import ExpertMemory, Slice
 from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
-from edgespec.paging.slice_reads import Entry, Slice, SliceRead, SliceReads
+from edgespec.paging.slice_reads import Entry, SliceRead, SliceReads
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ExpertStats
 
@@ -59,9 +59,9 @@ class ExpertCache(Closeable):
         self._slice_room = [[matrix.room_bytes for matrix in layer.matrices] for layer in layers]
         self.used_bytes = 0
         self._entries: list[dict[int, Entry]] = [{} for _ in layers]
-        self._transient: dict[tuple[int, int, int], Entry] = {}
+        self._transient: dict[Slice, Entry] = {}
         """Slices that are read for one product only, by layer, matrix and expert."""
-        self._group: set[tuple[int, int, int]] = set()
+        self._group: set[Slice] = set()
         """Slices of the group that is computed now, by layer, matrix and expert."""
         self._acquired: set[tuple[int, int]] = set()
         self._shares = ExpertShares(layers)
@@ -70,16 +70,17 @@ class ExpertCache(Closeable):
         self._cancelled = False
         self._first_row_share = 1.0
         """Share of the experts read for the last choice that its first token chose."""
-        self._memory = ExpertMemory(layers)
+        self._memory = ExpertMemory(layers, capacity_bytes)
         self._evicted: deque[Slice] = deque()
-        """Slices that were evicted for the next reads, which free their memory."""
+        """Slices that were evicted for the next reads, which take their memory."""
         self._reads = SliceReads(
-            layers, self._memory, reader, self._forget, self._read_expected, trace
+            layers, self._memory, reader, self._supply, self._read_expected, trace
         )
         self._lock = self._reads.lock
 
     def address(self, layer: int, matrix: int) -> int:
-        """Address of the stacked matrix; readable until `close`, whatever it holds."""
+        """Address of the stacked matrix, whose experts are `stride_bytes` apart; readable until
+        `close`, whatever it holds."""
         return self._memory.address(layer, matrix)
 
     @property
@@ -226,13 +227,13 @@ class ExpertCache(Closeable):
 
     def _request_group(self, layer: int, matrix: int, remaining: Sequence[int]) -> list[int]:
         """The cached experts, and transient slices of others as far as there is room."""
-        group = [expert for expert in remaining if self._is_cached(layer, matrix, expert)]
+        group = [expert for expert in remaining if self._is_cached((layer, matrix, expert))]
         self._acquired.update((layer, expert) for expert in group)
         self._group = {(layer, matrix, expert) for expert in group}
         room_bytes = self._slice_room[layer][matrix]
         reads = []
         for expert in remaining:
-            if self._is_cached(layer, matrix, expert):
+            if self._is_cached((layer, matrix, expert)):
                 continue
             if not self._make_room(room_bytes):
                 break
@@ -265,9 +266,10 @@ class ExpertCache(Closeable):
     def _entry(self, layer: int, matrix: int, expert: int) -> Entry:
         return self._transient.get((layer, matrix, expert)) or self._entries[layer][expert]
 
-    def _is_cached(self, layer: int, matrix: int, expert: int) -> bool:
+    def _is_cached(self, key: Slice) -> bool:
         """True if the slice is in memory or being read."""
-        return expert in self._entries[layer] or (layer, matrix, expert) in self._transient
+        layer, _, expert = key
+        return expert in self._entries[layer] or key in self._transient
 
     def _release(self, layer: int) -> None:
         self._acquired = {key for key in self._acquired if key[0] != layer}
@@ -331,20 +333,19 @@ class ExpertCache(Closeable):
         )
 
     def _put(self, reads: Sequence[SliceRead]) -> None:
-        """Queue slices that count as used; each frees as much of what was evicted as it needs.
+        """Queue slices that count as used; each takes the memory of what was evicted for it.
 
-        So freeing goes on beside reading, and computing does not wait for it.
+        What is left over is taken by later reads: until then it fits beside what counts as used.
         """
         needed = sum(self._room_of(task.slice) for task in reads)
         waiting = sum(map(self._room_of, self._evicted))
         free = self._capacity - self.used_bytes + needed - waiting
         for task in reads:
-            while self._evicted and free < self._room_of(task.slice):
+            room_bytes = self._room_of(task.slice)
+            while self._evicted and (not task.evicted or free < room_bytes):
                 task.evicted.append(self._evicted.popleft())
                 free += self._room_of(task.evicted[-1])
-            free -= self._room_of(task.slice)
-        while self._evicted:
-            self._forget(self._evicted.popleft())
+            free -= room_bytes
         self._reads.put(reads)
 
     def _room_of(self, key: Slice) -> int:
@@ -394,18 +395,16 @@ class ExpertCache(Closeable):
         self._eviction.remove(layer, expert)
         return [(layer, matrix, expert) for matrix in range(len(self.layers[layer].matrices))]
 
+    def _supply(self, task: SliceRead) -> int | None:
+        """Put memory behind a slice that is read next: that of evicted ones, or some of the supply,
+        which is returned to be put there."""
+        unused = [key for key in task.evicted if not self._is_cached(key)]
+        return None if self._memory.reuse(task.slice, unused) else self._memory.reserve(task.slice)
+
     def _forget(self, key: Slice) -> None:
-        """Free the memory of a slice, except blocks that its neighbours need."""
-        layer, matrix, expert = key
-        if self._is_cached(layer, matrix, expert):  # chosen again since
-            return
-        self._memory.forget(
-            layer,
-            matrix,
-            expert,
-            keeps_before=self._is_cached(layer, matrix, expert - 1),
-            keeps_after=self._is_cached(layer, matrix, expert + 1),
-        )
+        """Free the memory of a slice, unless it is in use in another way."""
+        if not self._is_cached(key):
+            self._memory.forget(key)
 
     def _read_expected(self) -> None:
         """Have the likeliest expert read that is missing, as long as there is free room and no read

@@ -12,16 +12,12 @@ from dataclasses import dataclass, field
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.expert_memory import ExpertMemory
+from edgespec.paging.expert_memory import ExpertMemory, Slice
 from edgespec.paging.reader import Reader
 from edgespec.tracing.spans import NO_SPAN, Span, Trace, Track
 
 READERS = 4
 """Threads that read: slices are small, and one queue leaves a fast disk idle."""
-
-
-Slice = tuple[int, int, int]
-"""Layer, matrix and expert."""
 
 
 @dataclass(slots=True)
@@ -42,7 +38,7 @@ class SliceRead:
     matrix: int
     entry: Entry
     evicted: list[Slice] = field(default_factory=list)
-    """Slices whose memory is freed first."""
+    """Slices whose memory it takes."""
 
     @property
     def slice(self) -> Slice:
@@ -60,12 +56,12 @@ class SliceReads(Closeable):
         layers: Sequence[ExpertLayer],
         memory: ExpertMemory,
         reader: Reader,
-        forget: Callable[[Slice], None],
+        supply: Callable[[SliceRead], int | None],
         when_idle: Callable[[], None],
         trace: Trace,
     ) -> None:
-        """`forget` frees the memory of an evicted slice, in the order of the queue. `when_idle` may
-        put reads for later passes; it is called while nothing is to be read."""
+        """`supply` puts memory behind a slice, in the order of the queue, or reserves some.
+        `when_idle` may put reads for later passes; it is called while nothing is to be read."""
         self.lock = threading.Lock()
         self.arrival = threading.Condition(self.lock)
         """Signals that all slices of a matrix that were asked for were read, that one has failed,
@@ -79,7 +75,7 @@ class SliceReads(Closeable):
         self._layers = layers
         self._memory = memory
         self._reader = reader
-        self._forget = forget
+        self._supply = supply
         self._when_idle = when_idle
         self._trace = trace
         self._queue: deque[SliceRead] = deque()
@@ -125,20 +121,21 @@ class SliceReads(Closeable):
                     return
                 task = self._queue.popleft()
                 self._begin_reading()
-                for evicted in task.evicted:
-                    self._forget(evicted)
-            self._read(task)
+                reserved = self._supply(task)
+            self._read(task, reserved)
 
     def _has_work(self) -> bool:
         if not self._queue and not self._n_reading:
             self._when_idle()
         return bool(self._queue)
 
-    def _read(self, task: SliceRead) -> None:
+    def _read(self, task: SliceRead, reserved: int | None) -> None:
         n, failure = 0, None
         run = self._layers[task.layer].matrices[task.matrix].run(task.expert)
         try:
-            view = self._memory.view(task.layer, task.matrix, run)
+            if reserved is not None:
+                self._memory.take(task.slice, reserved)
+            view = self._memory.view(task.slice, run.nbytes)
             n = self._reader.read(run, view, lambda: self.is_closing)
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc

@@ -106,10 +106,19 @@ class PagedExperts:
         self._stop = stop
         self._layer_of = {m.choice.name.encode(): i for i, m in enumerate(found)}
         self._weights = [
-            [(weight, cache.address(i, j)) for j, weight in enumerate(mixture.weights)]
+            [
+                (weight, cache.address(i, j), matrix.stride_bytes)
+                for j, (weight, matrix) in enumerate(
+                    zip(mixture.weights, cache.layers[i].matrices, strict=True)
+                )
+            ]
             for i, mixture in enumerate(found)
         ]
-        self._mapped = {weight.address: weight.pointer.value for m in found for weight in m.weights}
+        self._mapped = {
+            weight.address: (weight.pointer.value, weight.stride.value)
+            for mixture in found
+            for weight in mixture.weights
+        }
         self._place_of = {
             weight.address: (i, j)
             for i, m in enumerate(found)
@@ -155,8 +164,8 @@ class PagedExperts:
         self._computed.clear()
         # also if the pass is given up: the values then mean nothing, but llama.cpp may read them
         self._pointed.add(layer)
-        for weight, address in self._weights[layer]:
-            weight.pointer.value = address
+        for weight, address, stride_bytes in self._weights[layer]:
+            weight.pointer.value, weight.stride.value = address, stride_bytes
         choices = abi.int32_rows(node)
         fits = self.cache.holds(layer, choices.size) or self.cache.holds(layer, _n_chosen(choices))
         if not fits:
@@ -197,8 +206,8 @@ class PagedExperts:
         self._computed.clear()
 
     def _give_back(self, layer: int) -> None:
-        for weight, _ in self._weights[layer]:
-            weight.pointer.value = self._mapped[weight.address]
+        for weight, _, _ in self._weights[layer]:
+            weight.pointer.value, weight.stride.value = self._mapped[weight.address]
         self._pointed.discard(layer)
         self.cache.release(layer)
 

@@ -67,6 +67,11 @@ class TracedWeight:
         """The tensor's data pointer, to read and to write."""
         return ctypes.c_uint64.from_address(self.address + abi.DATA_OFFSET)
 
+    @property
+    def stride(self) -> ctypes.c_size_t:
+        """Bytes from one of a stack of matrices to the next, to read and to write."""
+        return ctypes.c_size_t.from_address(self.address + abi.STACK_STRIDE_OFFSET)
+
 
 @dataclass(frozen=True, slots=True)
 class _Use:

@@ -54,6 +54,7 @@ class InitParams(ctypes.Structure):
 OP_OFFSET = GgmlTensor.op.offset
 SRC_OFFSET = GgmlTensor.src.offset
 DATA_OFFSET = GgmlTensor.data.offset
+STACK_STRIDE_OFFSET = GgmlTensor.nb.offset + 2 * ctypes.sizeof(ctypes.c_size_t)
 NAME_OFFSET = GgmlTensor.name.offset
 
 
