@@ -240,7 +240,7 @@ class RoundPlanner:
         # what grows beside a pass has half of the cores
         pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
         step_s = known.step_s
-        late = known.best_of_late(self.n_texts)
+        late = known.best_of_late()
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
         def look(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
@@ -347,13 +347,8 @@ class RoundPlanner:
         if outcome.guessed:
             known = known.observe_reading(self.account.unread, outcome.reading_s)
             rule = rule.observe(outcome) if rule is not None else None
-            # a pass that other programs held up is not charged to its guesses
-            pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
-            pass_s += outcome.choice_stall_s - known.curve.expert_s(outcome.n_rows)
-            held_up_s = max(0.0, outcome.pass_s - pass_s)
-            saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
-                outcome.wall_s - held_up_s - self._prompts_s
-            )
+            plain_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts)
+            saved_s = plain_s - (outcome.wall_s - self._prompts_s)
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s
         account = self.account.with_round(outcome, saved_s)

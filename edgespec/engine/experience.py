@@ -35,8 +35,6 @@ LONGEST_LINE = 16
 """Draft steps that are looked ahead."""
 FADE = 0.95
 """Kept of what was learnt, a round."""
-PLAIN_ROUNDS = 2.0
-"""Rounds without guesses that count beside the best ones of late, where texts share a pass."""
 MOST_RECALLED = 6.0
 """Rounds and tries of another run that count."""
 
@@ -196,19 +194,14 @@ class Experience:
         plain_s = self.plain_s
         return max(1 / plain_s, (expected + 1) / (self.plain_tokens * plain_s + plain_s))
 
-    def best_of_late(self, n_texts: int = 1) -> Yield:
-        """Tokens and seconds of the best rounds of late. Of several texts, whose number changes,
-        some without guesses count as well: a second is worth as much as they bring."""
-        expected = self.rounds + self.chances.honesty * self.claimed
-        if n_texts == 1:
-            return Yield(expected, self.seconds)
-        n_plain = PLAIN_ROUNDS * n_texts
-        return Yield(expected + n_plain, self.seconds + n_plain * self.plain_s_of(n_texts))
+    def best_of_late(self) -> Yield:
+        """Tokens and seconds of the best rounds of late."""
+        return Yield(self.rounds + self.chances.honesty * self.claimed, self.seconds)
 
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of the best rounds of late and one on lines that are only imagined."""
         tokens, seconds = self._lines(n_texts, max_rows, 1.0)
-        return float(self.best_of_late(n_texts).rate_with(tokens, seconds).max())
+        return float(self.best_of_late().rate_with(tokens, seconds).max())
 
     def line_rate(self, n_texts: int, max_rows: int) -> float:
         """Tokens a second of lines of the best length by how often guesses were right in this text,

@@ -165,10 +165,10 @@ def test_rows_of_a_mixture_that_share_nothing_cost_as_much_as_the_first() -> Non
     curve = PassCurve(used_share=1 / 16)
     for _ in range(16):
         curve = mixture(4, 0.5, 2.0 * 0.91, curve)  # of 16, 4 independent choices are 3.64
-    assert curve.expert_s(1) == pytest.approx(0.5)
-    assert curve.expert_s(4) == pytest.approx(1.82, rel=0.05)
+    assert curve.experts_s(np.array([1])) == pytest.approx(0.5)
+    assert curve.experts_s(np.array([4])) == pytest.approx(1.82, rel=0.05)
     again = PassCurve(used_share=1 / 16).load_state_dict(curve.state_dict())
-    assert again.expert_s(4) == pytest.approx(curve.expert_s(4))
+    assert again.experts_s(np.array([4])) == pytest.approx(curve.experts_s(np.array([4])))
 
 
 def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> None:
@@ -177,7 +177,7 @@ def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> 
         curve = mixture(1, 0.5, 0.5, curve)
     for _ in range(60):
         curve = mixture(3, 0.1, 0.2, curve)
-    assert curve.expert_s(1) == pytest.approx(0.1, rel=0.2)
+    assert curve.experts_s(np.array([1])) == pytest.approx(0.1, rel=0.2)
 
 
 def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
