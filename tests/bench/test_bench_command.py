@@ -268,14 +268,15 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing
 
-    target = write_guessing(tmp_path / "m.gguf", "qwen3next")
+    target = write_guessing(tmp_path / "m.gguf", "qwen35")
     words = "--memory unlimited --modes paged,auto -n 2 --n-prompts 1 --repetitions 1 -t 1 --json"
-    assert entry.main(["bench", "-m", str(target), *words.split()]) == 0
+    command = ["bench", "-m", str(target), "--parallel", "2", *words.split()]
+    assert entry.main(command) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["drafts"] == []
-    assert [mode["name"] for mode in content["modes"]] == ["paged"]
+    assert [mode["name"] for mode in content["modes"]] == ["paged x2"]
     (gone,) = content["left_out"]
-    assert gone["mode"] == "auto" and "does not guess for itself" in gone["reason"]
+    assert gone["mode"] == "auto x2" and "own layer guesses for one text" in gone["reason"]
 
 
 def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
