@@ -12,6 +12,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
 from edgespec.models.embedded import embedded_pair
+from edgespec.session.loading import plan
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial, write_texts
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -52,8 +53,9 @@ def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> N
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing
 
-    model = write_guessing(tmp_path / "m.gguf", "qwen3next")
-    load = LoadSettings(model=model, draft=model, memory_budget="8GiB")
+    model = write_guessing(tmp_path / "m.gguf", "qwen35")
+    least = plan(LoadSettings(model=model, memory_budget="8GiB"), EngineSettings()).smallest_bytes
+    load = LoadSettings(model=model, draft=model, memory_budget=f"{least}B")
     with pytest.raises(ModelError, match="does not guess for itself"):
         write_texts(TuningTrial(load, EngineSettings(), ("Hello",), 2, 10.0))
 

@@ -16,10 +16,12 @@ from edgespec.cli import entry
 from edgespec.cli.commands import tune as tune_command
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
+from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
+from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
-from edgespec.settings.config import read_config
+from edgespec.settings.config import LoadSettings, read_config
 from edgespec.tuning import presets
 from race_lab import FormulaLab
 from test_end_to_end import edgespec
@@ -129,10 +131,16 @@ def test_a_target_s_own_layer_competes_with_the_drafts_that_are_named(
     assert drafts_of("-m", target, "--no-draft") == (None, [])
 
 
-def test_a_layer_that_was_left_out_does_not_compete(drafts_of: Callable[..., Any], tmp_path: Path):
+def test_a_layer_that_was_left_out_does_not_compete(
+    drafts_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from zoo_files import write_guessing
 
-    assert drafts_of("-m", write_guessing(tmp_path / "own.gguf", "qwen3next")) == (None, [])
+    monkeypatch.setattr(process, "taken_bytes", lambda: 64 << 20)
+    target = write_guessing(tmp_path / "own.gguf", "glm4moe", knows=True)
+    alone = plan(LoadSettings(model=target, memory_budget="8GiB"), EngineSettings())
+    least = f"{alone.smallest_bytes}B"
+    assert drafts_of("-m", target, "--memory-budget", least) == (None, [])
 
 
 def test_the_first_draft_that_fits_is_the_default(drafts_of: Callable[..., Any], tmp_path: Path):
