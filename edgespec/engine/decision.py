@@ -347,8 +347,13 @@ class RoundPlanner:
         if outcome.guessed:
             known = known.observe_reading(self.account.unread, outcome.reading_s)
             rule = rule.observe(outcome) if rule is not None else None
-            plain_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts)
-            saved_s = plain_s - (outcome.wall_s - self._prompts_s)
+            # a pass that other programs held up is not charged to its guesses
+            pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
+            pass_s += outcome.choice_stall_s - known.curve.expert_s(outcome.n_rows)
+            held_up_s = max(0.0, outcome.pass_s - pass_s)
+            saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
+                outcome.wall_s - held_up_s - self._prompts_s
+            )
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s
         account = self.account.with_round(outcome, saved_s)

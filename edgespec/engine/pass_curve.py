@@ -199,6 +199,9 @@ class PassCurve:
         """Seconds in which passes over these numbers of rows wait for experts."""
         return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
 
+    def expert_s(self, n_rows: int) -> float:
+        return float(self.experts_s(np.array([n_rows]))[0])
+
     @property
     def has_fine_experts(self) -> bool:
         """True if a row uses so few of many experts that rows may cost many times one row."""
