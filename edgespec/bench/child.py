@@ -6,18 +6,19 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
 
 from edgespec import runtimes
-from edgespec.bench.runs import Decoded, RawRead, Surveyed
+from edgespec.bench.runs import Decoded, RawRead
 from edgespec.concurrency.owning import close_all
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
-from edgespec.ports.baselines import BaselineRequest, DecodesTogether, OffersBaselines
+from edgespec.ports.baselines import BaselineRequest, OffersBaselines
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult, TextCost, total_sources
@@ -87,38 +88,9 @@ def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
     runtime = runtimes.find(request.model)
     if not isinstance(runtime, OffersBaselines):
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")
-    run = runtime.run_baseline(mode, request)
-    return Decoded(
-        tokens=run.tokens,
-        n_prompt_tokens=run.n_prompt_tokens,
-        load_s=run.load_s,
-        prompt_s=run.prompt_s,
-        decode_s=sum(cost.wall_s for cost in run.rounds),
-        rounds=run.rounds,
-        bytes_read=run.bytes_read,
-        peak_bytes=process.peak_rss_bytes(),
-    )
-
-
-def decode_together_by_library(
-    mode: str, request: BaselineRequest, prompts: Sequence[str]
-) -> Decoded:
-    """The same for all prompts at once."""
-    runtime = runtimes.find(request.model)
-    if not isinstance(runtime, DecodesTogether):
-        raise UsageError(f"the runtime {runtime.name} decodes one text at a time in {mode}")
-    run = runtime.run_together(mode, request, prompts)
-    return Decoded(
-        tokens=tuple(token for text in run.texts for token in text),
-        n_prompt_tokens=run.n_prompt_tokens,
-        load_s=run.load_s,
-        prompt_s=0.0,
-        decode_s=run.wall_s,
-        rounds=run.rounds,
-        bytes_read=run.bytes_read,
-        peak_bytes=process.peak_rss_bytes(),
-        texts=run.costs,
-    )
+    run = runtime.baselines.run(mode, request)
+    measured = {field.name: getattr(run, field.name) for field in fields(run)}
+    return Decoded(**measured, peak_bytes=process.peak_rss_bytes())
 
 
 def read_raw(path: Path, nbytes: int) -> RawRead:
@@ -157,13 +129,17 @@ def _reads(path: Path) -> Generator[int, None, None]:
         close_all(reader.close, block.close)
 
 
-def survey(load: LoadSettings) -> Surveyed:
-    """Memory that the models take; no weights are read. Raises what planning raises."""
-    planned = session.plan(load)  # refuses a budget that cannot work
-    resident = load.model_copy(update={"draft": None, "memory_budget": ANY_BUDGET_BYTES})
-    is_left_out = load.draft is not None and not planned.has_draft
-    obstacle = "; ".join(planned.notes) if is_left_out else ""
-    return Surveyed(session.plan(resident).planned_bytes, obstacle)
+def obstacle(load: LoadSettings) -> str:
+    """The reason for which loading would leave the draft out; empty where it would not. No weights
+    are read. Raises what planning raises, such as for a budget that cannot work."""
+    plan = session.plan(load)
+    return "; ".join(plan.notes) if load.draft is not None and not plan.has_draft else ""
+
+
+def resident_bytes(load: LoadSettings) -> int:
+    """Memory of the whole process with all weights of the target in it, by a plan."""
+    settings = load.model_copy(update={"memory_budget": ANY_BUDGET_BYTES})
+    return session.plan(settings).planned_bytes
 
 
 def storage_reads() -> int:

@@ -40,6 +40,8 @@ class Mode:
     drafts: bool = True
     resident: bool = False
     """Keeps all weights in memory: applies only where they fit."""
+    takes_several: bool = True
+    """Can decode several texts at once."""
     engine: EngineSettings | None = None
     """None for a runtime's baseline. Runs remember nothing, so that all begin alike."""
     draft: BenchDraft | None = None
@@ -107,7 +109,7 @@ ENGINE_MODES = (
 
 def known_modes(baselines: Sequence[Baseline]) -> tuple[Mode, ...]:
     """All modes for the models of a runtime, its own baselines first."""
-    theirs = (Mode(b.name, b.text, b.drafts, b.resident) for b in baselines)
+    theirs = (Mode(b.name, b.text, b.drafts, b.resident, b.takes_several) for b in baselines)
     return (*theirs, *ENGINE_MODES)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from edgespec.bench import child, table
 from edgespec.bench.modes import Mode
 from edgespec.bench.report import LeftOut
-from edgespec.bench.runs import Decoded, RawRead, Surveyed
+from edgespec.bench.runs import Decoded, RawRead
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
 from edgespec.errors import EdgespecError
@@ -93,39 +93,29 @@ class ModelSurvey:
 def survey(bench: Bench) -> ModelSurvey:
     """Sizes of the models in memory. It is an error where the target fits no budget of edgespec's,
     and where no draft fits the target."""
-    engines = replace(bench, modes=[mode for mode in bench.modes if mode.engine is not None])
-    drafts: Sequence[Path | None] = engines.drafts or [None]
+    engines = [mode for mode in bench.modes if mode.engine is not None]
+    n_texts = max((mode.n_texts or 1 for mode in engines), default=1)
+    drafts = dict.fromkeys(mode.draft for mode in engines)
+    if len(drafts) > 1:
+        drafts.pop(None, None)  # planned with each draft
     obstacles: dict[Path, str] = {}
-    found: list[Surveyed] = []
     errors: list[EdgespecError] = []
     for draft in drafts:
+        path, is_own = (draft.path, draft.is_own) if draft else (None, False)
+        load = bench.loading(path, 1 if is_own else n_texts)
         try:
-            found.append(_survey(bench, draft))
-            reason = found[-1].obstacle
+            # not bound: a limit that is too small would kill it before it can say so
+            reason = launch(partial(child.obstacle, load)).result
         except EdgespecError as error:
+            # a budget error names the flag of `generate`
+            error.args = (reason := str(error).replace("--memory-budget", "--memory"),)
             errors.append(error)
-            reason = str(error)
-        if draft and reason:
-            obstacles[draft] = reason
-    if not found:
+        if path and reason:
+            obstacles[path] = reason
+    if errors and len(errors) == len(drafts):
         raise errors[0]
-    return ModelSurvey(found[0].resident_bytes, obstacles)
-
-
-def _survey(bench: Bench, draft: Path | None) -> Surveyed:
-    engines = [mode for mode in bench.modes if mode.engine is not None]
-    is_own = any(mode.draft and mode.draft.is_own for mode in engines if draft == bench.target)
-    n_texts = [1] if is_own else [mode.n_texts or 1 for mode in engines]
-    load = bench.loading(draft, max(n_texts, default=1))
-    if not engines:
-        load = load.model_copy(update={"memory_budget": "auto"})
-    try:
-        # not bound: a limit that is too small would kill it before it can say so
-        return launch(partial(child.survey, load)).result
-    except EdgespecError as error:
-        # a budget error names the flag of `generate`
-        error.args = (str(error).replace("--memory-budget", "--memory"),)
-        raise
+    resident = partial(child.resident_bytes, bench.loading(None, n_texts))
+    return ModelSurvey(launch(resident).result, obstacles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +197,14 @@ def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
     request = BaselineRequest(
         model=bench.target,
         draft=draft,
-        prompt=texts[0],
+        prompts=tuple(texts),
         n_tokens=n_tokens,
         ctx_size=bench.settings.ctx_size,
         n_threads=bench.n_threads,
         bytes_read=child.storage_reads,
+        is_together=mode.n_texts is not None,
     )
-    if mode.n_texts is None:
-        return partial(child.decode_by_library, mode.strategy, request)
-    return partial(child.decode_together_by_library, mode.strategy, request, texts)
+    return partial(child.decode_by_library, mode.strategy, request)
 
 
 def _mode(bench: Bench, turn: ScheduledRun) -> Mode:

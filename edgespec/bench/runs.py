@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.values import RoundCost, SourceStats, TextCost
+from edgespec.ports.baselines import BaselineRun
+from edgespec.values import SourceStats
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """One run of one mode. Seconds are wall-clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded(BaselineRun):
+    """One run of one mode, by the engine or by the runtime's library. Seconds are wall-clock."""
 
-    tokens: tuple[int, ...]
-    n_prompt_tokens: int
-    load_s: float
-    prompt_s: float
-    decode_s: float
-    rounds: tuple[RoundCost, ...]
-    bytes_read: int
-    """While decoding."""
     peak_bytes: int
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses; empty for other libraries' modes."""
-    texts: tuple[TextCost, ...] = ()
-    """Texts that were decoded at once; their prompts are part of `decode_s` then. Empty for one."""
     n_passes: int | None = None
     """Passes that the texts shared; None counts those of the rounds."""
 
@@ -49,13 +40,3 @@ class RawRead:
     @property
     def bytes_per_s(self) -> float:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """Memory that the models take."""
-
-    resident_bytes: int
-    """The whole process with the target alone, all its weights in memory."""
-    obstacle: str = ""
-    """Reason for which loading leaves the draft out; empty where it does not."""

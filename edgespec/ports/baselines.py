@@ -6,7 +6,7 @@ For comparison only; the engine never uses it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -27,21 +27,25 @@ class Baseline:
     """True if it needs a draft model."""
     resident: bool = False
     """True if it keeps all weights in memory: of no use where they do not fit."""
+    takes_several: bool = False
+    """True if it can decode several texts in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRequest:
-    """One greedy continuation. The prompt's last token counts as decoding, as in the engine."""
+    """Greedy continuations. A prompt's last token counts as decoding, as in the engine."""
 
     model: Path
     draft: Path | None
-    prompt: str
+    prompts: tuple[str, ...]
     n_tokens: int
-    """Most tokens; an end-of-generation token ends the text earlier and belongs to it."""
+    """Most tokens of a text; an end-of-generation token ends it earlier and belongs to it."""
     ctx_size: int
     n_threads: int
     bytes_read: Callable[[], int]
     """Counts the bytes that this process has read from storage so far."""
+    is_together: bool = False
+    """True to decode all prompts at once; otherwise there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,54 +53,44 @@ class BaselineRun:
     """Tokens and costs of a run. Waiting for storage is part of its passes."""
 
     tokens: tuple[int, ...]
+    """Those of several texts one after the other."""
     n_prompt_tokens: int
     load_s: float
     prompt_s: float
+    decode_s: float
     rounds: tuple[RoundCost, ...]
     bytes_read: int
     """Bytes read while decoding."""
+    texts: tuple[TextCost, ...] = ()
+    """Texts that were decoded at once; their prompts are part of `decode_s` then. Empty for one."""
+
+
+class Baselines(Protocol):
+    """Decoding by a library itself. A module is enough."""
+
+    LIBRARY: str
+    """Its name and version."""
+    BASELINES: Sequence[Baseline]
+
+    def run(self, name: str, request: BaselineRequest) -> BaselineRun:
+        """Load, decode, free. Raises ModelError or UsageError."""
 
 
 @runtime_checkable
 class OffersBaselines(Protocol):
-    """Optional protocol of a runtime: it has baselines. `library` is a name and a version."""
+    """Optional protocol of a runtime: its library decodes by itself, too."""
 
-    library: str
-    baselines: Sequence[Baseline]
-
-    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
-        """Load, decode, free. Raises ModelError or UsageError."""
+    @property
+    def baselines(self) -> Baselines: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TogetherRun:
-    """Texts that were decoded at once, with their costs in the same order."""
-
-    texts: tuple[tuple[int, ...], ...]
-    costs: tuple[TextCost, ...]
-    n_prompt_tokens: int
-    load_s: float
-    wall_s: float
-    """From the first prompt's first token to the end of the last text."""
-    rounds: tuple[RoundCost, ...]
-    """Passes, the prompts' first."""
-    bytes_read: int
-
-
-@runtime_checkable
-class DecodesTogether(Protocol):
-    """Optional protocol of a runtime: baselines that decode several texts in one pass."""
-
-    together: Collection[str]
-    """Names of these baselines."""
-
-    def run_together(
-        self, name: str, request: BaselineRequest, prompts: Sequence[str]
-    ) -> TogetherRun:
-        """Load, decode all `prompts` in the place of the request's own, free.
-
-        Raises ModelError or UsageError.
-        """
+def check(name: str, request: BaselineRequest, known: Sequence[Baseline]) -> None:
+    """Raise UsageError for an unknown baseline, and for several texts that one cannot decode."""
+    found = next((baseline for baseline in known if baseline.name == name), None)
+    if found is None:
+        raise UsageError(f"there is no mode {name}: take {', '.join(b.name for b in known)}")
+    if request.is_together and not found.takes_several:
+        raise UsageError(f"{name} decodes one text at a time")
 
 
 def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
@@ -117,7 +111,7 @@ def measured(
 ) -> BaselineRun:
     """Have a loaded model `read` all of the prompt but its last token, and `decode` what follows
     the whole prompt. Raises UsageError for a text that does not fit into the context."""
-    prompt = vocabulary.encode(request.prompt)
+    prompt = vocabulary.encode(request.prompts[0])
     check_room(prompt, request)
     began = time.perf_counter()
     read(prompt[:-1])
@@ -129,6 +123,7 @@ def measured(
         n_prompt_tokens=len(prompt),
         load_s=load_s,
         prompt_s=prompt_s,
+        decode_s=sum(cost.wall_s for cost in rounds),
         rounds=tuple(rounds),
         bytes_read=request.bytes_read() - read_before,
     )

@@ -30,7 +30,11 @@ from edgespec.models.packaged import packaged
 from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(
-    [Baseline("mmap", ""), Baseline("resident", "", resident=True), Baseline("spec", "", True)]
+    [
+        Baseline("mmap", "", takes_several=True),
+        Baseline("resident", "", resident=True),
+        Baseline("spec", "", True),
+    ]
 )
 
 
@@ -74,7 +78,7 @@ def test_help_names_every_mode(capsys):
     with pytest.raises(SystemExit):
         flags.parse(["bench", "--help"])
     out = capsys.readouterr().out
-    for mode in known_modes(runtime.baselines):
+    for mode in known_modes(runtime.baselines.BASELINES):
         assert mode.name in out or mode.name.removesuffix("-3") in out
 
 
@@ -143,12 +147,7 @@ def test_of_several_drafts_each_drafts_in_each_mode():
 
 
 def test_modes_of_several_texts_are_those_that_decode_them_at_once():
-    class Together:
-        together = ("mmap",)
-
-        def run_together(self, *arguments: object) -> None: ...
-
-    modes, left_out = in_parallel(KNOWN[:4], (1, 4), Together())
+    modes, left_out = in_parallel(KNOWN[:4], (1, 4))
     assert [(mode.name, mode.strategy, mode.n_texts) for mode in modes] == [
         (f"{name} x{n}", name, n) for n in (1, 4) for name in ("mmap", "paged")
     ]
@@ -157,7 +156,7 @@ def test_modes_of_several_texts_are_those_that_decode_them_at_once():
 
 def test_a_target_s_own_layer_guesses_for_one_text():
     own = with_drafts(KNOWN[-1:], [BenchDraft(Path("t"), "t", False, is_own=True)])
-    modes, (gone,) = in_parallel(own, (1, 4), object())
+    modes, (gone,) = in_parallel(own, (1, 4))
     assert [mode.name for mode in modes] == ["auto x1"]
     assert (gone.mode, gone.reason) == ("auto x4", "the target's own layer guesses for one text")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,7 @@ pytest.importorskip("llama_cpp")
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports.baselines import (
-    BaselineRequest,
-    BaselineRun,
-    DecodesTogether,
-    OffersBaselines,
-    TogetherRun,
-)
+from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec_runtimes.gguf import baselines, runtime
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from reference import LlamaCpp
@@ -31,7 +25,7 @@ SURE = 0.5
 
 def request(**changes: object) -> BaselineRequest:
     pair = embedded_pair()
-    whole = BaselineRequest(pair.target, pair.draft, PROMPT, N_TOKENS, 256, 1, lambda: 0)
+    whole = BaselineRequest(pair.target, pair.draft, (PROMPT,), N_TOKENS, 256, 1, lambda: 0)
     return replace(whole, **changes)
 
 
@@ -58,7 +52,7 @@ def sure_tokens(mapped: BaselineRun) -> list[int]:
 
 def test_the_runtime_offers_them():
     assert isinstance(runtime, OffersBaselines)
-    assert runtime.library.startswith("llama-cpp-python ")
+    assert runtime.baselines.LIBRARY.startswith("llama-cpp-python ")
 
 
 @pytest.mark.parametrize("name", ["mmap", "resident", "llama-linear", "llama-linear-3"])
@@ -85,18 +79,20 @@ def test_speculation_is_counted_round_by_round(name: str, most: int):
 def test_texts_decoded_at_once_are_those_decoded_alone(name: str):
     prompts = [PROMPT, "import os\n\n", "class Queue:\n"]
     together = baselines_together(name, prompts)
-    alone = [baselines.run("mmap", request(prompt=prompt)).tokens for prompt in prompts]
-    same = [ours[:6] == theirs[:6] for ours, theirs in zip(together.texts, alone, strict=True)]
+    alone = [baselines.run("mmap", request(prompts=(prompt,))).tokens for prompt in prompts]
+    lengths = [cost.n_tokens for cost in together.texts]
+    tokens = iter(together.tokens)
+    texts = [tuple(islice(tokens, length)) for length in lengths]
+    same = [ours[:6] == theirs[:6] for ours, theirs in zip(texts, alone, strict=True)]
     assert same == [True] * 3
-    assert [cost.n_tokens for cost in together.costs] == [len(text) for text in together.texts]
-    assert all(0 < cost.seconds <= together.wall_s for cost in together.costs)
+    assert sum(lengths) == len(together.tokens)
+    assert all(0 < cost.seconds <= together.decode_s for cost in together.texts)
     n_passes = sum(cost.passes for cost in together.rounds)
-    assert n_passes == max(map(len, together.texts))  # the prompts' pass gives the first tokens
+    assert n_passes == max(lengths)  # the prompts' pass gives the first tokens
 
 
-def baselines_together(name: str, prompts: list[str]) -> TogetherRun:
-    assert isinstance(runtime, DecodesTogether)
-    return runtime.run_together(name, request(), prompts)
+def baselines_together(name: str, prompts: list[str]) -> BaselineRun:
+    return baselines.run(name, request(prompts=tuple(prompts), is_together=True))
 
 
 def test_speculation_decodes_one_text_at_a_time():

@@ -254,9 +254,9 @@ def test_a_target_of_another_runtime_is_refused_with_a_next_step(
 
 
 def test_llama_cpp_s_line_of_a_whole_draft_is_not_run_with_a_head(good: Files) -> None:
-    request = BaselineRequest(good.target, good.head, "Hello", 4, 64, 1, lambda: 0)
+    request = BaselineRequest(good.target, good.head, ("Hello",), 4, 64, 1, lambda: 0)
     with pytest.raises(UsageError, match="is a head"):
-        runtime.run_baseline("llama-linear", request)
+        runtime.baselines.run("llama-linear", request)
 
 
 def test_other_kinds_of_heads_are_refused_by_name(

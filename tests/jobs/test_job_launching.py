@@ -27,7 +27,7 @@ from edgespec.values import TextCost
 
 def test_jobs_and_results_survive_the_way():
     load = LoadSettings(model=Path("m"), draft=Path("d"), memory_budget=1 << 30)
-    request = BaselineRequest(Path("m"), None, "grüße", 4, 512, 2, storage_reads)
+    request = BaselineRequest(Path("m"), None, ("grüße",), 4, 512, 2, storage_reads)
     texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
     for value in (request, texts, row("auto", 1.0).decoded):
         assert launch(partial(replace, value)).result == value

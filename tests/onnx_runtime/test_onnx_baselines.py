@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def request(model: Path, **changes: object) -> BaselineRequest:
-    whole = BaselineRequest(model, None, PROMPT, N_TOKENS, 256, 1, lambda: 0)
+    whole = BaselineRequest(model, None, (PROMPT,), N_TOKENS, 256, 1, lambda: 0)
     return replace(whole, **changes)
 
 
@@ -61,8 +61,8 @@ def sure_tokens(model: Path) -> list[int]:
 
 def test_the_runtime_offers_them(model: Path):
     assert isinstance(runtime, OffersBaselines)
-    assert re.fullmatch(r"onnxruntime \d.*", runtime.library)
-    assert runtime.run_baseline("resident", request(model.parent)).tokens
+    assert re.fullmatch(r"onnxruntime \d.*", runtime.baselines.LIBRARY)
+    assert runtime.baselines.run("resident", request(model.parent)).tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,7 +34,7 @@ from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.models.model_files import distinct_names, size_of
-from edgespec.ports.baselines import DecodesTogether, OffersBaselines
+from edgespec.ports.baselines import Baselines, OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
 from edgespec.settings.units import format_size
@@ -89,8 +89,8 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     runtime = runtimes.find(settings.model or pair.target)
     for draft in settings.draft:
         runtimes.find(draft)
-    baselines = runtime.baselines if isinstance(runtime, OffersBaselines) else ()
-    requested_modes = choose(settings.modes, known_modes(baselines))
+    library = runtime.baselines if isinstance(runtime, OffersBaselines) else None
+    requested_modes = choose(settings.modes, known_modes(library.BASELINES if library else ()))
     prompts = chosen_prompts(settings)
     target, drafts = settings.model, settings.draft
     if target is None:
@@ -116,7 +116,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
     modes, left_out = applicable(modes, surveyed, room_bytes)
     if settings.parallel:
-        modes, alone = in_parallel(modes, settings.parallel, runtime)
+        modes, alone = in_parallel(modes, settings.parallel)
         left_out += alone
     bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
     results = run_all(bench, console.note, console.progress)
@@ -127,7 +127,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     return BenchReport(
         command=command,
         began=began.isoformat(timespec="seconds"),
-        versions=_versions(runtime),
+        versions=_versions(library),
         machine=this_machine(target, n_threads),
         target=_model_file(target),
         drafts=[_model_file(path) for path in bench.drafts],
@@ -199,12 +199,9 @@ def applicable(
     return fitting, left_out
 
 
-def in_parallel(
-    modes: Sequence[Mode], numbers: Sequence[int], runtime: Runtime
-) -> tuple[list[Mode], list[LeftOut]]:
+def in_parallel(modes: Sequence[Mode], numbers: Sequence[int]) -> tuple[list[Mode], list[LeftOut]]:
     """The modes with each number of texts at once, and those that decode one text at a time."""
-    together = runtime.together if isinstance(runtime, DecodesTogether) else ()
-    alone = [mode for mode in modes if mode.engine is None and mode.strategy not in together]
+    alone = [mode for mode in modes if not mode.takes_several]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
     left_out = [LeftOut(mode.name, reason) for mode in alone]
     fitting = []
@@ -244,11 +241,11 @@ def _prompt(number: int, text: str) -> Prompt:
     return Prompt(f"{number} {first_line[:PROMPT_WIDTH]}", text)
 
 
-def _versions(runtime: Runtime) -> dict[str, str]:
+def _versions(library: Baselines | None) -> dict[str, str]:
     versions = {"edgespec": installed_version(), "Python": platform.python_version()}
-    if isinstance(runtime, OffersBaselines):
-        library, _, number = runtime.library.rpartition(" ")
-        versions[library] = number
+    if library:
+        name, _, number = library.LIBRARY.rpartition(" ")
+        versions[name] = number
     return versions
 
 

@@ -24,7 +24,7 @@ from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,
     BaselineRun,
-    TogetherRun,
+    check,
     check_room,
     measured,
 )
@@ -38,21 +38,18 @@ from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
 
 LIBRARY = f"llama-cpp-python {llama_cpp.__version__}"
-BASELINES = (
-    Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked"),
+BASELINES: Sequence[Baseline] = (
+    Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked", takes_several=True),
     Baseline(
         RESIDENT,
         "llama.cpp, weights in memory, repacked for the CPU where that works",
         resident=True,
+        takes_several=True,
     ),
     Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
     Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
 )
-
-
-TOGETHER = (MMAP, RESIDENT)
-"""Those that can decode several texts in one pass, through one KV cache, without a draft: the way
-in which llama.cpp's server batches its slots."""
+"""Several texts share a pass through one KV cache, as in the slots of llama.cpp's server."""
 _RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
 """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
 Input = tuple[int, int, int, bool]
@@ -63,8 +60,9 @@ _N_CANDIDATES = 10
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
     """Load as `name` says, continue the prompt greedily, free. Raises ModelError and UsageError."""
-    if name not in {baseline.name for baseline in BASELINES}:
-        raise UsageError(f"llama.cpp has no mode {name}")
+    check(name, request, BASELINES)
+    if request.is_together:
+        return _run_together(name, request)
     with ExitStack() as owned:
         began = time.perf_counter()
         keeps_all = name == RESIDENT
@@ -91,16 +89,12 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
         return measured(request, load_s, target.vocabulary, read, decode)
 
 
-def run_together(name: str, request: BaselineRequest, prompts: Sequence[str]) -> TogetherRun:
-    """Continue all prompts greedily, a token of each text a pass. Raises ModelError and
-    UsageError."""
-    if name not in TOGETHER:
-        raise UsageError(f"{name} decodes one text at a time")
-    with ExitStack() as owned:
-        began = time.perf_counter()
-        target = owned.enter_context(_Texts(request.model, request, name == RESIDENT, len(prompts)))
+def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
+    """Continue all prompts, a token of each text a pass."""
+    began = time.perf_counter()
+    with _Texts(request.model, request, name == RESIDENT, len(request.prompts)) as target:
         load_s = time.perf_counter() - began
-        encoded = [target.vocabulary.encode(prompt) for prompt in prompts]
+        encoded = [target.vocabulary.encode(prompt) for prompt in request.prompts]
         for prompt in encoded:
             check_room(prompt, request)
         read_before, began = request.bytes_read(), time.perf_counter()
@@ -129,17 +123,18 @@ def run_together(name: str, request: BaselineRequest, prompts: Sequence[str]) ->
             pass_s = now - pass_began
             rounds.append(RoundCost(len(going), 0, 0, 1, 0.0, pass_s, 0.0, pass_s))
         end_s = time.perf_counter() - began
-        return TogetherRun(
-            texts=tuple(map(tuple, texts)),
-            costs=tuple(
+        return BaselineRun(
+            tokens=tuple(token for tokens in texts for token in tokens),
+            n_prompt_tokens=sum(map(len, encoded)),
+            load_s=load_s,
+            prompt_s=0.0,
+            decode_s=end_s,
+            rounds=tuple(rounds),
+            bytes_read=request.bytes_read() - read_before,
+            texts=tuple(
                 TextCost(len(tokens), seconds or end_s)
                 for tokens, seconds in zip(texts, ended_s, strict=True)
             ),
-            n_prompt_tokens=sum(map(len, encoded)),
-            load_s=load_s,
-            wall_s=end_s,
-            rounds=tuple(rounds),
-            bytes_read=request.bytes_read() - read_before,
         )
 
 

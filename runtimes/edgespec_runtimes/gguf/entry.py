@@ -7,14 +7,14 @@ counts in every budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files.regular import open_regular
-from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, TogetherRun
+from edgespec.ports.baselines import Baselines
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
@@ -59,34 +59,10 @@ class GgufRuntime:
         return prepared
 
     @property
-    def library(self) -> str:
+    def baselines(self) -> Baselines:
         from edgespec_runtimes.gguf import baselines
 
-        return baselines.LIBRARY
-
-    @property
-    def baselines(self) -> Sequence[Baseline]:
-        from edgespec_runtimes.gguf import baselines
-
-        return baselines.BASELINES
-
-    @property
-    def together(self) -> Collection[str]:
-        from edgespec_runtimes.gguf import baselines
-
-        return baselines.TOGETHER
-
-    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
-        from edgespec_runtimes.gguf import baselines
-
-        return baselines.run(name, request)
-
-    def run_together(
-        self, name: str, request: BaselineRequest, prompts: Sequence[str]
-    ) -> TogetherRun:
-        from edgespec_runtimes.gguf import baselines
-
-        return baselines.run_together(name, request, prompts)
+        return baselines
 
     def gpu(self) -> str | None:
         device = gpu.find()

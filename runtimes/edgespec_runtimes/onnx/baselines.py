@@ -17,12 +17,12 @@ import onnxruntime as ort
 from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError, ModelError, UsageError
+from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.heap import return_free_memory
-from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, measured
+from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, check, measured
 from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
-from edgespec_runtimes.onnx.files.source import Source, read_source
+from edgespec_runtimes.onnx.files.source import Source, named_model, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
 from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
@@ -30,7 +30,7 @@ from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
 MMAP, RESIDENT = "mmap", "resident"
 
 LIBRARY = f"onnxruntime {ort.__version__}"
-BASELINES = (
+BASELINES: Sequence[Baseline] = (
     Baseline(MMAP, "onnxruntime, weights mapped from their file and not packed"),
     Baseline(RESIDENT, "onnxruntime with its defaults, weights in memory", resident=True),
 )
@@ -42,15 +42,14 @@ _ERRORS_ONLY = 3
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
-    """Load `request.model`, a file, as `name` says, continue the prompt greedily, free.
+    """Load the model as `name` says, continue the prompt greedily, free.
 
     Raises ModelError and UsageError.
     """
-    if name not in {baseline.name for baseline in BASELINES}:
-        raise UsageError(f"onnxruntime has no mode {name}: take {MMAP} or {RESIDENT}")
+    check(name, request, BASELINES)
     with ExitStack() as owned:
         began = time.perf_counter()
-        source = read_source(request.model)
+        source = read_source(named_model(request.model))
         decoder = owned.enter_context(_ExportedModel(source, request.n_threads, name == RESIDENT))
         load_s = time.perf_counter() - began
         return measured(

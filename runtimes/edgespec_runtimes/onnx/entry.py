@@ -6,20 +6,17 @@ Opens no model itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
 
-from edgespec.errors import ModelError
-from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.units import format_size
 from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx import baselines
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import find_model, read_source
+from edgespec_runtimes.onnx.files.source import find_model, named_model, read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
 from edgespec_runtimes.onnx.prepare.details import details_of
@@ -30,14 +27,10 @@ class OnnxRuntime:
     """The entry point `onnx`."""
 
     name = "onnx"
-    library = baselines.LIBRARY
-    baselines = baselines.BASELINES
+    baselines = baselines
 
     def recognises(self, path: Path) -> bool:
         return find_model(path) is not None
-
-    def run_baseline(self, name: str, request: BaselineRequest) -> BaselineRun:
-        return baselines.run(name, replace(request, model=_named(request.model)))
 
     def gpu(self) -> str | None:
         """Label of the GPU that is used by default; None if there is none."""
@@ -61,25 +54,18 @@ class OnnxRuntime:
         return [library, Finding("gpu", "onnxruntime", f"computes on the CPU: {found}", "note")]
 
     def describe(self, path: Path) -> ModelDetails:
-        source = read_source(_named(path))
+        source = read_source(named_model(path))
         model = simplified(source.model, str(source.path))
         return details_of(source, find_roles(model.graph, str(source.path)))
 
     def prepare(self, request: ModelRequest) -> PreparedOnnx:
         prepared = PreparedOnnx(request)
         try:
-            prepared.read(_named(request.path))
+            prepared.read(named_model(request.path))
         except BaseException:
             prepared.close()
             raise
         return prepared
-
-
-def _named(path: Path) -> Path:
-    found = find_model(path)
-    if found is None:
-        raise ModelError(f"{path} is no ONNX model: name a file .onnx or its folder")
-    return found
 
 
 runtime = OnnxRuntime()

@@ -131,6 +131,14 @@ def find_model(path: Path) -> Path | None:
     return found[0] if found else None
 
 
+def named_model(path: Path) -> Path:
+    """The ONNX file that `path` means. Raises ModelError where it means none."""
+    found = find_model(path)
+    if found is None:
+        raise ModelError(f"{path} is no ONNX model: name a file .onnx or its folder")
+    return found
+
+
 def read_source(path: Path) -> Source:
     """Read the graph of the ONNX file at `path`. Raises ModelError."""
     try:

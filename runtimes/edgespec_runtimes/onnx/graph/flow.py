@@ -16,8 +16,8 @@ from edgespec_runtimes.onnx.graph.lookups import looks_up, with_columns_gathered
 
 FUSED_ATTENTION = "GroupQueryAttention"
 BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
+"""Operators that take one scale for all tokens of a batch, so that tokens influence each other."""
 MIXTURES = ("MoE", "QMoE")
-"""They take one scale for all tokens of a batch, so tokens influence each other."""
 PACKED = ("MatMulNBits",)
 """Fast only on weights that onnxruntime has packed for itself."""
 SHAPES = ("Shape", "Size")
