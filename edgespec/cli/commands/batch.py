@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import engine_settings, settings_from
+from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
 from edgespec.files.regular import open_regular
@@ -32,7 +32,6 @@ MOST_ANSWER_BYTES = 64 << 20
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run; what is answered stays."""
     from edgespec.batch.running import BatchRun
-    from edgespec.session import session
 
     template = chat_templates.template_from(args)
     body_bytes = parse_size(args.max_body, named="--max-body") if "max_body" in args else None
@@ -43,15 +42,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         past = _past(log, args.out)
         args.grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
-        command = settings_from(args)
-        for note in command.notes:
-            console.note(note)
-        loaded = stack.enter_context(
-            session.load(command.load, engine_settings(command.generate), console.progress)
-        )
-        console.end_of_progress()
-        if template is not None:
-            loaded.use_chat_template(template)
+        loaded = stack.enter_context(settings_from(args).opened(console, template))
         batch = BatchRun(
             _completions(loaded),
             _lines(requests, args.input, body_bytes or _body_bytes(loaded)),

@@ -20,7 +20,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, grammars, prompt_caches
 from edgespec.cli.flags.chat import SLASH_COMMANDS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import engine_settings, settings_from
+from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory import process
@@ -45,8 +45,6 @@ NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template", "chat_
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Converse until there are no more lines. The exit code is that of the first message of a
     pipe that failed, and 0 in a terminal, where the user saw the error."""
-    from edgespec.session import session
-
     template = chat_templates.template_from(args)
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     if "max_tokens" not in args:
@@ -56,16 +54,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
-    for note in command.notes:
-        console.note(note)
     # before loading: what is missing for a terminal is told, and its memory is counted
     messages = chat_input.lines(cache_folder.make_folder() / "chat_history")
     dialogue = Dialogue(getattr(args, "system", None))
     if "load" in args:
         dialogue.load(Path(args.load))
-    with session.load(command.load, engine_settings(command.generate), console.progress) as loaded:
-        console.end_of_progress()
-        loaded.use_chat_template(template)
+    with command.opened(console, template) as loaded:
         loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
         chat = Chat(loaded, dialogue, command.generate, grammar, console)
         with ExitStack() as stack:

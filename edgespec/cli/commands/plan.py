@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from edgespec.cli.commands import reports
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, engine_settings, settings_from
+from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.errors import BudgetError
 from edgespec.settings.units import parse_rate
 
@@ -26,9 +26,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         bandwidth, source = parse_rate(args.disk_bandwidth), "as given"
     console = Console()
     with blaming_draft_max(command):
-        memory_plan = session.plan(
-            command.load, engine_settings(command.generate), console.progress
-        )
+        memory_plan = session.plan(command.load, command.engine, console.progress)
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)

@@ -16,7 +16,7 @@ from edgespec.cli.flags import chat_templates
 from edgespec.cli.flags.serve import HOST, KEY_VARIABLE, PORT, QUEUE
 from edgespec.cli.flags.values import read_text, whole
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import engine_settings, settings_from
+from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size, parse_size
 
@@ -30,7 +30,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import running  # before loading: its memory is counted then
-    from edgespec.session import session
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
@@ -41,15 +40,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with _listening(guard.host, port) as listener:
         args.grammars = args.logprobs = True
         args.most_body_bytes = guard.most_body_bytes or 0
-        command = settings_from(args)
-        for note in command.notes:
-            console.note(note)
-        with session.load(
-            command.load, engine_settings(command.generate), console.progress
-        ) as loaded:
-            console.end_of_progress()
-            if template is not None:
-                loaded.use_chat_template(template)
+        with settings_from(args).opened(console, template) as loaded:
             server = running.Server(
                 loaded,
                 guard,

@@ -16,13 +16,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import (
-    engine_settings,
-    model_path,
-    own_draft,
-    read_prompts,
-    settings_from,
-)
+from edgespec.cli.invocation import model_path, own_draft, read_prompts, settings_from
 from edgespec.diagnosis.levers import helpful_changes
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.extras import installed_version
@@ -89,7 +83,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=replace(engine_settings(command.generate), learn=False),
+        engine=replace(command.engine, learn=False),
         drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),
