@@ -1,6 +1,6 @@
-"""Small JSON files of what earlier runs learnt of models, in folders of the cache.
+"""Small JSON files of what earlier runs found out, in folders of the cache.
 
-They are a first guess of the next run and change no text, so failures here are no errors.
+The next run can find it out again, so failures here are no errors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_BYTES = 1 << 20
 
 
 class KeptJson:
-    """A file for one model or pair. It is replaced at once or not at all; a folder that cannot be
-    written, or a file that cannot be read, is as good as none."""
+    """A file, replaced at once or not at all; a folder that cannot be written, or a file that
+    cannot be read, is as good as none."""
 
-    def __init__(self, folder: Path, digest: str, most_files: int) -> None:
-        """The folder holds `most_files`: a new one sends the one away that was not written for the
-        longest time."""
-        self.path = folder / f"{digest}.json"
+    def __init__(self, folder: Path, name: str, most_files: int | None = None) -> None:
+        """The folder holds `most_files`, if they are limited: a new one sends the one away that was
+        not written for the longest time."""
+        self.path = folder / f"{name}.json"
         self._most_files = most_files
 
     def read(self) -> Any:
@@ -53,7 +53,7 @@ class KeptJson:
                 with suppress(OSError):
                     Path(name).unlink()
                 raise
-            if is_new:
+            if is_new and self._most_files:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:

@@ -8,40 +8,34 @@ processes count.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
-from edgespec.files.unfinished import unfinished_file
+from edgespec.files.kept_json import KeptJson
 
 ALIKE_BYTES = 128 << 10
 """Counts are as good as equal that differ by less; two dozen KiB were seen."""
 MOST_COUNTS = 64
 """Remembered counts; each command with its models and settings has one."""
-_MOST_FILE_BYTES = 4096
 
 
 def settled(nbytes: int) -> int:
     """The nearest count of earlier processes that is as good as equal, or `nbytes`, which later
     ones find then. Without a cache folder it is always `nbytes`."""
-    with suppress(EdgespecError, OSError):
-        path = cache_folder.folder() / "process-bytes.json"
-        counts = _read(path)
+    with suppress(EdgespecError):
+        file = KeptJson(cache_folder.folder(), "process-bytes")
+        counts = _counts(file.read())
         nearest = min(counts, key=lambda count: abs(count - nbytes), default=None)
         if nearest is not None and abs(nearest - nbytes) < ALIKE_BYTES:
             return nearest
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished_file(path, alone=False) as file:
-            file.write(json.dumps([*counts, nbytes][-MOST_COUNTS:]).encode())
+        file.write([*counts, nbytes][-MOST_COUNTS:])
     return nbytes
 
 
-def _read(path: Path) -> list[int]:
+def _counts(content: Any) -> list[int]:
     """No counts where the file is not there or damaged."""
-    with suppress(OSError, ValueError, TypeError, OverflowError):
-        with path.open("rb") as file:
-            counts = json.loads(file.read(_MOST_FILE_BYTES))
-        return [int(count) for count in counts if 0 < int(count) < 1 << 50]
+    with suppress(ValueError, TypeError, OverflowError):
+        return [int(count) for count in content if 0 < int(count) < 1 << 50]
     return []

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.errors import EdgespecError
@@ -123,14 +124,14 @@ _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 def trial_result(library: LibraryFiles) -> TrialResult:
     """The cached result for this library on this machine, or that of a trial now."""
     try:
-        cache_file = trial_process.cache_file(library.key())
-        if cached := _read(cache_file):
-            return cached
+        cache = trial_process.cached(library.key())
+        if known := _known(cache.read()):
+            return known
         trial = run_trial(trial_process.command("cpu"))
     except (OSError, trial_process.NoAnswer) as error:
         return TrialResult(TrialOutcome.UNKNOWN, str(error))
     if trial.outcome is not TrialOutcome.UNKNOWN:
-        trial_process.write(cache_file, {"outcome": trial.outcome.value, "why": trial.why})
+        cache.write({"outcome": trial.outcome.value, "why": trial.why})
     return trial
 
 
@@ -153,9 +154,8 @@ def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResu
     return TrialResult(TrialOutcome.UNKNOWN, trial_process.how_it_ended(done.returncode))
 
 
-def _read(cache_file: Path | None) -> TrialResult | None:
-    """A cached result; None if there is none or it is damaged."""
-    cached = trial_process.read(cache_file)
+def _known(content: Any) -> TrialResult | None:
+    """The result in a cached file; None if there is none or it is damaged."""
     with suppress(ValueError, KeyError, TypeError):
-        return TrialResult(TrialOutcome(cached["outcome"]), str(cached["why"]))
+        return TrialResult(TrialOutcome(content["outcome"]), str(content["why"]))
     return None

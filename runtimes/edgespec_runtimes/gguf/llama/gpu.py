@@ -57,15 +57,15 @@ def has_own_memory(device: int) -> bool:
 def library_memory() -> LibraryMemory:
     """The cached measurement for these GPUs and this library, or a new one."""
     try:
-        cache_file = trial_process.cache_file(_key())
-        cached = trial_process.read(cache_file)
-        if isinstance(cached, int) and cached >= 0:
-            return LibraryMemory(cached)
+        cache = trial_process.cached(_key())
+        known = cache.read()
+        if isinstance(known, int) and known >= 0:
+            return LibraryMemory(known)
         measured = measure(trial_process.command("gpu"))
     except (OSError, trial_process.NoAnswer) as error:
         return LibraryMemory(None, str(error))
     if measured.nbytes is not None:
-        trial_process.write(cache_file, measured.nbytes)
+        cache.write(measured.nbytes)
     return measured
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.files import cache_folder
-from edgespec.files.unfinished import unfinished_file
+from edgespec.files.kept_json import KeptJson
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
+MOST_RESULTS = 64
 
 
 class NoAnswer(Exception):
@@ -65,29 +66,9 @@ def cache_key(*known: Any) -> str:
     return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
 
 
-def cache_file(key: str) -> Path | None:
-    """The file that caches a result; None for a user without a home."""
-    try:
-        return cache_folder.folder() / "llama.cpp" / f"{key}.json"
-    except RuntimeError:
-        return None
-
-
-def read(path: Path | None) -> Any:
-    """A cached result; None if there is none or it is damaged."""
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_bytes()) if path else None
-    return None
-
-
-def write(path: Path | None, result: Any) -> None:
-    """Cache a result, whole or not at all. A folder that cannot be written is no error."""
-    if path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished_file(path, alone=False) as file:
-            file.write(json.dumps(result).encode())
+def cached(key: str) -> KeptJson:
+    """The file that caches a result."""
+    return KeptJson(cache_folder.folder() / "llama.cpp", key, MOST_RESULTS)
 
 
 def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
