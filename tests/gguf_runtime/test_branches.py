@@ -55,6 +55,11 @@ class FakeCells:
     def most_at_once(self, sequence: int, n_tokens: int) -> int:
         return min(n_tokens, 3)
 
+    @property
+    def place_of(self) -> dict[int, int]:
+        """Cell of each label."""
+        return {cell[1]: place for place, cell in enumerate(self._places) if cell is not None}
+
     def seen(self, sequence: int) -> list[int]:
         """Labels that attention in `sequence` sees, in the order of cells."""
         mine = [(p, label) for p, label, sequences in self.cells if sequence in sequences]
@@ -119,11 +124,15 @@ class Harness:
         self.check()
 
     def check(self) -> None:
-        """Every text is whole and in order; whatever else is there counts as dropped."""
+        """Every text is whole, in order and where the layout says; whatever else is there counts as
+        dropped."""
         in_use: set[int] = set()
+        place_of = self.cells.place_of
         for text, prefix in enumerate(self.prefixes):
             assert self.cells.seen(text)[: len(prefix)] == prefix
-            assert self.texts.all[text].n_committed == len(prefix)
+            assert self.texts.all[text].cells == [place_of[label] for label in prefix]
+            provisional = self.texts.all[text]._cell_of
+            assert provisional == {label: place_of[label] for label in self.kept[text]}
             in_use |= {*prefix, *self.kept[text]}
         held = {label for _, label, _ in self.cells.cells}
         assert in_use <= held
@@ -259,6 +268,20 @@ def test_a_rewound_text_leaves_nothing_behind() -> None:
     harness.commit(tree, [ROOT, accepted], [])
     harness.truncate(0, 2)
     assert len(harness.cells.cells) == harness.texts.layout.top == 2
+
+
+def test_cells_that_a_rewound_text_frees_are_filled_before_those_behind_dropped_ones() -> None:
+    """Or layers with windows would give back the memory of other cells than those unseen."""
+    harness = Harness(3, prefix=2)
+    tree = TokenTree(1)
+    rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
+    dropped = tree.add(accepted, 7, 0.5)
+    other, last = tree.add(accepted, 8, 0.4), tree.add(dropped, 9, 0.5)
+    harness.evaluate(tree, [ROOT, rejected, accepted, dropped, other, last])
+    harness.commit(tree, [ROOT, accepted, dropped, last], [])
+    harness.truncate(0, 4)
+    after = TokenTree(9, first_key=10)
+    harness.evaluate(after, [ROOT, after.add(ROOT, 10, 0.5), after.add(ROOT, 11, 0.5)])
 
 
 def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:

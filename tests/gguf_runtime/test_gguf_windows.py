@@ -157,11 +157,14 @@ def test_texts_are_those_of_the_whole_cache(drafted: str, paged: bool, open_mode
 class Twins:
     """A model that gives back and one with whole caches, which do the same and see the same."""
 
-    def __init__(self, open_model: Open, n_texts: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, open_model: Open, n_texts: int = 1, n_nodes: int = 9, **settings: Any
+    ) -> None:
+        settings |= {"max_nodes": max(n_nodes, settings.get("max_nodes", 0))}
         self.lean = open_model(n_texts=n_texts, **settings)
         self.whole = open_model(whole=True, n_texts=n_texts, **settings)
         self.texts: list[list[int]] = [[] for _ in range(n_texts)]
-        self._rng = np.random.default_rng(1)
+        self._rng, self._n_nodes = np.random.default_rng(1), n_nodes // n_texts
 
     def token(self) -> int:
         return int(self._rng.integers(1, 250))
@@ -200,9 +203,9 @@ class Twins:
         assert resident_bytes(self.lean) <= planned_bytes(self.lean)
 
     def _tree(self) -> TokenTree:
-        tree, n_nodes = TokenTree(self.token()), 9 // len(self.texts)
+        tree = TokenTree(self.token())
         tokens = self._rng.permutation(250)
-        while len(tree) < n_nodes:
+        while len(tree) < self._n_nodes:
             parent = int(self._rng.integers(max(0, len(tree) - 3), len(tree)))
             tree.add(parent, int(tokens[len(tree)]), 0.5)
         return tree
@@ -258,6 +261,16 @@ def test_a_turn_goes_back_to_where_a_prompt_ended(open_model: Open) -> None:
     n_tokens = 900 + (len(twins.texts[0]) - 900) // 2
     assert twins.go_back(n_tokens) == n_tokens - 850
     twins.round(0)
+
+
+def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
+    """Cells that they free lie before dropped ones: the next guesses take those first."""
+    twins = Twins(open_model, n_nodes=60, max_branches=40)
+    twins.prefill(200)
+    for n in range(12):
+        for _ in range(4):
+            twins.round(0)
+        twins.go_back(len(twins.texts[0]) - 10 - n)
 
 
 def test_where_prompts_differ_is_remembered(open_model: Open) -> None:

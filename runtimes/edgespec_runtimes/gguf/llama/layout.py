@@ -128,8 +128,11 @@ class CellLayout:
 
         `places` says where they are: of a sequence the cells from a position on, ascending.
         """
-        top = 1 + max((text.last_cell for text in self.texts), default=-1)
-        wasted = {cell for cell in doomed if cell < top}
+        n_used = 1 + max((text.last_cell for text in self.texts), default=-1)
+        if self._waste and min(self._waste) >= n_used:
+            self._free_waste()
+        self.top = max(n_used, 1 + max(self._waste, default=-1))
+        wasted = {cell for cell in doomed if cell < self.top}
         unlabelled = set(wasted)
         for sequence, position, cells in places:
             mine = [n for n, cell in enumerate(cells) if cell in unlabelled]
@@ -138,9 +141,6 @@ class CellLayout:
                 unlabelled.difference_update(cells[first : last + 1])
                 self.memory.copy(sequence, self._spare, position + first, position + last + 1)
         self._waste |= wasted
-        if self._waste and min(self._waste) >= top:
-            self._free_waste()
-        self.top = max(top, 1 + max(self._waste, default=-1))
 
     def clear(self) -> None:
         """Nothing is in use any more: the cache was cleared."""
