@@ -9,11 +9,11 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.other_work import TOO_MUCH
 from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import without_draft
-from edgespec.tuning.race import Entrant, Tuned, label
+from edgespec.tuning.successive_halving import Trials, TuningResult, label
 from edgespec.tuning.trial import TrialFigures
 
 
-def preset_settings(tuned: Tuned) -> dict[str, Any]:
+def preset_settings(tuned: TuningResult) -> dict[str, Any]:
     """The preset by the settings' names: models, what the user gave, what differs from defaults."""
     load, best, defaults = tuned.job.load, tuned.winner.candidate, tuned.job.defaults
     settings: dict[str, Any] = {"model": load.model.resolve()}
@@ -31,7 +31,7 @@ def preset_settings(tuned: Tuned) -> dict[str, Any]:
     return settings | changed
 
 
-def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
+def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
     """Comments of the preset: when, on what evidence."""
     best, defaults = tuned.winner, tuned.defaults
     reasons = [f"Found by edgespec {version} tune, {when}, for this device, models and budget."]
@@ -48,9 +48,9 @@ def preset_reasons(tuned: Tuned, when: str, version: str) -> list[str]:
     return [*reasons, *disturbed(tuned.others)]
 
 
-def lines(tuned: Tuned) -> list[str]:
+def lines(tuned: TuningResult) -> list[str]:
     """The table and the verdict, for people."""
-    ran = [one for one in tuned.entrants if one.runs or one.failure]
+    ran = [one for one in tuned.trials if one.runs or one.failure]
     names = [label(one.candidate, tuned.job.defaults) for one in ran]
     width = max(map(len, names))
     table = [f"{'settings':<{width}}  tokens/s  to defaults  per pass        peak  runs"]
@@ -63,7 +63,7 @@ def lines(tuned: Tuned) -> list[str]:
             f"{one.runs[-1].tokens_per_pass:>8.2f}  {format_size(one.peak_bytes):>10}  "
             f"{len(one.runs):>4}" + (f"  left out: {one.failure}" if one.failure else "")
         )
-    n_untried = len(tuned.entrants) - len(ran)
+    n_untried = len(tuned.trials) - len(ran)
     if n_untried:
         table.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
     first = tuned.defaults.runs[0]
@@ -102,7 +102,7 @@ def disturbed(others: float) -> list[str]:
     ]
 
 
-def as_dict(tuned: Tuned) -> dict[str, Any]:
+def as_dict(tuned: TuningResult) -> dict[str, Any]:
     """The result for programs."""
     return {
         "settings": _plain(preset_settings(tuned)),
@@ -110,12 +110,12 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
         "gain": tuned.gain,
         "noise": tuned.noise,
         "others": tuned.others,
-        "trials": [_entry(one, tuned) for one in tuned.entrants],
-        "peak_bytes": max(one.peak_bytes for one in tuned.entrants),
+        "trials": [_entry(one, tuned) for one in tuned.trials],
+        "peak_bytes": max(one.peak_bytes for one in tuned.trials),
     }
 
 
-def _entry(one: Entrant, tuned: Tuned) -> dict[str, Any]:
+def _entry(one: Trials, tuned: TuningResult) -> dict[str, Any]:
     draft = one.candidate.draft
     return {
         "flags": label(one.candidate, tuned.job.defaults),
@@ -132,11 +132,11 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 
-def _n_tried(tuned: Tuned) -> int:
-    return sum(bool(one.runs) for one in tuned.entrants) - 1
+def _n_tried(tuned: TuningResult) -> int:
+    return sum(bool(one.runs) for one in tuned.trials) - 1
 
 
-def _verdict(tuned: Tuned) -> str:
+def _verdict(tuned: TuningResult) -> str:
     if tuned.is_default:
         return (
             f"The defaults are best here: {_n_tried(tuned)} other settings did not beat them by "

@@ -28,7 +28,7 @@ NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.flags.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
     *("engine.drafting.drawing", "engine.drafting.head", "engine.noting", "files.kept_texts"),
-    *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.race"),
+    *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.successive_halving"),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
 NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")

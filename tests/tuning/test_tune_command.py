@@ -23,7 +23,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
 from edgespec.settings.config import LoadSettings, read_config
 from edgespec.tuning import presets
-from race_lab import FormulaLab
+from formula_trials import FormulaTrialRunner
 from test_end_to_end import edgespec
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
@@ -61,15 +61,17 @@ def test_a_place_that_may_not_be_written_is_named(
 
 
 @pytest.fixture
-def synthetic(monkeypatch: pytest.MonkeyPatch) -> FormulaLab:
+def synthetic(monkeypatch: pytest.MonkeyPatch) -> FormulaTrialRunner:
     """Takes the place of processes: nothing is loaded."""
-    lab = FormulaLab(lambda candidate: 6.0 if candidate.changed.get("draft_max") == 8 else 5.0)
-    monkeypatch.setattr(tune_command, "_lab", lambda *_: lab)
-    return lab
+    runner = FormulaTrialRunner(
+        lambda candidate: 6.0 if candidate.changed.get("draft_max") == 8 else 5.0
+    )
+    monkeypatch.setattr(tune_command, "_trial_runner", lambda *_: runner)
+    return runner
 
 
 def test_interrupted_tuning_leaves_nothing(
-    synthetic: FormulaLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: FormulaTrialRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupt(_: object) -> float:
         raise KeyboardInterrupt
@@ -82,7 +84,7 @@ def test_interrupted_tuning_leaves_nothing(
 
 
 def test_a_disk_that_is_full_is_said_after_the_table(
-    synthetic: FormulaLab,
+    synthetic: FormulaTrialRunner,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -97,7 +99,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
     assert "No space left on device" in told.err and "to defaults" in told.out
 
 
-def test_the_preset_gives_its_reasons(synthetic: FormulaLab, tmp_path: Path):
+def test_the_preset_gives_its_reasons(synthetic: FormulaTrialRunner, tmp_path: Path):
     out = tmp_path / "preset.toml"
     assert entry.main([*TUNE, "--out", str(out)]) == 0
     text = out.read_text()

@@ -1,6 +1,6 @@
 """`edgespec tune`: finds the fastest settings for this device and pair, and writes a preset.
 
-Candidates, trials and the race are in `edgespec.tuning`.
+Candidates, trials and the choice are in `edgespec.tuning`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from edgespec.settings.units import parse_rate
 from edgespec.tuning import kept, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.presets import TUNED
-from edgespec.tuning.race import TrialLength, tune
+from edgespec.tuning.successive_halving import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
 LEAST_SECONDS, MOST_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Run the race, report it and save the preset. Raises what a command raises."""
+    """Tune, report and save the preset. Raises what a command raises."""
     console = Console(quiet="quiet" in args)
     job, prompts = job_from(args, console)
     out = Path(args.out) if "out" in args else presets.place(job.load)
     presets.check_place(out)
-    lab = _lab(args, job, prompts, console)
+    runner = _trial_runner(args, job, prompts, console)
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
-    tuned = tune(lab, job, plan.budget_bytes, say)
+    tuned = tune(runner, job, plan.budget_bytes, say)
     console.end_of_progress()
     figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
@@ -114,7 +114,7 @@ def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
 
 
 @dataclass(slots=True)
-class ProcessLab:
+class ProcessTrialRunner:
     """Runs trials in processes of their own."""
 
     prompts: tuple[str, ...]
@@ -141,9 +141,9 @@ class ProcessLab:
         self.console.progress_with_rest("tuning", min(1.0, 1 - self.left_s / self.seconds))
 
 
-def _lab(
+def _trial_runner(
     args: argparse.Namespace, job: TuningJob, prompts: tuple[str, ...], console: Console
-) -> ProcessLab:
+) -> ProcessTrialRunner:
     limiter = limits.UNLIMITED
     if "disk_bandwidth" in args:
         process_limits = limits.ProcessLimits(read_bytes_per_s=parse_rate(args.disk_bandwidth))
@@ -154,4 +154,4 @@ def _lab(
                 "leave it out, or try sudo"
             )
     seconds = number("--seconds", getattr(args, "seconds", SECONDS), LEAST_SECONDS, MOST_SECONDS)
-    return ProcessLab(prompts, seconds, limiter, console)
+    return ProcessTrialRunner(prompts, seconds, limiter, console)

@@ -1,7 +1,7 @@
-"""Lets settings compete: trials in turns, the slower half leaves after each turn, the best stays.
+"""Successive halving of settings (Jamieson and Talwalkar, arXiv 1502.07943): trials in turns, and
+after each turn the slower half leaves.
 
-It decides who runs and who wins; who runs a trial it is told, so that tests bring a device that
-computes by formula.
+Runs no trial itself, so that tests can run them by formula.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHORT_RUN_S = 1.0
 Say = Callable[[str], None]
 
 
-class Lab(Protocol):
+class TrialRunner(Protocol):
     """Runs trials and knows how much time is left."""
 
     def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
@@ -50,7 +50,7 @@ class TrialLength:
 
 
 @dataclass(slots=True)
-class Entrant:
+class Trials:
     """A candidate and its trials, one per turn."""
 
     candidate: Candidate
@@ -70,34 +70,34 @@ class Entrant:
     def peak_bytes(self) -> int:
         return max((run.peak_bytes for run in self.runs), default=0)
 
-    def ratios(self, defaults: Entrant) -> list[float]:
+    def ratios(self, defaults: Trials) -> list[float]:
         """Tokens a second relative to the defaults' run of the same turn."""
         pairs = zip(self.rates, defaults.rates, strict=False)
         return [rate / other for rate, other in pairs if other]
 
-    def gain(self, defaults: Entrant) -> float:
+    def gain(self, defaults: Trials) -> float:
         """The median of `ratios` less one."""
         ratios = self.ratios(defaults)
         return median(ratios) - 1 if ratios else 0.0
 
-    def noise(self, defaults: Entrant) -> float:
+    def noise(self, defaults: Trials) -> float:
         """The median deviation of `ratios` from their median."""
         ratios = self.ratios(defaults)
         return median(abs(ratio - median(ratios)) for ratio in ratios) if ratios else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """The result of a race."""
+class TuningResult:
+    """All trials, and the candidate that won."""
 
     job: TuningJob
-    entrants: tuple[Entrant, ...]
+    trials: tuple[Trials, ...]
     """The defaults first; those without a run had no time."""
-    winner: Entrant
+    winner: Trials
 
     @property
-    def defaults(self) -> Entrant:
-        return self.entrants[0]
+    def defaults(self) -> Trials:
+        return self.trials[0]
 
     @property
     def is_default(self) -> bool:
@@ -109,83 +109,87 @@ class Tuned:
 
     @property
     def noise(self) -> float:
-        return max((one.noise(self.defaults) for one in self.entrants), default=0.0)
+        return max((one.noise(self.defaults) for one in self.trials), default=0.0)
 
     @property
     def others(self) -> float:
         """The largest share of the cores that other processes took."""
-        return max((run.others for one in self.entrants for run in one.runs), default=0.0)
+        return max((run.others for one in self.trials for run in one.runs), default=0.0)
 
 
-def tune(lab: Lab, job: TuningJob, budget_bytes: int, say: Say = lambda _: None) -> Tuned:
-    """Run the race. Raises what the defaults' first run raises."""
-    field_of = [Entrant(candidate) for candidate in candidates(job)]
-    defaults, total_s = field_of[0], lab.left_s
+def tune(
+    runner: TrialRunner, job: TuningJob, budget_bytes: int, say: Say = lambda _: None
+) -> TuningResult:
+    """The fastest candidate. Raises what the defaults' first run raises."""
+    all_trials = [Trials(candidate) for candidate in candidates(job)]
+    defaults, total_s = all_trials[0], runner.left_s
     say("a run with the defaults")
-    first = lab.run(job, defaults.candidate, TrialLength(None, FIRST_TOKENS, FIRST_SHARE * total_s))
-    run_s = max((total_s - lab.left_s), SHORT_RUN_S)
+    first = runner.run(
+        job, defaults.candidate, TrialLength(None, FIRST_TOKENS, FIRST_SHARE * total_s)
+    )
+    run_s = max((total_s - runner.left_s), SHORT_RUN_S)
     n_tokens = max(LEAST_TOKENS, first.n_tokens // max(1, first.n_texts))
     length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
     defaults.runs.append(first)
-    # Half of what is left is for the first turn: each later one has half as many entrants.
-    n_affordable = max(1, len(job.other_drafts), int(0.5 * lab.left_s / run_s))
-    racing = field_of[1 : 1 + n_affordable]
-    _take_turn(lab, job, racing, length, budget_bytes, say)
-    racing = _faster_half(racing, defaults)
-    if len(racing) > 1 and all(one.gain(defaults) > 0 for one in racing[:2]):
-        best, second = racing[:2]
+    # Half of what is left is for the first turn: each later one has half as many candidates.
+    n_affordable = max(1, len(job.other_drafts), int(0.5 * runner.left_s / run_s))
+    remaining = all_trials[1 : 1 + n_affordable]
+    _take_turn(runner, job, remaining, length, budget_bytes, say)
+    remaining = _faster_half(remaining, defaults)
+    if len(remaining) > 1 and all(one.gain(defaults) > 0 for one in remaining[:2]):
+        best, second = remaining[:2]
         both = best.candidate.combined(second.candidate, job.defaults)
-        if all(both != one.candidate for one in field_of):
-            field_of.append(Entrant(both))
-            racing = [*racing, field_of[-1]]
+        if all(both != one.candidate for one in all_trials):
+            all_trials.append(Trials(both))
+            remaining = [*remaining, all_trials[-1]]
     for turn in range(1, MOST_STEPS):
-        if not racing or (turn >= LEAST_TURNS and lab.left_s < (1 + len(racing)) * run_s):
+        if not remaining or (turn >= LEAST_TURNS and runner.left_s < (1 + len(remaining)) * run_s):
             break
-        ahead = [defaults, *racing]
-        _take_turn(lab, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
+        ahead = [defaults, *remaining]
+        _take_turn(runner, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
         if turn >= LEAST_TURNS:
-            racing = _faster_half(racing, defaults)
-    return Tuned(job, tuple(field_of), _winner(field_of))
+            remaining = _faster_half(remaining, defaults)
+    return TuningResult(job, tuple(all_trials), _winner(all_trials))
 
 
 def _take_turn(
-    lab: Lab,
+    runner: TrialRunner,
     job: TuningJob,
-    racing: Sequence[Entrant],
+    remaining: Sequence[Trials],
     length: TrialLength,
     budget_bytes: int,
     say: Say,
 ) -> None:
     """One trial of each, when time is over only of drafts and of those that have run before; one
     that fails or breaks the budget leaves with the reason."""
-    for entrant in racing:
-        is_due = entrant.runs or entrant.candidate in job.other_drafts or lab.left_s > 0
-        if entrant.failure or not is_due:
+    for one in remaining:
+        is_due = one.runs or one.candidate in job.other_drafts or runner.left_s > 0
+        if one.failure or not is_due:
             continue
-        say(f"run {len(entrant.runs) + 1} of {label(entrant.candidate, job.defaults)}")
+        say(f"run {len(one.runs) + 1} of {label(one.candidate, job.defaults)}")
         try:
-            run = lab.run(job, entrant.candidate, length)
+            run = runner.run(job, one.candidate, length)
         except EdgespecError as error:
-            entrant.failure = str(error)
+            one.failure = str(error)
             continue
-        entrant.runs.append(run)
+        one.runs.append(run)
         if run.peak_bytes > budget_bytes:
-            entrant.failure = (
+            one.failure = (
                 f"its peak of {format_size(run.peak_bytes)} is above the budget of "
                 f"{format_size(budget_bytes)}"
             )
 
 
-def _faster_half(racing: Sequence[Entrant], defaults: Entrant) -> list[Entrant]:
+def _faster_half(remaining: Sequence[Trials], defaults: Trials) -> list[Trials]:
     """The better half, fastest first, without those that are slower than the defaults."""
-    left = [one for one in racing if one.runs and not one.failure and one.gain(defaults) > 0]
+    left = [one for one in remaining if one.runs and not one.failure and one.gain(defaults) > 0]
     left.sort(key=lambda one: -one.gain(defaults))
-    return left[: max(1, -(-len(racing) // 2))]
+    return left[: max(1, -(-len(remaining) // 2))]
 
 
-def _winner(entrants: Sequence[Entrant]) -> Entrant:
+def _winner(trials: Sequence[Trials]) -> Trials:
     """The largest gain; the defaults unless they were beaten by more than the noise."""
-    defaults, *others = entrants
+    defaults, *others = trials
     best, best_gain = defaults, 0.0
     for one in others:
         if one.failure or len(one.ratios(defaults)) < LEAST_TURNS:

@@ -1,4 +1,4 @@
-"""A device whose speeds are given by formula, for the race between settings."""
+"""Trials whose speeds are given by formula."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgespec.tuning.candidates import Candidate, TuningJob
-from edgespec.tuning.race import TrialLength
+from edgespec.tuning.successive_halving import TrialLength
 from edgespec.tuning.trial import TrialFigures
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def figures(tokens_per_s: float, peak_bytes: int = BUDGET, **more: float) -> Tri
 
 
 @dataclass
-class FormulaLab:
+class FormulaTrialRunner:
     """Every run takes a second of a clock that nothing else moves."""
 
     speed: Callable[[Candidate], float]

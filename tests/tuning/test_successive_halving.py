@@ -1,4 +1,4 @@
-"""The race between settings, on a device whose speeds are given by formula."""
+"""Successive halving of settings, whose speeds are given by formula."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgespec.errors import EdgespecError
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning import report
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
-from edgespec.tuning.race import TrialLength, Tuned, label, tune
+from edgespec.tuning.successive_halving import TrialLength, TuningResult, label, tune
 from edgespec.tuning.trial import TrialFigures
-from race_lab import BUDGET, FormulaLab, figures
+from formula_trials import BUDGET, FormulaTrialRunner, figures
 
 DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
 
@@ -34,8 +34,10 @@ def job(*drafts: Path, fixed: tuple[str, ...] = ()) -> TuningJob:
     return TuningJob(load, EngineSettings(), drafts, default_threads=4, fixed=frozenset(fixed))
 
 
-def tuned(speed: Callable[[Candidate], float], *drafts: Path, seconds: float = 200.0) -> Tuned:
-    return tune(FormulaLab(speed, seconds), job(*(drafts or (DRAFT,))), BUDGET)
+def tuned(
+    speed: Callable[[Candidate], float], *drafts: Path, seconds: float = 200.0
+) -> TuningResult:
+    return tune(FormulaTrialRunner(speed, seconds), job(*(drafts or (DRAFT,))), BUDGET)
 
 
 def test_the_defaults_run_first_and_stay_where_nothing_is_faster() -> None:
@@ -70,7 +72,7 @@ def test_however_short_the_time_every_draft_is_tried() -> None:
     drafts = [DRAFT, *(Path(f"{n}.gguf") for n in range(4)), BETTER]
     found = tuned(lambda c: 7.0 if c.draft == BETTER else 5.0, *drafts, seconds=3.0)
     assert found.winner.candidate.draft == BETTER
-    assert {one.candidate.draft for one in found.entrants if one.runs} == {*drafts}
+    assert {one.candidate.draft for one in found.trials if one.runs} == {*drafts}
 
 
 def test_two_that_are_faster_alone_are_tried_together() -> None:
@@ -96,13 +98,13 @@ def test_what_the_user_gave_stays() -> None:
 
 
 def test_a_model_without_a_draft_is_tuned_too() -> None:
-    lab = FormulaLab(lambda c: 9.0 if "lookup" in c.changed else 5.0)
-    found = tune(lab, job(), BUDGET)
+    runner = FormulaTrialRunner(lambda c: 9.0 if "lookup" in c.changed else 5.0)
+    found = tune(runner, job(), BUDGET)
     assert found.winner.candidate.changed == {"lookup": True}
 
 
 def test_a_run_that_fails_leaves_with_its_reason() -> None:
-    class Failing(FormulaLab):
+    class Failing(FormulaTrialRunner):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             if "no_overlap" in candidate.changed:
                 raise EdgespecError("no room")
@@ -113,7 +115,7 @@ def test_a_run_that_fails_leaves_with_its_reason() -> None:
 
 
 def test_a_run_above_the_budget_cannot_win() -> None:
-    class Large(FormulaLab):
+    class Large(FormulaTrialRunner):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             self.ran.append(candidate)
             if candidate.changed.get("threads") == 2:
@@ -124,14 +126,14 @@ def test_a_run_above_the_budget_cannot_win() -> None:
 
 
 def test_it_ends_with_the_time() -> None:
-    lab = FormulaLab(lambda c: 5.0 + len(c.changed), seconds=12.0)
-    found = tune(lab, job(DRAFT), BUDGET)
-    assert len(lab.ran) <= 16
-    assert any(not one.runs for one in found.entrants)
+    runner = FormulaTrialRunner(lambda c: 5.0 + len(c.changed), seconds=12.0)
+    found = tune(runner, job(DRAFT), BUDGET)
+    assert len(runner.ran) <= 16
+    assert any(not one.runs for one in found.trials)
 
 
 def test_a_busy_machine_is_said() -> None:
-    class Busy(FormulaLab):
+    class Busy(FormulaTrialRunner):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             self.ran.append(candidate)
             return figures(5.0, others=0.4)
@@ -144,7 +146,7 @@ def test_a_busy_machine_is_said() -> None:
 def test_what_the_plan_notes_is_said() -> None:
     """What RPC servers hold, and how far away they are, was known and kept back."""
 
-    class Noting(FormulaLab):
+    class Noting(FormulaTrialRunner):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
             return replace(super().run(job, candidate, length), notes=("a server holds 5 layers",))
 
@@ -174,4 +176,4 @@ def test_programs_get_every_trial() -> None:
     found = tuned(lambda _: 5.0)
     told = report.as_dict(found)
     assert told["trials"][0]["flags"] == "defaults"
-    assert len(told["trials"]) == len(found.entrants)
+    assert len(told["trials"]) == len(found.trials)
