@@ -11,7 +11,7 @@ import pytest
 from edgespec import runtimes
 from edgespec.cli import entry
 from edgespec.cli.commands import doctor
-from edgespec.diagnosis import levers, machine
+from edgespec.diagnosis import forecast, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.files.kept_json import KeptJson
 from edgespec.memory.budget import MemoryPlan, SegmentSize
@@ -76,13 +76,13 @@ def test_a_pair_is_measured_in_a_process_within_its_budget(
 
 
 def test_what_helps_most_comes_first() -> None:
-    found = levers.outlook(settings(ctx_size=1024), fake_plan, GIB / 2, ALONE)
+    found = forecast.forecast(settings(ctx_size=1024), fake_plan, GIB / 2, ALONE)
     assert found.tokens_per_s == pytest.approx(1 / 8)
-    assert [lever.change for lever in found.levers[:2]] == [
+    assert [one.change for one in found.speedups[:2]] == [
         "a disk twice as fast",
         "a draft that yields one token more per pass",
     ]
-    memory = next(lever for lever in found.levers if "GiB" in lever.change)
+    memory = next(one for one in found.speedups if "GiB" in one.change)
     assert memory.tokens_per_s == pytest.approx(1 / 6)
 
 
@@ -91,18 +91,18 @@ def test_a_context_by_default_can_be_halved_too() -> None:
         smaller = changed.ctx_size == 2048
         return replace(planned(4 * GIB, 5 if smaller else 4), ctx_size=changed.ctx_size or 4096)
 
-    found = levers.outlook(settings(), plan, GIB, ALONE)
-    assert any("--ctx-size 2048" in lever.change for lever in found.levers)
+    found = forecast.forecast(settings(), plan, GIB, ALONE)
+    assert any("--ctx-size 2048" in one.change for one in found.speedups)
 
 
 def test_smaller_batches_are_proposed_with_what_they_may_change() -> None:
     def plan(changed: LoadSettings) -> MemoryPlan:
         return replace(planned(4 * GIB, 5 if changed.batch_size == 128 else 4), batch_size=512)
 
-    found = levers.outlook(settings(), plan, GIB, ALONE)
-    (lever,) = (lever for lever in found.levers if "(-b 128)" in lever.change)
-    assert "can change the text" in lever.change
-    assert lever.tokens_per_s == pytest.approx(1 / 3)
+    found = forecast.forecast(settings(), plan, GIB, ALONE)
+    (one,) = (one for one in found.speedups if "(-b 128)" in one.change)
+    assert "can change the text" in one.change
+    assert one.tokens_per_s == pytest.approx(1 / 3)
 
 
 def test_a_change_that_cannot_be_planned_is_left_out() -> None:
@@ -111,16 +111,16 @@ def test_a_change_that_cannot_be_planned_is_left_out() -> None:
             raise BudgetError("too small", GIB)
         return fake_plan(changed)
 
-    found = levers.outlook(settings(ctx_size=4096), plan, GIB / 2, ALONE)
-    assert not any("context" in lever.change for lever in found.levers)
+    found = forecast.forecast(settings(ctx_size=4096), plan, GIB / 2, ALONE)
+    assert not any("context" in one.change for one in found.speedups)
 
 
 def test_memory_that_holds_everything_leaves_computing_to_decide() -> None:
     def plan(changed: LoadSettings) -> MemoryPlan:
         return planned(0, 8) if int(changed.memory_budget) > 4 * GIB else planned(4 * GIB, 7)
 
-    found = levers.outlook(settings(), plan, GIB, ALONE)
-    assert (found.levers[0].change, found.levers[0].tokens_per_s) == (
+    found = forecast.forecast(settings(), plan, GIB, ALONE)
+    assert (found.speedups[0].change, found.speedups[0].tokens_per_s) == (
         "another GiB of memory",
         None,
     )
@@ -133,8 +133,8 @@ def test_what_takes_the_time_is_what_helps_when_it_is_faster(
     disk_bytes_per_s: float, helps_more: str
 ) -> None:
     figures = PairFigures(4.0, compute_s=1.0, rest_s=0.0, bytes_per_pass=4 * GIB, expert_bytes=0)
-    found = levers.outlook(settings(), lambda _: planned(4 * GIB, 4), disk_bytes_per_s, figures)
-    assert helps_more in found.levers[0].change
+    found = forecast.forecast(settings(), lambda _: planned(4 * GIB, 4), disk_bytes_per_s, figures)
+    assert helps_more in found.speedups[0].change
 
 
 def test_a_disk_that_cannot_be_read_is_a_finding(

@@ -14,7 +14,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
-from edgespec.diagnosis.levers import Outlook, lever_lines, outlook
+from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
 from edgespec.models.embedded import shipped_prompts
 from edgespec.ports.findings import Finding, Topic
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _examined_pair(command: CommandSettings, console: Console) -> tuple[Outlook, TrialFigures]:
-    """The outlook of a pair, and the short run that it comes from."""
+def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast, TrialFigures]:
+    """The forecast of a pair, and the short run that it comes from."""
     load, engine = command.load, replace(command.engine, learn=False)
     plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
@@ -62,11 +62,11 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Outlook,
     console.end_of_progress()
     figures = kept.keep_run(load, plan, run)
     planner = partial(plan_trial, engine=engine)
-    return outlook(load, planner, kept.disk_of(load, run), figures), run
+    return forecast(load, planner, kept.disk_of(load, run), figures), run
 
 
 def _report(
-    findings: Sequence[Finding], pair: tuple[Outlook, TrialFigures] | None
+    findings: Sequence[Finding], pair: tuple[Forecast, TrialFigures] | None
 ) -> dict[str, Any]:
     """For programs."""
     content: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
@@ -80,7 +80,7 @@ def _report(
             "predicted_tokens_per_s": found.tokens_per_s,
             "measured_tokens_per_s": run.tokens_per_s,
             "measured_peak_bytes": run.peak_bytes,
-            "levers": [asdict(lever) for lever in found.levers],
+            "levers": [asdict(one) for one in found.speedups],
         }
     return content
 
@@ -99,12 +99,12 @@ def _table(findings: Sequence[Finding]) -> list[str]:
     return [*lines, "", f"{n_problems} problems" if n_problems else "no problems"]
 
 
-def _pair_lines(found: Outlook, run: TrialFigures) -> list[str]:
+def _pair_lines(found: Forecast, run: TrialFigures) -> list[str]:
     lines = ["", *found.plan.notes, f"limit: {found.limit}"]
     if found.tokens_per_s is None:
         return lines
     lines += [report.first_line(run), *report.disturbed(run.others)]
     lines.append(f"predicted: {found.tokens_per_s:.2f} tokens/s")
-    if found.levers:
-        lines += ["what would help, predicted:", *lever_lines(found.levers)]
+    if found.speedups:
+        lines += ["what would help, predicted:", *speedup_lines(found.speedups)]
     return lines

@@ -17,7 +17,7 @@ from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path, own_draft, read_prompts, settings_from
-from edgespec.diagnosis.levers import helpful_changes
+from edgespec.diagnosis.forecast import helpful_changes
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits

@@ -29,7 +29,7 @@ Planner = Callable[[LoadSettings], MemoryPlan]
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class Speedup:
     """One change, and the tokens a second that it brings."""
 
     change: str
@@ -38,7 +38,7 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """The predicted speed of a pair, its limit and helpful changes."""
 
     plan: MemoryPlan
@@ -47,16 +47,16 @@ class Outlook:
     tokens_per_pass: float
     limit: str
     tokens_per_s: float | None
-    levers: tuple[Lever, ...]
+    speedups: tuple[Speedup, ...]
     """The most helpful first."""
 
 
-def outlook(
+def forecast(
     settings: LoadSettings,
     planner: Planner,
     disk_bytes_per_s: float | None,
     figures: PairFigures,
-) -> Outlook:
+) -> Forecast:
     """Predict the pair by its `figures`, as it is and with one thing changed. Raises what planning
     raises."""
     plan = planner(settings)
@@ -67,19 +67,19 @@ def outlook(
         is_known = found.read_s > 0 or (found.compute_s > 0 and changed.paged == plan.paged)
         return found.tokens_per_s if is_known else None
 
-    levers = [
-        Lever("a disk twice as fast", rate(plan, disk_factor=2)),
-        Lever("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
-        Lever("computing ten times as fast, as a GPU may be", rate(plan, compute_factor=10)),
+    speedups = [
+        Speedup("a disk twice as fast", rate(plan, disk_factor=2)),
+        Speedup("a draft that yields one token more per pass", rate(plan, more_tokens=1)),
+        Speedup("computing ten times as fast, as a GPU may be", rate(plan, compute_factor=10)),
     ]
     for change, changed in _changes(settings, plan):
         with suppress(BudgetError, UsageError):  # does not fit, or is for other models
-            levers.append(Lever(change, rate(planner(changed))))
+            speedups.append(Speedup(change, rate(planner(changed))))
     now = rate(plan)
-    better = [lever for lever in levers if now is not None and _gain(lever, now) > 0.01]
-    better.sort(key=lambda lever: -_gain(lever, now or 1.0))
+    better = [one for one in speedups if now is not None and _gain(one, now) > 0.01]
+    better.sort(key=lambda one: -_gain(one, now or 1.0))
     limit = figures.predict(plan, disk_bytes_per_s).limit if plan.paged else FITS
-    return Outlook(plan, disk_bytes_per_s, figures.tokens_per_pass, limit, now, tuple(better))
+    return Forecast(plan, disk_bytes_per_s, figures.tokens_per_pass, limit, now, tuple(better))
 
 
 def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:
@@ -102,8 +102,8 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
     return found
 
 
-def _gain(lever: Lever, now: float) -> float:
-    return float("inf") if lever.tokens_per_s is None else lever.tokens_per_s / now - 1
+def _gain(one: Speedup, now: float) -> float:
+    return float("inf") if one.tokens_per_s is None else one.tokens_per_s / now - 1
 
 
 def helpful_changes(
@@ -111,19 +111,19 @@ def helpful_changes(
 ) -> list[str]:
     """Lines about what else would help, in predicted tokens a second; nothing of it was chosen."""
     planner = partial(plan_trial, engine=engine)
-    found = outlook(load, planner, kept.disk_of(load, run), figures)
-    if not found.levers or found.tokens_per_s is None:
+    found = forecast(load, planner, kept.disk_of(load, run), figures)
+    if not found.speedups or found.tokens_per_s is None:
         return []
     now = f"{found.tokens_per_s:.2f}"
-    return [f"What would help, predicted, to {now} now:", *lever_lines(found.levers)]
+    return [f"What would help, predicted, to {now} now:", *speedup_lines(found.speedups)]
 
 
-def lever_lines(levers: Sequence[Lever]) -> list[str]:
+def speedup_lines(speedups: Sequence[Speedup]) -> list[str]:
     """Lines about helpful changes."""
-    return [f"  {lever.change}: {_reached(lever)}" for lever in levers]
+    return [f"  {one.change}: {_reached(one)}" for one in speedups]
 
 
-def _reached(lever: Lever) -> str:
-    if lever.tokens_per_s is None:
+def _reached(one: Speedup) -> str:
+    if one.tokens_per_s is None:
         return "all weights fit, and computing limits the speed"
-    return f"{lever.tokens_per_s:.2f} tokens/s"
+    return f"{one.tokens_per_s:.2f} tokens/s"
