@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from edgespec.batch.earlier import EarlierAnswers, KeySet
 from edgespec.batch.lines import (
     BatchRequest,
     LineError,
@@ -21,7 +22,6 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
-from edgespec.batch.seen import KeySet, Past
 from edgespec.completions.completion import Completion
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import ChatRequest
@@ -62,7 +62,7 @@ class BatchRun:
         lines: Iterator[tuple[int, bytes | None]],
         write: Callable[[bytes], None],
         cancel: Callable[[], None],
-        past: Past,
+        earlier: EarlierAnswers,
         n_at_once: int = 1,
         pool_bytes: int = 0,
     ) -> None:
@@ -73,7 +73,7 @@ class BatchRun:
         self._lines = lines
         self._write_line = write
         self._cancel = cancel
-        self._past = past
+        self._earlier_answers = earlier
         self._n_at_once = n_at_once
         self._pool = BytePool(pool_bytes or sys.maxsize)
         self._seen = KeySet()
@@ -180,10 +180,10 @@ class BatchRun:
 
     def _end(self, key: str, answer: Callable[[], tuple[int, bytes]]) -> None:
         """Write the line of `answer`, unless an earlier run has answered `key`."""
-        if key in self._past.answered:
+        if key in self._earlier_answers.answered:
             with self._writing:
                 self.counts.skipped += 1
-                self.counts.skipped_failed += key in self._past.refused
+                self.counts.skipped_failed += key in self._earlier_answers.refused
             return
         status, written = answer()
         with self._writing:

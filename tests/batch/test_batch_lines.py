@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.batch.earlier import EarlierAnswers, KeySet
 from edgespec.batch.lines import (
     LineError,
     answer_line,
@@ -19,7 +20,6 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
-from edgespec.batch.seen import KeySet, Past
 
 
 def line(**changes: Any) -> bytes:
@@ -83,7 +83,7 @@ def test_a_line_that_holds_no_request_says_why(bad: bytes, custom_id: Any, messa
 
 def test_what_was_written_is_recognised_by_the_next_run() -> None:
     error = LineError("no JSON", "invalid_json")
-    past = Past(
+    earlier = EarlierAnswers(
         answer
         for written in (
             answer_line("good", 200, {"id": "cmpl-1", "choices": []}),
@@ -94,8 +94,8 @@ def test_what_was_written_is_recognised_by_the_next_run() -> None:
         if (answer := parse_answer(written))
     )
     keys = [request_key(name) for name in ("good", "refused", "failed")] + [error_key(3, error)]
-    assert [key in past.answered for key in keys] == [True, True, False, True]
-    assert [key in past.refused for key in keys] == [False, True, False, True]
+    assert [key in earlier.answered for key in keys] == [True, True, False, True]
+    assert [key in earlier.refused for key in keys] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("foreign", [b"{}", b"[]", b"x", line(), b'{"error": 3}', b"null"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.batch.earlier import EarlierAnswers
 from edgespec.batch.lines import numbered_lines, parse_answer
 from edgespec.batch.running import MOST_MODEL_FAILURES, BatchRun
-from edgespec.batch.seen import Past
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session
@@ -32,12 +32,14 @@ def batch(
     session: Session,
     lines: list[dict[str, Any]],
     write: Write,
-    past: Past | None = None,
+    earlier: EarlierAnswers | None = None,
     n: int = 1,
 ) -> BatchRun:
     file = io.BytesIO("".join(f"{json.dumps(line)}\n" for line in lines).encode())
     numbered = numbered_lines(file, 10_000)
-    return BatchRun(Completions(session), numbered, write, session.cancel, past or Past(), n)
+    return BatchRun(
+        Completions(session), numbered, write, session.cancel, earlier or EarlierAnswers(), n
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -83,9 +85,9 @@ def test_what_was_answered_is_skipped_and_counted() -> None:
     with open_session(counting()) as session:
         batch(session, lines, written.append).run()
         for n_kept in range(6):
-            past = Past(a for line in written[:n_kept] if (a := parse_answer(line)))
+            earlier = EarlierAnswers(a for line in written[:n_kept] if (a := parse_answer(line)))
             again: list[bytes] = []
-            counts = batch(session, lines, again.append, past).run()
+            counts = batch(session, lines, again.append, earlier).run()
             assert (counts.skipped, counts.answered) == (n_kept, 5 - n_kept)
             assert counts.failed + counts.skipped_failed == 3
             assert [named(line) for line in written[:n_kept] + again] == (
@@ -113,10 +115,10 @@ def test_one_text_that_fails_has_its_own_error_and_is_tried_again() -> None:
     answers = [json.loads(line)["response"] for line in written]
     assert [answer["status_code"] for answer in answers] == [200, 500, 200]
     assert answers[1]["body"]["error"]["message"] == "the disk is gone"
-    past = Past(a for line in written if (a := parse_answer(line)))
+    earlier = EarlierAnswers(a for line in written if (a := parse_answer(line)))
     again: list[bytes] = []
     with open_session(counting()) as session:
-        batch(session, [request(name) for name in "abc"], again.append, past).run()
+        batch(session, [request(name) for name in "abc"], again.append, earlier).run()
     assert [named(line) for line in again] == [("b", None)]
 
 
@@ -173,7 +175,9 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
 
     written: list[bytes] = []
     with open_session(counting()) as session:
-        run = BatchRun(Completions(session), lines(), written.append, session.cancel, Past(), 2)
+        run = BatchRun(
+            Completions(session), lines(), written.append, session.cancel, EarlierAnswers(), 2
+        )
         failure: list[BaseException] = []
 
         def go() -> None:

@@ -19,8 +19,8 @@ from edgespec.files.regular import open_regular
 from edgespec.settings.units import parse_size
 
 if TYPE_CHECKING:
+    from edgespec.batch.earlier import EarlierAnswers
     from edgespec.batch.running import BatchCounts
-    from edgespec.batch.seen import Past
     from edgespec.completions.service import Completions
     from edgespec.session.session import Session
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with ExitStack() as stack:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
-        past = _past(log, args.out)
+        earlier = _earlier_answers(log, args.out)
         args.grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
         loaded = stack.enter_context(settings_from(args).opened(console, template))
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             _lines(requests, args.input, body_bytes or _body_bytes(loaded)),
             _writer(log, args.out),
             loaded.cancel,
-            past,
+            earlier,
             loaded.n_parallel,
             loaded.pool_bytes,
         )
@@ -128,13 +128,13 @@ def _open_output(name: str, input_name: str) -> LineLog:
         raise UsageError(f"OUT {name}: {error.strerror}") from error
 
 
-def _past(log: LineLog, name: str) -> Past:
+def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
     """Answers of earlier runs; their torn last line is cut off.
 
     Raises UsageError for a file that no batch has written, which stays as it is.
     """
+    from edgespec.batch.earlier import EarlierAnswers
     from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
-    from edgespec.batch.seen import Past
 
     def answers() -> Iterator[BatchAnswer]:
         for number, line in enumerate(log.lines(MOST_ANSWER_BYTES), 1):
@@ -150,13 +150,13 @@ def _past(log: LineLog, name: str) -> Past:
         )
 
     try:
-        past = Past(answers())
+        earlier = EarlierAnswers(answers())
         if not is_begun_answer(log.torn):
             raise foreign()
         log.cut_torn_line()
     except OSError as error:
         raise EdgespecError(f"OUT {name} cannot be read: {error.strerror}") from error
-    return past
+    return earlier
 
 
 def _completions(loaded: Session) -> Completions:

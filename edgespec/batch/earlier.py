@@ -42,10 +42,10 @@ class KeySet:
         return digest, self._buckets[digest % _N_BUCKETS]
 
 
-class Past:
+class EarlierAnswers:
     """Answers that earlier runs have written.
 
-    A request that the server failed at (5xx) is tried again: it is no part of the past.
+    A request that the server failed at (5xx) is tried again: it counts as unanswered.
     """
 
     def __init__(self, answers: Iterable[BatchAnswer] = ()) -> None:
