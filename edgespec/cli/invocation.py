@@ -87,7 +87,7 @@ def settings_from(args: argparse.Namespace) -> CommandSettings:
 
     Raises UsageError, ModelError and FetchError.
     """
-    notes = fetching.bring(args)
+    notes = fetching.fetch_named(args)
     known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(args).items() if name in known}
     file = find_config(args.config) if "config" in args else None

@@ -65,7 +65,7 @@ class Hub:
         downloads = {
             file.name: self._download(reference, file, listed, cache) for file in model.files
         }
-        self._bring(reference, list(downloads.values()), cache, progress)
+        self._fetch_missing(reference, list(downloads.values()), cache, progress)
         paths = [
             cache.place(listed.commit, name, download.destination.name)
             for name, download in downloads.items()
@@ -90,7 +90,7 @@ class Hub:
             destination=cache.blob(listed.checksum(file.name)),
         )
 
-    def _bring(
+    def _fetch_missing(
         self,
         reference: HubReference,
         downloads: list[Download],

@@ -44,7 +44,7 @@ def test_a_model_that_is_here_is_not_asked_about(fetched: list[str]) -> None:
     place = packaged.place_of("smollm2")
     cache_folder.make_folder()
     place.write_bytes(b"GGUF")
-    assert fetching.to_converse_with(Console()) == place
+    assert fetching.chat_model(Console()) == place
     assert not fetched
 
 
@@ -53,7 +53,7 @@ def test_it_is_downloaded_after_a_yes(
     fetched: list[str], monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     answers(monkeypatch, said)
-    assert fetching.to_converse_with(Console()) == packaged.place_of("smollm2")
+    assert fetching.chat_model(Console()) == packaged.place_of("smollm2")
     assert fetched == ["smollm2"]
 
 
@@ -63,7 +63,7 @@ def test_it_is_not_downloaded_without_one(
 ) -> None:
     answers(monkeypatch, said)
     with pytest.raises(UsageError, match="not downloaded: name a model with -m"):
-        fetching.to_converse_with(Console())
+        fetching.chat_model(Console())
     assert not fetched
 
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
     if not NAMES_A_MODEL & vars(args).keys():
-        args.model = fetching.to_converse_with(Console(), may_ask="quiet" not in args)
+        args.model = fetching.chat_model(Console(), may_ask="quiet" not in args)
         args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
