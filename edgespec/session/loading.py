@@ -31,7 +31,7 @@ from edgespec.memory.needs import (
     best_number,
     plan_models,
 )
-from edgespec.memory.settling import settled
+from edgespec.memory.stable_count import stable_count
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
@@ -321,7 +321,7 @@ class _Opening(Closeable):
             most_bytes = max(need.state_bytes for need in needs)
             others.append(MemoryRow("process", STATE_FILES, most_bytes))
         heap.return_heaps_end()  # contexts that were measured, which the rows count
-        taken_bytes = settled(process.taken_bytes())
+        taken_bytes = stable_count(process.taken_bytes())
         try:
             return plan_models(
                 self._budget_bytes,

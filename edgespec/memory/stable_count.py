@@ -21,7 +21,7 @@ MOST_COUNTS = 64
 """Remembered counts; each command with its models and settings has one."""
 
 
-def settled(nbytes: int) -> int:
+def stable_count(nbytes: int) -> int:
     """The nearest count of earlier processes that is as good as equal, or `nbytes`, which later
     ones find then. Without a cache folder it is always `nbytes`."""
     with suppress(EdgespecError):

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.files import cache_folder
 from edgespec.memory.process import MIB, STEP_BYTES, in_steps
-from edgespec.memory.settling import ALIKE_BYTES, MOST_COUNTS, settled
+from edgespec.memory.stable_count import ALIKE_BYTES, MOST_COUNTS, stable_count
 
 BORDER = 20 * STEP_BYTES
 
@@ -24,28 +24,28 @@ def test_counts_on_both_sides_of_a_step_are_one() -> None:
     """One of six identical processes named 105.3 MiB as the smallest budget, the others 109.4."""
     counts = [BORDER + kib * 1024 for kib in (8, -12, 3, -5, 12, -8)]
     assert len({in_steps(count) for count in counts}) == 2
-    assert len({in_steps(settled(count)) for count in counts}) == 1
+    assert len({in_steps(stable_count(count)) for count in counts}) == 1
 
 
 def test_other_counts_stay_what_they_are() -> None:
     counts = [BORDER, BORDER + ALIKE_BYTES, BORDER - ALIKE_BYTES, BORDER + 9 * MIB]
-    assert [settled(count) for count in counts] == counts
-    assert [settled(count + 9) for count in counts] == counts
+    assert [stable_count(count) for count in counts] == counts
+    assert [stable_count(count + 9) for count in counts] == counts
 
 
 def test_the_file_does_not_grow_for_ever(cache: Path) -> None:
     for i in range(2 * MOST_COUNTS):
-        settled(BORDER + i * ALIKE_BYTES)
+        stable_count(BORDER + i * ALIKE_BYTES)
     assert cache.stat().st_size < 4096
-    assert settled(BORDER + 9) == BORDER + 9, "the oldest is forgotten"
+    assert stable_count(BORDER + 9) == BORDER + 9, "the oldest is forgotten"
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b'{"a": 1}', b"[null]", b"[-5]", b"7", b"[1e999]"])
 def test_a_damaged_file_is_written_anew(cache: Path, content: bytes) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_bytes(content)
-    assert settled(BORDER) == BORDER
-    assert settled(BORDER + 9) == BORDER
+    assert stable_count(BORDER) == BORDER
+    assert stable_count(BORDER + 9) == BORDER
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a file as folder")
@@ -54,4 +54,4 @@ def test_without_a_cache_every_process_counts_for_itself(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert [settled(BORDER), settled(BORDER + 9)] == [BORDER, BORDER + 9]
+    assert [stable_count(BORDER), stable_count(BORDER + 9)] == [BORDER, BORDER + 9]
