@@ -13,7 +13,7 @@ from edgespec.cli import entry
 from edgespec.cli.commands import doctor
 from edgespec.diagnosis import forecast, machine
 from edgespec.errors import BudgetError, WeightReadError
-from edgespec.files.kept_json import KeptJson
+from edgespec.files.json_file import JsonFile
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
@@ -164,7 +164,7 @@ def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_kept_of_experts_is_named(own_cache_folder: Path) -> None:
-    file = KeptJson(own_cache_folder / "experts", "0123", most_files=2)
+    file = JsonFile(own_cache_folder / "experts", "0123", most_files=2)
     file.write({"shares": []})
     cache = [finding for finding in machine.examine() if finding.topic == "cache"]
     assert any(str(file.path.parent) in finding.says for finding in cache)

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
-from edgespec.files.kept_json import KeptJson
+from edgespec.files.json_file import JsonFile
 
 ALIKE_BYTES = 128 << 10
 """Counts are as good as equal that differ by less; two dozen KiB were seen."""
@@ -25,7 +25,7 @@ def stable_count(nbytes: int) -> int:
     """The nearest count of earlier processes that is as good as equal, or `nbytes`, which later
     ones find then. Without a cache folder it is always `nbytes`."""
     with suppress(EdgespecError):
-        file = KeptJson(cache_folder.folder(), "process-bytes")
+        file = JsonFile(cache_folder.folder(), "process-bytes")
         counts = _counts(file.read())
         nearest = min(counts, key=lambda count: abs(count - nbytes), default=None)
         if nearest is not None and abs(nearest - nbytes) < ALIKE_BYTES:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.files import cache_folder
-from edgespec.files.kept_json import KeptJson, pair_digest
+from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.experts import KnowsExperts
 
@@ -19,7 +19,7 @@ def begin_warm(target: LanguageModel, close: Callable[[], None]) -> Callable[[],
     """Give a mixture what is kept of it. The result keeps what was learnt, then calls `close`."""
     if not isinstance(target, KnowsExperts):
         return close
-    file = KeptJson(cache_folder.experts(), pair_digest(target.info), MOST_FILES)
+    file = JsonFile(cache_folder.experts(), pair_digest(target.info), MOST_FILES)
     target.expect_experts(_shares(file.read()))
 
     def keep_and_close() -> None:

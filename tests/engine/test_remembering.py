@@ -18,7 +18,7 @@ from edgespec.engine.drafting.trust import Mixer, Weight
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.files.kept_json import pair_digest
+from edgespec.files.json_file import pair_digest
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from edgespec.files.kept_json import KeptJson, pair_digest
+from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
@@ -44,7 +44,7 @@ class CalibrationFile:
     """Implements `Memory` in a folder."""
 
     def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
-        self._file = KeptJson(folder, pair_digest(target, draft), MOST_FILES)
+        self._file = JsonFile(folder, pair_digest(target, draft), MOST_FILES)
 
     def recall(self) -> Learnt:
         try:

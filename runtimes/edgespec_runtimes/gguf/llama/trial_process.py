@@ -19,7 +19,7 @@ from typing import Any
 
 from edgespec.concurrency.endings import crash_name
 from edgespec.files import cache_folder
-from edgespec.files.kept_json import KeptJson
+from edgespec.files.json_file import JsonFile
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
 MOST_RESULTS = 64
@@ -66,9 +66,9 @@ def cache_key(*known: Any) -> str:
     return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
 
 
-def cached(key: str) -> KeptJson:
+def cached(key: str) -> JsonFile:
     """The file that caches a result."""
-    return KeptJson(cache_folder.folder() / "llama.cpp", key, MOST_RESULTS)
+    return JsonFile(cache_folder.folder() / "llama.cpp", key, MOST_RESULTS)
 
 
 def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:

@@ -8,34 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.kept_json import MOST_BYTES, KeptJson, pair_digest
+from edgespec.files.json_file import MOST_BYTES, JsonFile, pair_digest
 from edgespec.values import ModelInfo
 
 MODEL = ModelInfo("a", "table", n_vocab=2, n_ctx=8, n_layers=1, size_bytes=9)
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    KeptJson(tmp_path / "below", "one", 3).write({"shares": ["00"]})
-    assert KeptJson(tmp_path / "below", "one", 3).read() == {"shares": ["00"]}
+    JsonFile(tmp_path / "below", "one", 3).write({"shares": ["00"]})
+    assert JsonFile(tmp_path / "below", "one", 3).read() == {"shares": ["00"]}
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"[" * 100_000, b" " * (MOST_BYTES + 1)])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
-    file = KeptJson(tmp_path, "one", 3)
+    file = JsonFile(tmp_path, "one", 3)
     file.path.write_bytes(content)
     assert file.read() is None
-    assert KeptJson(tmp_path, "none", 3).read() is None
+    assert JsonFile(tmp_path, "none", 3).read() is None
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
-    file = KeptJson(tmp_path, "one", 3)
+    file = JsonFile(tmp_path, "one", 3)
     file.write("a" * MOST_BYTES)
     assert not file.path.exists()
 
 
 def test_the_folder_keeps_those_that_were_written_last(tmp_path: Path) -> None:
     for n in range(5):
-        file = KeptJson(tmp_path, str(n), 3)
+        file = JsonFile(tmp_path, str(n), 3)
         file.write(n)
         os.utime(file.path, (n, n))
     assert {path.stem for path in tmp_path.iterdir()} == {"2", "3", "4"}
@@ -43,7 +43,7 @@ def test_the_folder_keeps_those_that_were_written_last(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    KeptJson(tmp_path / "file" / "below", "one", 3).write(7)
+    JsonFile(tmp_path / "file" / "below", "one", 3).write(7)
 
 
 def test_a_digest_tells_models_apart() -> None:

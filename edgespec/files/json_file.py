@@ -19,8 +19,8 @@ from edgespec.values import ModelInfo
 MOST_BYTES = 1 << 20
 
 
-class KeptJson:
-    """A file, replaced at once or not at all; a folder that cannot be written, or a file that
+class JsonFile:
+    """A JSON file, replaced at once or not at all; a folder that cannot be written, or a file that
     cannot be read, is as good as none."""
 
     def __init__(self, folder: Path, name: str, most_files: int | None = None) -> None:
