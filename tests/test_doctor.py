@@ -17,7 +17,7 @@ from edgespec.files.json_file import JsonFile
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning.kept import PairFigures
+from edgespec.tuning.pair_figures import PairFigures
 from edgespec_runtimes.gguf.options import GgufOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")

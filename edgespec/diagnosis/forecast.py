@@ -15,8 +15,8 @@ from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.settings import options
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning import kept
-from edgespec.tuning.kept import PairFigures
+from edgespec.tuning import pair_figures
+from edgespec.tuning.pair_figures import PairFigures
 from edgespec.tuning.trial import TrialFigures, plan_trial
 
 GIB = 1 << 30
@@ -111,7 +111,7 @@ def helpful_changes(
 ) -> list[str]:
     """Lines about what else would help, in predicted tokens a second; nothing of it was chosen."""
     planner = partial(plan_trial, engine=engine)
-    found = forecast(load, planner, kept.disk_of(load, run), figures)
+    found = forecast(load, planner, pair_figures.disk_of(load, run), figures)
     if not found.speedups or found.tokens_per_s is None:
         return []
     now = f"{found.tokens_per_s:.2f}"

@@ -10,7 +10,7 @@ from edgespec.cli.commands.reports import generation_summary, plan_report, plan_
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
 from edgespec.memory.experts import ExpertSizes
 from edgespec.settings.units import format_size
-from edgespec.tuning.kept import Prediction
+from edgespec.tuning.pair_figures import Prediction
 from edgespec.values import ExpertStats, GenerationResult, PagingStats
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
 from edgespec.models.embedded import shipped_prompts
 from edgespec.ports.findings import Finding, Topic
-from edgespec.tuning import kept, report
+from edgespec.tuning import pair_figures, report
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
 SECONDS, N_TOKENS = 30.0, 48
@@ -60,9 +60,9 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
         ),
     )
     console.end_of_progress()
-    figures = kept.keep_run(load, plan, run)
+    figures = pair_figures.save_run(load, plan, run)
     planner = partial(plan_trial, engine=engine)
-    return forecast(load, planner, kept.disk_of(load, run), figures), run
+    return forecast(load, planner, pair_figures.disk_of(load, run), figures), run
 
 
 def _report(

@@ -31,9 +31,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)
     # Imported after planning, since modules take memory, too.
-    from edgespec.tuning import kept
+    from edgespec.tuning import pair_figures
 
-    predicted = kept.predicted(command.load, memory_plan, bandwidth)
+    predicted = pair_figures.predicted(command.load, memory_plan, bandwidth)
     if "json" in args:
         console.json(reports.plan_report(memory_plan, bandwidth, predicted))
         return 0

@@ -17,7 +17,7 @@ from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 if TYPE_CHECKING:
     from edgespec.engine.decision import RoundPlanner
     from edgespec.settings.config import SamplingParams
-    from edgespec.tuning.kept import Prediction
+    from edgespec.tuning.pair_figures import Prediction
 
 
 def generation_report(

@@ -26,7 +26,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
 from edgespec.settings.units import parse_rate
-from edgespec.tuning import kept, presets, report
+from edgespec.tuning import pair_figures, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.presets import TUNED
 from edgespec.tuning.successive_halving import TrialLength, tune
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
     console.end_of_progress()
-    figures = kept.keep_run(job.load, plan, tuned.defaults.runs[0])
+    figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
     if "out" not in args:  # belongs to the pair with the better draft

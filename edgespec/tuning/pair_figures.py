@@ -1,4 +1,4 @@
-"""Figures of a run of a pair on this device, kept so that `plan` can predict tokens a second.
+"""Figures of a run of a pair on this device, saved so that `plan` can predict tokens a second.
 
 The round planner says what the round that was measured would take under another plan or on another
 disk. Knows the file; measures nothing.
@@ -30,7 +30,7 @@ from edgespec.tuning import presets
 from edgespec.tuning.trial import TrialFigures
 
 _MOST_FILE_BYTES = 1 << 20
-_MOST_KEPT = 8
+_MOST_SAVED = 8
 NEAR = 2.0
 """Passes that read up to this many times as much, or as little, are predicted from a run."""
 
@@ -89,27 +89,27 @@ class PairFigures:
         seconds = rounds.prospect(np.array([tokens])).seconds
         return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
-    def speaks_of(self, plan: MemoryPlan) -> bool:
+    def applies_to(self, plan: MemoryPlan) -> bool:
         """True if passes under `plan` are like those that were measured."""
         mine, other = max(self.bytes_per_pass, 1), max(plan.bytes_per_pass, 1)
         rooms = max(self.expert_bytes, 1), max(plan.expert_bytes, 1)
         return 1 / NEAR <= other / mine <= NEAR and max(rooms) <= NEAR * min(rooms)
 
 
-def keep(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
+def save(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
     """Write the figures beside those of other budgets. A file that cannot be written is left."""
     path = _place(load, plan.paged)
-    others = [old for old in _read(path) if not old.speaks_of(plan)]
+    others = [old for old in _read(path) if not old.applies_to(plan)]
     with suppress(EdgespecError):
-        text = _KEPT.dump_json((figures, *others)[:_MOST_KEPT]).decode()
+        text = _FILE.dump_json((figures, *others)[:_MOST_SAVED]).decode()
         presets.save(text, path)
 
 
-def keep_run(load: LoadSettings, plan: MemoryPlan, run: TrialFigures) -> PairFigures:
-    """Keep the figures of a run with the default settings, unless other work disturbed it."""
+def save_run(load: LoadSettings, plan: MemoryPlan, run: TrialFigures) -> PairFigures:
+    """Save the figures of a run with the default settings, unless other work disturbed it."""
     figures = PairFigures.of(run, plan, disk_of(load, run))
     if run.others <= TOO_MUCH:
-        keep(load, plan, figures)
+        save(load, plan, figures)
     return figures
 
 
@@ -127,7 +127,7 @@ def predicted(
     read about as much. None where there was no such run."""
     if plan.bytes_per_pass and not disk_bytes_per_s:
         return None
-    kept = [figures for figures in _read(_place(load, plan.paged)) if figures.speaks_of(plan)]
+    kept = [figures for figures in _read(_place(load, plan.paged)) if figures.applies_to(plan)]
     return kept[0].predict(plan, disk_bytes_per_s) if kept else None
 
 
@@ -154,9 +154,9 @@ def _place(load: LoadSettings, paged: bool) -> Path:
 def _read(path: Path) -> tuple[PairFigures, ...]:
     """Nothing where the file cannot be read."""
     try:
-        return _KEPT.validate_json(read_regular(path, _MOST_FILE_BYTES))
+        return _FILE.validate_json(read_regular(path, _MOST_FILE_BYTES))
     except (OSError, EdgespecError, ValidationError):
         return ()
 
 
-_KEPT = TypeAdapter(tuple[PairFigures, ...])
+_FILE = TypeAdapter(tuple[PairFigures, ...])
