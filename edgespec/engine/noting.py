@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import top_tokens
-from edgespec.files.kept_texts import Correction, KeptText
+from edgespec.files.training_texts import Correction, TrainingText
 from edgespec.tree import TokenTree
 
 N_SAID = 8
@@ -35,7 +35,7 @@ def bytes_needed(n_vocab: int, n_texts: int) -> int:
 class LearningNotes:
     """Corrections of the texts at work, which are kept when their text ends."""
 
-    def __init__(self, keep: Callable[[KeptText], None]) -> None:
+    def __init__(self, keep: Callable[[TrainingText], None]) -> None:
         """`keep` may raise OSError: the text's result says then that it was not kept."""
         self._keep = keep
         self._corrections: dict[int, list[Correction]] = {}
@@ -76,6 +76,6 @@ class LearningNotes:
         shifted = [replace(one, place=one.place - cut) for one in corrections]
         kept = [one for one in shifted if one.place >= n_prompt]
         try:
-            self._keep(KeptText(tokens[cut:], n_prompt, kept))
+            self._keep(TrainingText(tokens[cut:], n_prompt, kept))
         except OSError as error:
             request.tally.note(f"the text was not kept to learn from: {error.strerror}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec import extras
 from edgespec.errors import ModelError, UsageError
 from edgespec.files import cache_folder
-from edgespec.files.kept_texts import KeptText, KeptTexts, PairOfTexts, digest
+from edgespec.files.training_texts import TextsHeader, TrainingText, TrainingTexts, digest
 from edgespec.jobs.launching import launch
 from edgespec.models.describe import describe
 from edgespec.models.enlarging import ModelTool, load_tool
@@ -32,12 +32,12 @@ MOST_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TrainingData:
     """Texts of one pair of models."""
 
     target: Path
-    learnt: tuple[KeptText, ...]
-    held_out: tuple[KeptText, ...]
+    learnt: tuple[TrainingText, ...]
+    held_out: tuple[TrainingText, ...]
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -69,12 +69,12 @@ def check(draft: Path) -> None:
         extras.find(package, EXTRA, "adapting a draft needs PyTorch")
 
 
-def material(draft: Path, target: Path | None = None) -> Material:
+def training_data(draft: Path, target: Path | None = None) -> TrainingData:
     """The texts that were kept with this draft; of several targets `target` says which one.
 
     Raises UsageError where there are none, too few, or of several targets.
     """
-    info, kept = describe(draft).info, KeptTexts(cache_folder.learnt())
+    info, kept = describe(draft).info, TrainingTexts(cache_folder.learnt())
     pair = _choose(kept.pairs(info), info, target)
     texts = kept.texts(info, pair.target_digest)
     n_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
@@ -92,14 +92,14 @@ def material(draft: Path, target: Path | None = None) -> Material:
             f"the target {pair.target} is not at {pair.target_path or 'a known place'}: name it "
             "with --learnt-with"
         )
-    return Material(path, tuple(learnt), tuple(held_out))
+    return TrainingData(path, tuple(learnt), tuple(held_out))
 
 
 def train(
     draft: Path,
     out: Path,
     name: str,
-    texts: Sequence[KeptText],
+    texts: Sequence[TrainingText],
     n_threads: int,
     progress: Progress,
 ) -> Adapted:
@@ -122,7 +122,7 @@ def train(
     )
 
 
-def _choose(pairs: Sequence[PairOfTexts], draft: ModelInfo, target: Path | None) -> PairOfTexts:
+def _choose(pairs: Sequence[TextsHeader], draft: ModelInfo, target: Path | None) -> TextsHeader:
     if target is not None:
         wanted = digest(describe(target).info)
         pairs = [pair for pair in pairs if pair.target_digest == wanted]
@@ -148,7 +148,7 @@ def _tool(draft: Path) -> ModelTool:
 
 
 def _train(
-    draft: Path, out: Path, name: str, texts: Sequence[KeptText], n_threads: int, progress: Path
+    draft: Path, out: Path, name: str, texts: Sequence[TrainingText], n_threads: int, progress: Path
 ) -> float:
     """Train in this process; the mean loss at the end. `progress` gets the share that is done."""
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from edgespec import extras
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.files.kept_texts import KeptText
+from edgespec.files.training_texts import TrainingText
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.values import EnlargeReport
@@ -64,7 +64,7 @@ class ModelTool(Protocol):
         source: Path,
         out: Path,
         name: str,
-        texts: Sequence[KeptText],
+        texts: Sequence[TrainingText],
         n_threads: int,
         report: Callable[[float], None],
     ) -> float:

@@ -103,9 +103,9 @@ class Session(Closeable):
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
             from edgespec.engine.noting import LearningNotes
-            from edgespec.files.kept_texts import KeptTexts
+            from edgespec.files.training_texts import TrainingTexts
 
-            texts = KeptTexts(cache_folder.learnt())
+            texts = TrainingTexts(cache_folder.learnt())
             observer = LearningNotes(partial(texts.keep, target.info, draft.info, models.path))
         engine = Engine(
             target, draft, engine_settings, trace=trace, memory=memory, observer=observer

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.files.kept_texts import Correction, KeptText
+from edgespec.files.training_texts import Correction, TrainingText
 from edgespec_runtimes.gguf.file.header import read_header
 from gguf_files import tiny_llama
 
@@ -58,7 +58,7 @@ def test_a_draft_learns_what_the_target_said(
     source = tiny_llama().write(tmp_path / "m.gguf")
     said = [Correction(4, [41, 42], [0.7, 0.3])]
     shares: list[float] = []
-    texts = [KeptText(TEXT, 2, said)] * 300
+    texts = [TrainingText(TEXT, 2, said)] * 300
     out = tmp_path / "new.gguf"
     adapt(source, out, "new", texts, 1, shares.append)
     assert shares == sorted(shares) and shares[-1] == 1
@@ -74,5 +74,5 @@ def test_the_same_texts_make_the_same_draft(tmp_path: Path) -> None:
     source = tiny_llama().write(tmp_path / "m.gguf")
     outs = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
     for out in outs:
-        adapt(source, out, "new", [KeptText(TEXT, 2)] * 4, 1, lambda share: None)
+        adapt(source, out, "new", [TrainingText(TEXT, 2)] * 4, 1, lambda share: None)
     assert outs[0].read_bytes() == outs[1].read_bytes()

@@ -10,7 +10,7 @@ import pytest
 from edgespec.cli import entry
 from edgespec.diagnosis import machine
 from edgespec.engine.settings import EngineSettings
-from edgespec.files.kept_texts import KeptTexts
+from edgespec.files.training_texts import TrainingTexts
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports.findings import Finding
 from edgespec.session import session
@@ -45,7 +45,7 @@ def test_a_text_is_kept_shown_and_forgotten(learnt: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert entry.main(["models", "forget", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted_bytes"] > 0
-    assert not KeptTexts(learnt).nbytes and not told()
+    assert not TrainingTexts(learnt).nbytes and not told()
     assert entry.main(["models", "forget"]) == 0
     assert "no texts are kept" in capsys.readouterr().err
 

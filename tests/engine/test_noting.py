@@ -13,7 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.noting import LearningNotes
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.files.kept_texts import Correction, KeptText, KeptTexts, digest
+from edgespec.files.training_texts import Correction, TrainingText, TrainingTexts, digest
 from edgespec.session.session import LoadedModels, Session
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish
 from fake_model import FakeModel, random_language
@@ -22,8 +22,8 @@ from session_cases import PLAN
 RULES = EngineSettings(step_aside=False, remember=False, lookup=False)
 
 
-def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> KeptText:
-    kept: list[KeptText] = []
+def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> TrainingText:
+    kept: list[TrainingText] = []
     with Engine(target, draft, RULES, observer=LearningNotes(kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, max_tokens))
     (text,) = kept
@@ -42,7 +42,7 @@ def test_right_guesses_need_no_correction() -> None:
 
 
 def test_without_guesses_every_token_is_said_by_the_target() -> None:
-    kept: list[KeptText] = []
+    kept: list[TrainingText] = []
     with Engine(counting(), None, RULES, observer=LearningNotes(kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, 5))
     assert [one.place for one in kept[0].corrections] == [4, 5, 6, 7, 8]
@@ -76,7 +76,7 @@ def test_of_a_long_text_the_end_is_noted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_text_that_cannot_be_kept_is_told_in_a_note() -> None:
-    def fail(text: KeptText) -> None:
+    def fail(text: TrainingText) -> None:
         raise OSError(28, "No space left on device")
 
     with Engine(counting(), counting(), RULES, observer=LearningNotes(fail)) as engine:
@@ -94,7 +94,7 @@ def test_a_session_keeps_texts_by_choice(tmp_path: Path, monkeypatch: pytest.Mon
             LoadedModels(target, draft, PLAN, {"total": 0.0}, Path("/t")), rules
         ) as session:
             session.generate(PROMPT, max_tokens=4)
-    kept = KeptTexts(folder)
+    kept = TrainingTexts(folder)
     (pair,) = kept.pairs(draft.info)
     assert (pair.target_path, pair.target_digest) == ("/t", digest(target.info))
     (text,) = kept.texts(draft.info, pair.target_digest)
@@ -113,11 +113,11 @@ def test_what_is_learnt_of_costs_does_not_depend_on_it() -> None:
 def test_its_memory_is_planned_for_every_text() -> None:
     one, four = noting.bytes_needed(1000, 1), noting.bytes_needed(1000, 4)
     assert four - one == 3 * noting.TEXT_BYTES
-    text = KeptText(
+    text = TrainingText(
         [10**6] * noting.MOST_TOKENS,
         1,
         [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * noting.MOST_CORRECTIONS,
     )
-    from edgespec.files.kept_texts import _packed
+    from edgespec.files.training_texts import _packed
 
     assert 4 * len(_packed(text)) < noting.TEXT_BYTES

@@ -12,7 +12,7 @@ from edgespec import extras
 from edgespec.cli import entry
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
-from edgespec.files.kept_texts import KeptText, KeptTexts
+from edgespec.files.training_texts import TrainingText, TrainingTexts
 from edgespec.models import adapting
 from edgespec.models.adapting import Adapted
 from edgespec.models.describe import describe
@@ -26,22 +26,22 @@ N_TEXTS = 12
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptTexts:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingTexts:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return KeptTexts(cache_folder.learnt())
+    return TrainingTexts(cache_folder.learnt())
 
 
 @pytest.fixture
-def kept(cache: KeptTexts) -> KeptTexts:
+def kept(cache: TrainingTexts) -> TrainingTexts:
     """Texts of different prompts, of the embedded pair."""
     keep(cache, PAIR.target)
     return cache
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[KeptText]:
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingText]:
     """Instead of training the draft is copied; the texts that it would learn."""
-    learnt: list[KeptText] = []
+    learnt: list[TrainingText] = []
 
     def train(draft, out, name, texts, n_threads, progress):
         learnt.extend(texts)
@@ -54,10 +54,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[KeptText]:
     return learnt
 
 
-def keep(texts: KeptTexts, target: Path, n: int = N_TEXTS) -> None:
+def keep(texts: TrainingTexts, target: Path, n: int = N_TEXTS) -> None:
     infos = describe(target).info, describe(PAIR.draft).info
     for number in range(n):
-        texts.keep(*infos, target, KeptText([100 + number, 7, 8, 9], 2))
+        texts.keep(*infos, target, TrainingText([100 + number, 7, 8, 9], 2))
 
 
 def adapt(out: Path, *more: str) -> int:
@@ -65,51 +65,54 @@ def adapt(out: Path, *more: str) -> int:
     return entry.main([*words, *more])
 
 
-def test_a_tenth_is_held_out(kept: KeptTexts) -> None:
-    material = adapting.material(PAIR.draft)
-    assert (len(material.learnt), len(material.held_out)) == (N_TEXTS - 1, 1)
-    assert material.target == PAIR.target
-    assert material.prompts == [[100, 7]]
+def test_a_tenth_is_held_out(kept: TrainingTexts) -> None:
+    data = adapting.training_data(PAIR.draft)
+    assert (len(data.learnt), len(data.held_out)) == (N_TEXTS - 1, 1)
+    assert data.target == PAIR.target
+    assert data.prompts == [[100, 7]]
 
 
-def test_what_is_measured_is_not_learnt(kept: KeptTexts) -> None:
+def test_what_is_measured_is_not_learnt(kept: TrainingTexts) -> None:
     keep(kept, PAIR.target)  # every prompt twice
-    material = adapting.material(PAIR.draft)
-    asked = {tuple(prompt) for prompt in material.prompts}
-    assert not asked & {tuple(text.tokens[:2]) for text in material.learnt}
+    data = adapting.training_data(PAIR.draft)
+    asked = {tuple(prompt) for prompt in data.prompts}
+    assert not asked & {tuple(text.tokens[:2]) for text in data.learnt}
 
 
 def test_without_texts_it_says_how_to_get_some() -> None:
     with pytest.raises(UsageError, match=r"no texts are kept with the draft .* with --learn first"):
-        adapting.material(PAIR.draft)
+        adapting.training_data(PAIR.draft)
 
 
-def test_too_few_texts_teach_nothing(cache: KeptTexts) -> None:
+def test_too_few_texts_teach_nothing(cache: TrainingTexts) -> None:
     keep(cache, PAIR.target, 10)
     with pytest.raises(UsageError, match=r"10 texts are kept .*too few"):
-        adapting.material(PAIR.draft)
+        adapting.training_data(PAIR.draft)
 
 
-def test_of_several_targets_one_must_be_named(kept: KeptTexts, tmp_path: Path) -> None:
+def test_of_several_targets_one_must_be_named(kept: TrainingTexts, tmp_path: Path) -> None:
     other = tiny_llama().write(tmp_path / "other.gguf")
     keep(kept, other)
     with pytest.raises(UsageError, match=r"several targets .*other\.gguf.*--learnt-with"):
-        adapting.material(PAIR.draft)
-    assert adapting.material(PAIR.draft, other).target == other
+        adapting.training_data(PAIR.draft)
+    assert adapting.training_data(PAIR.draft, other).target == other
 
 
-def test_a_target_that_moved_must_be_named(kept: KeptTexts, tmp_path: Path) -> None:
+def test_a_target_that_moved_must_be_named(kept: TrainingTexts, tmp_path: Path) -> None:
     kept.forget()
     moved = Path(shutil.copy(PAIR.target, tmp_path / "t.gguf"))
     keep(kept, moved)
     moved.unlink()
     with pytest.raises(UsageError, match=r"is not at .*t\.gguf: name it with --learnt-with"):
-        adapting.material(PAIR.draft)
-    assert adapting.material(PAIR.draft, PAIR.target).target == PAIR.target
+        adapting.training_data(PAIR.draft)
+    assert adapting.training_data(PAIR.draft, PAIR.target).target == PAIR.target
 
 
 def test_it_shows_the_check_before_and_after(
-    kept: KeptTexts, trained: list[KeptText], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: TrainingTexts,
+    trained: list[TrainingText],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "new.gguf"
     assert adapt(out) == 0
@@ -121,7 +124,10 @@ def test_it_shows_the_check_before_and_after(
 
 
 def test_its_json_has_both_checks(
-    kept: KeptTexts, trained: list[KeptText], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: TrainingTexts,
+    trained: list[TrainingText],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "new.gguf"
     assert adapt(out, "--json") == 0
@@ -132,7 +138,7 @@ def test_its_json_has_both_checks(
 
 
 def test_nothing_is_overwritten(
-    kept: KeptTexts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: TrainingTexts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new.gguf"
     out.write_text("mine")
@@ -143,8 +149,8 @@ def test_nothing_is_overwritten(
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (EdgespecError("no"), 1)])
 def test_what_ends_training_leaves_nothing(
-    kept: KeptTexts,
-    trained: list[KeptText],
+    kept: TrainingTexts,
+    trained: list[TrainingText],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
@@ -173,7 +179,7 @@ def test_other_architectures_are_refused_by_name(
 
 
 def test_without_pytorch_it_says_how_to_install_it(
-    kept: KeptTexts,
+    kept: TrainingTexts,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -198,19 +198,19 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"{out} must be a file in a folder that exists")
     adapting.check(draft)
     named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
-    material = adapting.material(draft, named)
-    prompts: Prompts = material.prompts
+    data = adapting.training_data(draft, named)
+    prompts: Prompts = data.prompts
     if "prompts" in args:
         prompts = read_prompts(Path(args.prompts))
-    before = _measured(args, material.target, draft, prompts, console)
+    before = _measured(args, data.target, draft, prompts, console)
     if "json" not in args:
         console.write("\n".join(["Before:", *before.table(), ""]))
-    load = _load_settings(args, material.target, draft)
+    load = _load_settings(args, data.target, draft)
     with scratch_folder(out.parent) as folder:
         new, n_threads = folder / "adapted.gguf", load.threads or process.usable_cores()
-        adapted = adapting.train(draft, new, out.stem, material.learnt, n_threads, console.progress)
+        adapted = adapting.train(draft, new, out.stem, data.learnt, n_threads, console.progress)
         console.end_of_progress()
-        after = _measured(args, material.target, new, prompts, console)
+        after = _measured(args, data.target, new, prompts, console)
         _place(new, out)
     report = {"before": before.report(draft), "after": after.report(out)}
     learnt = model_report.adapted_lines(adapted, before.fit, after.fit, out)
@@ -223,11 +223,11 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
 
 
 def run_forget(args: argparse.Namespace, console: Console) -> None:
-    from edgespec.files.kept_texts import KeptTexts
+    from edgespec.files.training_texts import TrainingTexts
 
     folder = cache_folder.learnt()
     try:
-        nbytes = KeptTexts(folder).forget()
+        nbytes = TrainingTexts(folder).forget()
     except OSError as error:
         raise EdgespecError(f"{folder} could not be emptied: {error.strerror}") from error
     if "json" in args:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import UsageError
-from edgespec.files.kept_texts import KeptText
+from edgespec.files.training_texts import TrainingText
 from edgespec_runtimes.adapt import adaptable, llama, weights
 from edgespec_runtimes.adapt.lessons import lessons_of
 from edgespec_runtimes.adapt.training import train
@@ -20,7 +20,7 @@ def adapt(
     source: Path,
     out: Path,
     name: str,
-    texts: Sequence[KeptText],
+    texts: Sequence[TrainingText],
     n_threads: int,
     report: Callable[[float], None],
 ) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.files.kept_texts import KeptText
+from edgespec.files.training_texts import TrainingText
 
 WINDOW = 512
 """Tokens that are trained together; a longer text is cut."""
@@ -31,7 +31,7 @@ class Lesson:
     """float32 [n, k]: their probabilities, which sum to 1."""
 
 
-def lessons_of(text: KeptText, n_vocab: int) -> Iterator[Lesson]:
+def lessons_of(text: TrainingText, n_vocab: int) -> Iterator[Lesson]:
     """The windows of a text in which the target speaks."""
     if max(text.tokens) >= n_vocab:
         return

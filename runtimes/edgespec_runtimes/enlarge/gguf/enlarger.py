@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.files.kept_texts import KeptText
+from edgespec.files.training_texts import TrainingText
 from edgespec.ports import Progress
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
@@ -47,7 +47,7 @@ class GgufTool:
         source: Path,
         out: Path,
         name: str,
-        texts: Sequence[KeptText],
+        texts: Sequence[TrainingText],
         n_threads: int,
         report: Callable[[float], None],
     ) -> float:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files import kept_texts
-from edgespec.files.kept_texts import Correction, KeptText, KeptTexts, digest
+from edgespec.files import training_texts
+from edgespec.files.training_texts import Correction, TrainingText, TrainingTexts, digest
 from edgespec.values import ModelInfo
 
 TARGET = ModelInfo("target", "llama", n_vocab=100, n_ctx=8, n_layers=6, size_bytes=60)
 DRAFT = ModelInfo("draft", "llama", n_vocab=100, n_ctx=8, n_layers=2, size_bytes=20)
-TEXT = KeptText([5, 6, 7, 8], 2, [Correction(3, [8, 1], [0.75, 0.125])])
+TEXT = TrainingText([5, 6, 7, 8], 2, [Correction(3, [8, 1], [0.75, 0.125])])
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(folder: Path) -> KeptTexts:
-    return KeptTexts(folder)
+def kept(folder: Path) -> TrainingTexts:
+    return TrainingTexts(folder)
 
 
-def of_pair(kept: KeptTexts) -> list[KeptText]:
+def of_pair(kept: TrainingTexts) -> list[TrainingText]:
     return kept.texts(DRAFT, digest(TARGET))
 
 
-def test_texts_come_back_in_their_order(kept: KeptTexts) -> None:
-    other = KeptText([1, 2, 3], 1, [])
+def test_texts_come_back_in_their_order(kept: TrainingTexts) -> None:
+    other = TrainingText([1, 2, 3], 1, [])
     kept.keep(TARGET, DRAFT, Path("/models/t.gguf"), TEXT)
     kept.keep(TARGET, DRAFT, Path("/models/t.gguf"), other)
     assert of_pair(kept) == [TEXT, other]
@@ -39,7 +39,7 @@ def test_texts_come_back_in_their_order(kept: KeptTexts) -> None:
     assert (pair.target, pair.draft, pair.target_path) == ("target", "draft", "/models/t.gguf")
 
 
-def test_each_pair_has_its_own(kept: KeptTexts) -> None:
+def test_each_pair_has_its_own(kept: TrainingTexts) -> None:
     larger = replace(TARGET, size_bytes=61)
     kept.keep(TARGET, DRAFT, None, TEXT)
     kept.keep(larger, DRAFT, None, TEXT)
@@ -48,7 +48,7 @@ def test_each_pair_has_its_own(kept: KeptTexts) -> None:
     assert {pair.target_digest for pair in kept.pairs(DRAFT)} == {digest(TARGET), digest(larger)}
 
 
-def test_only_their_owner_can_read_them(kept: KeptTexts, folder: Path) -> None:
+def test_only_their_owner_can_read_them(kept: TrainingTexts, folder: Path) -> None:
     kept.keep(TARGET, DRAFT, None, TEXT)
     assert folder.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
@@ -65,7 +65,7 @@ def test_only_their_owner_can_read_them(kept: KeptTexts, folder: Path) -> None:
         b"\n\xff\xfe",
     ],
 )
-def test_what_is_damaged_is_skipped(kept: KeptTexts, folder: Path, torn: bytes) -> None:
+def test_what_is_damaged_is_skipped(kept: TrainingTexts, folder: Path, torn: bytes) -> None:
     kept.keep(TARGET, DRAFT, None, TEXT)
     (path,) = folder.iterdir()
     with path.open("ab") as file:
@@ -75,10 +75,10 @@ def test_what_is_damaged_is_skipped(kept: KeptTexts, folder: Path, torn: bytes) 
 
 
 def test_the_oldest_go_when_there_are_too_many(
-    kept: KeptTexts, monkeypatch: pytest.MonkeyPatch
+    kept: TrainingTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_texts, "FILE_BYTES", 400)
-    monkeypatch.setattr(kept_texts, "MOST_BYTES", 2000)
+    monkeypatch.setattr(training_texts, "FILE_BYTES", 400)
+    monkeypatch.setattr(training_texts, "MOST_BYTES", 2000)
     for n in range(100):
         kept.keep(TARGET, DRAFT, None, replace(TEXT, tokens=[5, 6, 7, n]))
         assert kept.nbytes <= 2000
@@ -86,7 +86,7 @@ def test_the_oldest_go_when_there_are_too_many(
     assert left == list(range(left[0], 100)) and left[0] > 50
 
 
-def test_forgetting_deletes_all(kept: KeptTexts, folder: Path) -> None:
+def test_forgetting_deletes_all(kept: TrainingTexts, folder: Path) -> None:
     assert kept.forget() == 0
     kept.keep(TARGET, DRAFT, None, TEXT)
     nbytes = kept.nbytes
@@ -94,7 +94,7 @@ def test_forgetting_deletes_all(kept: KeptTexts, folder: Path) -> None:
     assert not list(folder.iterdir()) and of_pair(kept) == []
 
 
-def test_a_link_is_not_followed(kept: KeptTexts, folder: Path, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(kept: TrainingTexts, folder: Path, tmp_path: Path) -> None:
     kept.keep(TARGET, DRAFT, None, TEXT)
     (path,) = folder.iterdir()
     path.unlink()

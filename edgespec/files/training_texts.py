@@ -1,4 +1,4 @@
-"""Texts that `--learn` keeps for drafts to learn from: files of lines, bounded, deleted together.
+"""Texts that `--learn` keeps for the training of drafts: files of lines, bounded, deleted together.
 
 A line is appended whole, and one that a killed process left torn is skipped. Knows files and their
 format; what is learnt from them is elsewhere.
@@ -39,7 +39,7 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptText:
+class TrainingText:
     """A prompt, the target's answer, and the places where no guess was right."""
 
     tokens: Sequence[int]
@@ -49,7 +49,7 @@ class KeptText:
 
 
 @dataclass(frozen=True, slots=True)
-class PairOfTexts:
+class TextsHeader:
     """Head of a file: the target that wrote its texts, and the draft that guessed."""
 
     target: str
@@ -59,8 +59,8 @@ class PairOfTexts:
     draft: str
 
 
-class KeptTexts:
-    """Files of kept texts in a folder."""
+class TrainingTexts:
+    """Files of training texts in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class KeptTexts:
         return sum(size for size, _ in self._files())
 
     def keep(
-        self, target: ModelInfo, draft: ModelInfo, target_path: Path | None, text: KeptText
+        self, target: ModelInfo, draft: ModelInfo, target_path: Path | None, text: TrainingText
     ) -> None:
         """Append a text to the pair's newest file; only its owner can read it. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class KeptTexts:
         mine = sorted(self._folder.glob(f"{prefix}.*.jsonl"))
         line = b"\n" + _packed(text)  # begun anew even after a torn line
         if not mine or mine[-1].stat().st_size + len(line) > FILE_BYTES:
-            pair = PairOfTexts(target.name, digest(target), str(target_path or ""), draft.name)
+            pair = TextsHeader(target.name, digest(target), str(target_path or ""), draft.name)
             line = json.dumps(asdict(pair)).encode() + line
             mine.append(self._folder / f"{prefix}.{time.time_ns():020d}.jsonl")
             self._make_room()
@@ -90,17 +90,17 @@ class KeptTexts:
         finally:
             os.close(descriptor)
 
-    def pairs(self, draft: ModelInfo) -> list[PairOfTexts]:
+    def pairs(self, draft: ModelInfo) -> list[TextsHeader]:
         """Pairs with this draft of which texts are kept, each once."""
         found = {}
         for path in self._of(draft):
             lines = self._lines(path)
             with suppress(StopIteration, TypeError):
-                pair = PairOfTexts(**next(lines))
+                pair = TextsHeader(**next(lines))
                 found[pair.target_digest] = pair
         return list(found.values())
 
-    def texts(self, draft: ModelInfo, target_digest: str) -> list[KeptText]:
+    def texts(self, draft: ModelInfo, target_digest: str) -> list[TrainingText]:
         """The texts of a pair, the oldest first, without those that are damaged."""
         return [
             text
@@ -154,7 +154,7 @@ def digest(info: ModelInfo) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-def _packed(text: KeptText) -> bytes:
+def _packed(text: TrainingText) -> bytes:
     """One line: probabilities are whole thousandths, and the rest is the head's."""
     corrections = [
         [one.place, list(one.tokens), [round(1000 * share) for share in one.probabilities]]
@@ -164,7 +164,7 @@ def _packed(text: KeptText) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _unpacked(content: dict[str, Any]) -> KeptText | None:
+def _unpacked(content: dict[str, Any]) -> TrainingText | None:
     """The text of a line; None for a head or a damaged one."""
     try:
         tokens, n_prompt = content["tokens"], content["prompt"]
@@ -184,4 +184,4 @@ def _unpacked(content: dict[str, Any]) -> KeptText | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
-    return KeptText(tokens, n_prompt, corrections) if wellformed else None
+    return TrainingText(tokens, n_prompt, corrections) if wellformed else None
