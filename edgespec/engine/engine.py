@@ -36,7 +36,7 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.engine.noting import LearningNotes
+    from edgespec.engine.corrections import CorrectionLog
 
 
 GATHERING_SHARE = 0.02
@@ -61,7 +61,7 @@ class Engine(Closeable):
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
         memory: Memory | None = None,
-        observer: LearningNotes | None = None,
+        observer: CorrectionLog | None = None,
     ) -> None:
         """`drafters` guess beside the draft model; of several texts they follow the first."""
         settings = settings or EngineSettings()

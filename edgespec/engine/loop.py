@@ -24,7 +24,7 @@ from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
 
 if TYPE_CHECKING:
-    from edgespec.engine.noting import LearningNotes
+    from edgespec.engine.corrections import CorrectionLog
 
 
 class Loop:
@@ -35,7 +35,7 @@ class Loop:
         passes: Passes,
         rules: RoundRules,
         learning: Learning,
-        observer: LearningNotes | None = None,
+        observer: CorrectionLog | None = None,
     ) -> None:
         self._passes = passes
         self._rules = rules

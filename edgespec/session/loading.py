@@ -313,9 +313,9 @@ class _Opening(Closeable):
         if self._settings.most_body_bytes is not None:
             others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
         if self._engine_settings.learn:
-            from edgespec.engine import noting
+            from edgespec.engine import corrections
 
-            nbytes = noting.bytes_needed(target.info.n_vocab, self._n_parallel)
+            nbytes = corrections.bytes_needed(target.info.n_vocab, self._n_parallel)
             others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
         if self._settings.state_files:
             most_bytes = max(need.state_bytes for need in needs)

@@ -102,11 +102,11 @@ class Session(Closeable):
             close_models = begin_warm(target, models.close)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
-            from edgespec.engine.noting import LearningNotes
+            from edgespec.engine.corrections import CorrectionLog
             from edgespec.files.training_texts import TrainingTexts
 
             texts = TrainingTexts(cache_folder.learnt())
-            observer = LearningNotes(partial(texts.keep, target.info, draft.info, models.path))
+            observer = CorrectionLog(partial(texts.keep, target.info, draft.info, models.path))
         engine = Engine(
             target, draft, engine_settings, trace=trace, memory=memory, observer=observer
         )

@@ -1,4 +1,4 @@
-"""Notes what the target said where no guess was right, for a draft to learn from later.
+"""Records what the target said where no guess was right, for a draft to learn from later.
 
 It only writes: no text and no guess depends on it.
 """
@@ -22,17 +22,17 @@ MOST_TOKENS = 4096
 """Tokens of a text that are kept, the last ones."""
 MOST_CORRECTIONS = 1024
 TEXT_BYTES = 2 << 20
-"""Memory of a text's notes, and of its line at the end."""
+"""Memory of a text's corrections, and of its line at the end."""
 BYTES_PER_TOKEN = 24
 """Memory for each token of the vocabulary while a distribution is looked at."""
 
 
 def bytes_needed(n_vocab: int, n_texts: int) -> int:
-    """Memory of the notes of so many texts at once."""
+    """Memory of the corrections of so many texts at once."""
     return BYTES_PER_TOKEN * n_vocab + n_texts * TEXT_BYTES
 
 
-class LearningNotes:
+class CorrectionLog:
     """Corrections of the texts at work, which are kept when their text ends."""
 
     def __init__(self, keep: Callable[[TrainingText], None]) -> None:
@@ -48,7 +48,7 @@ class LearningNotes:
         logits: np.ndarray,
         accepted: Accepted,
     ) -> None:
-        """Note what the target said at the end of the accepted path, unless a guess was right.
+        """Record what the target said at the end of the accepted path, unless a guess was right.
 
         `logits` are the target's after each of the verified `nodes`; the request has the accepted
         tokens. Neither is kept beyond the call."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.engine import noting
+from edgespec.engine import corrections
+from edgespec.engine.corrections import CorrectionLog
 from edgespec.engine.engine import Engine
-from edgespec.engine.noting import LearningNotes
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.files.training_texts import Correction, TrainingText, TrainingTexts, digest
@@ -24,7 +24,7 @@ RULES = EngineSettings(step_aside=False, remember=False, lookup=False)
 
 def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> TrainingText:
     kept: list[TrainingText] = []
-    with Engine(target, draft, RULES, observer=LearningNotes(kept.append)) as engine:
+    with Engine(target, draft, RULES, observer=CorrectionLog(kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, max_tokens))
     (text,) = kept
     return text
@@ -43,7 +43,7 @@ def test_right_guesses_need_no_correction() -> None:
 
 def test_without_guesses_every_token_is_said_by_the_target() -> None:
     kept: list[TrainingText] = []
-    with Engine(counting(), None, RULES, observer=LearningNotes(kept.append)) as engine:
+    with Engine(counting(), None, RULES, observer=CorrectionLog(kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, 5))
     assert [one.place for one in kept[0].corrections] == [4, 5, 6, 7, 8]
 
@@ -53,7 +53,7 @@ def test_a_correction_is_what_the_target_said_where_no_guess_was_right() -> None
     assert text.corrections
     for one in text.corrections:
         assert one.tokens[0] == text.tokens[one.place]
-        assert len(one.tokens) == noting.N_SAID
+        assert len(one.tokens) == corrections.N_SAID
         assert sum(one.probabilities) == pytest.approx(1, abs=0.05)
         assert sorted(one.probabilities, reverse=True) == list(one.probabilities)
 
@@ -61,7 +61,7 @@ def test_a_correction_is_what_the_target_said_where_no_guess_was_right() -> None
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
     results = []
-    for observer in (None, LearningNotes(lambda text: None)):
+    for observer in (None, CorrectionLog(lambda text: None)):
         draft = FakeModel(random_language(3, N_VOCAB), N_VOCAB)
         with Engine(counting(), draft, RULES, clock=lambda: 0.0, observer=observer) as engine:
             results.append(finish(engine.generate(PROMPT, sampling, 20)))  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
 
 
 def test_of_a_long_text_the_end_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noting, "MOST_TOKENS", 6)
+    monkeypatch.setattr(corrections, "MOST_TOKENS", 6)
     text = noted(counting(), FakeModel(random_language(3, N_VOCAB), N_VOCAB), max_tokens=10)
     assert (list(text.tokens), text.n_prompt) == ([4, 5, 6, 7, 8, 9], 1)
     assert all(one.tokens[0] == text.tokens[one.place] for one in text.corrections)
@@ -79,7 +79,7 @@ def test_a_text_that_cannot_be_kept_is_told_in_a_note() -> None:
     def fail(text: TrainingText) -> None:
         raise OSError(28, "No space left on device")
 
-    with Engine(counting(), counting(), RULES, observer=LearningNotes(fail)) as engine:
+    with Engine(counting(), counting(), RULES, observer=CorrectionLog(fail)) as engine:
         result = finish(engine.generate(PROMPT, GREEDY, 3))
     assert "not kept to learn from: No space left" in result.notes[-1]
 
@@ -111,13 +111,13 @@ def test_what_is_learnt_of_costs_does_not_depend_on_it() -> None:
 
 
 def test_its_memory_is_planned_for_every_text() -> None:
-    one, four = noting.bytes_needed(1000, 1), noting.bytes_needed(1000, 4)
-    assert four - one == 3 * noting.TEXT_BYTES
+    one, four = corrections.bytes_needed(1000, 1), corrections.bytes_needed(1000, 4)
+    assert four - one == 3 * corrections.TEXT_BYTES
     text = TrainingText(
-        [10**6] * noting.MOST_TOKENS,
+        [10**6] * corrections.MOST_TOKENS,
         1,
-        [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * noting.MOST_CORRECTIONS,
+        [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * corrections.MOST_CORRECTIONS,
     )
     from edgespec.files.training_texts import _packed
 
-    assert 4 * len(_packed(text)) < noting.TEXT_BYTES
+    assert 4 * len(_packed(text)) < corrections.TEXT_BYTES
