@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from edgespec.cli.entry import share_cores
+from edgespec.cli.entry import let_idle_threads_sleep
 
 pytest.register_assert_rewrite(
     "engine_cases",
@@ -24,7 +24,7 @@ pytest.register_assert_rewrite(
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
 
-share_cores(os.environ)  # workers outnumber cores
+let_idle_threads_sleep(os.environ)  # workers outnumber cores
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_whole_process = argv is None
     arguments = sys.argv[1:] if argv is None else list(argv)
     if is_whole_process:
-        share_cores(os.environ)
+        let_idle_threads_sleep(os.environ)
     interrupts = Interrupts()
     with interrupts.heard(until_the_end=is_whole_process):
         try:
@@ -69,7 +69,7 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         return report_failure(error, message, 1, wants_json)
 
 
-def share_cores(environ: MutableMapping[str, str]) -> None:
+def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
     """Let idle threads of OpenMP sleep soon, unless the user has chosen otherwise. The library
     reads the variable once, when a runtime loads it."""
     if not environ.get("OMP_WAIT_POLICY"):

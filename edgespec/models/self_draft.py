@@ -59,7 +59,7 @@ class SelfDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DraftMemory:
     """Memory that a draft takes of a budget, and its cost for the target."""
 
     budget_bytes: int
@@ -73,10 +73,10 @@ class Room:
     """Without a draft."""
 
 
-def room(alone: MemoryPlan, pair: MemoryPlan) -> Room:
-    """Room of a draft by plans of the same budget for the target alone and for both."""
+def room(alone: MemoryPlan, pair: MemoryPlan) -> DraftMemory:
+    """DraftMemory of a draft by plans of the same budget for the target alone and for both."""
     draft_bytes = sum(row.nbytes for row in pair.rows if row.owner == "draft")
-    return Room(
+    return DraftMemory(
         pair.budget_bytes,
         draft_bytes,
         pair.budget_bytes - pair.smallest_bytes + draft_bytes,

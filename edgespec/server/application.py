@@ -30,7 +30,7 @@ from edgespec.completions.requests import ChatRequest, CommonRequest, Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.memory import heap, process
-from edgespec.server.bodies import Bodies
+from edgespec.server.bodies import RequestBodies
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
@@ -49,7 +49,7 @@ class Service:
         session: Session,
         completions: Completions,
         guard: Guard,
-        bodies: Bodies,
+        bodies: RequestBodies,
         queue: Queue,
         figures: ServerFigures,
     ) -> None:

@@ -23,7 +23,7 @@ class _Body:
     is_evicted: bool = False
 
 
-class Bodies:
+class RequestBodies:
     """Bodies that arrive or wait for their turn, `most_bytes` together.
 
     Where there is no room, the body that has been arriving longest is evicted; whole ones stay.

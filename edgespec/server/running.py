@@ -12,7 +12,7 @@ import uvicorn
 from edgespec.completions.service import Completions
 from edgespec.memory import requests
 from edgespec.server.application import Service
-from edgespec.server.bodies import Bodies
+from edgespec.server.bodies import RequestBodies
 from edgespec.server.connections import ClientLimits, Connections
 from edgespec.server.guarding import Guard
 from edgespec.server.queueing import Queue, ServerFigures
@@ -60,7 +60,7 @@ class Server:
         body_bytes = guard.most_body_bytes
         if body_bytes is None:
             body_bytes = requests.most_body_bytes(session.target.n_ctx)
-        bodies = Bodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
+        bodies = RequestBodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
         service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
             service.application(),

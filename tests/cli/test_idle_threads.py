@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edgespec.cli.entry import SPIN_COUNT, share_cores
+from edgespec.cli.entry import SPIN_COUNT, let_idle_threads_sleep
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from edgespec.cli.entry import SPIN_COUNT, share_cores
 def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(
     given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    share_cores(given)
+    let_idle_threads_sleep(given)
     assert given == expected
 
 

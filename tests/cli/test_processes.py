@@ -27,13 +27,8 @@ def test_help_and_version_need_no_model_library():
 NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.flags.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
-    *(
-        "engine.drafting.drawing",
-        "engine.drafting.head",
-        "engine.corrections",
-        "files.training_texts",
-    ),
-    *("models.adapting", "paging.experts", "tracing.trace_file", "tuning.successive_halving"),
+    *("engine.corrections", "engine.drafting.drawing", "engine.drafting.head", "models.adapting"),
+    *("files.training_texts", "paging.experts", "tracing.trace_file", "tuning.successive_halving"),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
 NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")

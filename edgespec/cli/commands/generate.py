@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.commands import reports
-from edgespec.cli.commands.plan import blaming_draft_max
+from edgespec.cli.commands.plan import mentioning_draft_max
 from edgespec.cli.console import Console, follow, report_failure
 from edgespec.cli.flags import grammars, prompt_caches
 from edgespec.cli.flags.values import check_output
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     with (
-        blaming_draft_max(command),
+        mentioning_draft_max(command),
         _trace(args) as trace,
         session.load(command.load, command.engine, console.progress, trace) as running,
     ):

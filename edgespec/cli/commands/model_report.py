@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.models.catalogue import KnownFile, KnownModel
     from edgespec.models.describe import ModelDescription
     from edgespec.models.pair_fit import PairFit, SourcesFit
-    from edgespec.models.self_draft import Room, SelfDraft
+    from edgespec.models.self_draft import DraftMemory, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
@@ -393,7 +393,7 @@ def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
     return [*lines, f"{out}: {best.type}, the target's layers {kept}", ""]
 
 
-def room_line(room: Room) -> str:
+def room_line(room: DraftMemory) -> str:
     """One line about the memory left for a draft beside the target."""
     return (
         f"Of the budget of {format_size(room.budget_bytes)} the draft takes "

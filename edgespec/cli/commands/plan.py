@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "disk_bandwidth" in args:
         bandwidth, source = parse_rate(args.disk_bandwidth), "as given"
     console = Console()
-    with blaming_draft_max(command):
+    with mentioning_draft_max(command):
         memory_plan = session.plan(command.load, command.engine, console.progress)
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 @contextmanager
-def blaming_draft_max(command: CommandSettings) -> Iterator[None]:
+def mentioning_draft_max(command: CommandSettings) -> Iterator[None]:
     """Mention --draft-max in a budget error if more nodes than usual were requested."""
     try:
         yield
