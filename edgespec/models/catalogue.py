@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError
 from edgespec.files import cache_folder
+from edgespec.models import packaged
 from edgespec.models.embedded import (
     EmbeddedFile,
     EmbeddedModel,
@@ -24,7 +25,6 @@ from edgespec.models.embedded import (
     manifest,
     models_folder,
 )
-from edgespec.models.packaged import packaged, place_of
 from edgespec.settings.base import expanded, nearest
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def find(name: str) -> Path:
     found = lookup(name)
     if found is not None:
         return found
-    if name in packaged():
+    if name in packaged.models():
         raise ModelError(f"{name} is not here yet: edgespec models pull {name} fetches it")
     if said := hint(name):
         raise ModelError(said)
@@ -167,7 +167,7 @@ def embedded() -> list[KnownModel]:
 
 def _heads() -> Iterator[KnownModel]:
     """Heads for models that are to be fetched."""
-    for name, model in packaged().items():
+    for name, model in packaged.models().items():
         if head := model.head:
             yield KnownModel(
                 name=f"{name}-head",
@@ -198,8 +198,8 @@ def cached() -> list[KnownModel]:
 
 def _recorded(path: Path) -> str | None:
     """Checksum of a model that was fetched from a package."""
-    model = packaged().get(path.stem)
-    return model.sha256 if model and path == place_of(path.stem) else None
+    model = packaged.models().get(path.stem)
+    return model.sha256 if model and path == packaged.place_of(path.stem) else None
 
 
 def known(path: Path) -> KnownModel | None:

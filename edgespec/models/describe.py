@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.errors import ModelError
+from edgespec.models import packaged
 from edgespec.models.catalogue import (
     KnownFile,
     KnownModel,
@@ -20,7 +21,6 @@ from edgespec.models.catalogue import (
     hashed,
     known,
 )
-from edgespec.models.packaged import packaged, place_of
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
 from edgespec.values import ModelDetails, ModelInfo
@@ -99,7 +99,7 @@ def _not_fetched(here: Collection[str]) -> list[KnownModel]:
     return [
         KnownModel(
             name=name,
-            path=place_of(name),
+            path=packaged.place_of(name),
             files=(),
             format="gguf",
             quantization=model.quantization,
@@ -107,6 +107,6 @@ def _not_fetched(here: Collection[str]) -> list[KnownModel]:
             licence=model.licence,
             to_fetch_bytes=model.size_bytes,
         )
-        for name, model in packaged().items()
+        for name, model in packaged.models().items()
         if name not in here
     ]

@@ -65,7 +65,7 @@ class PackagedModel(ManifestPart):
         return f"{self.package.format(part=part)}=={self.version}"
 
 
-def packaged() -> dict[str, PackagedModel]:
+def models() -> dict[str, PackagedModel]:
     """The models by name."""
     content = tomllib.loads((models_folder() / "packaged.toml").read_text(encoding="utf-8"))
     return {name: PackagedModel.model_validate(entry) for name, entry in content.items()}
@@ -79,7 +79,7 @@ def place_of(name: str) -> Path:
 def draft_of(name: str) -> Path | None:
     """Path of what guesses for a fetched model: a draft that its recipe left in the cache folder,
     else the head that comes with edgespec, if there is one."""
-    place, head = place_of(f"{name}-draft"), packaged()[name].head
+    place, head = place_of(f"{name}-draft"), models()[name].head
     if place.exists():
         return place
     return head.path if head else None
@@ -88,13 +88,13 @@ def draft_of(name: str) -> Path | None:
 def named(path: Path) -> str | None:
     """Name of the fetched model that lies at `path`."""
     name = path.stem
-    return name if name in packaged() and path == place_of(name) else None
+    return name if name in models() and path == place_of(name) else None
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """Path of the model, which is downloaded if it is not in the cache; parts that an earlier call
     downloaded are not downloaded again. Raises FetchError."""
-    place, model = place_of(name), packaged()[name]
+    place, model = place_of(name), models()[name]
     if place.exists() and place.stat().st_size == model.size_bytes:
         return place
     folder = cache_folder.make_folder()

@@ -24,9 +24,9 @@ from edgespec.cli.commands.bench import (
 from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import spelled
 from edgespec.errors import UsageError
+from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of, size_of
-from edgespec.models.packaged import packaged
 from edgespec.ports.baselines import Baseline
 
 KNOWN = known_modes(
@@ -126,7 +126,7 @@ def test_llama_cpp_s_speculation_is_for_whole_models():
     pytest.importorskip("llama_cpp")
     from edgespec_runtimes.gguf import runtime
 
-    pair, head = embedded_pair(), packaged()["smollm2"].head
+    pair, head = embedded_pair(), packaged.models()["smollm2"].head
     assert head is not None
     drafts = bench.named_drafts([pair.draft, head.path], pair.target, runtime)
     assert [draft.in_library for draft in drafts] == [True, False]

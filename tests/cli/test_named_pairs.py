@@ -54,9 +54,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Path:
         sha256="0" * 64,
         size_bytes=1,
     )
-    model = packaged.packaged()["smollm2"].model_copy(update={"head": shipped})
-    for module in (packaged, fetching, catalogue):
-        monkeypatch.setattr(module, "packaged", lambda: {"smollm2": model})
+    model = packaged.models()["smollm2"].model_copy(update={"head": shipped})
+    monkeypatch.setattr(packaged, "models", lambda: {"smollm2": model})
     return models_folder() / "smollm2/head.gguf"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.files import cache_folder
-from edgespec.models import catalogue
+from edgespec.models import catalogue, packaged
 from edgespec.models.catalogue import (
     KnownFile,
     cached,
@@ -62,7 +62,7 @@ def two_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(catalogue, "manifest", lambda: manifest)
     monkeypatch.setattr(catalogue, "models_folder", lambda: tmp_path)
-    monkeypatch.setattr(catalogue, "packaged", dict)
+    monkeypatch.setattr(packaged, "models", dict)
     return tmp_path
 
 

