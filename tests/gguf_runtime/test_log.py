@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,3 +62,40 @@ def test_what_drivers_say_as_the_library_starts_is_no_output_of_a_command(
     with caplog.at_level(logging.DEBUG, "edgespec.llama_cpp"):
         loading.start.__wrapped__()
     assert "ggml_vulkan: Found 1" in caplog.text
+
+
+STARTING = """
+import ctypes, sys
+from pathlib import Path
+import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama.imports import Import
+
+def starting():
+    if not told:
+        told.append(True)
+        base.ggml_log_internal(4, b"ggml_cuda_init: failed to initialize CUDA")
+    return registry()
+
+told, folder = [], Path(lib._base_path)
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if str(folder) in line}
+base = ctypes.CDLL(next(path for path in loaded if "libggml-base" in path))
+library = next(path for path in loaded if "libggml.so" in path)
+registry = ctypes.CDLL(next(path for path in loaded if "libggml-cpu" in path)).ggml_backend_cpu_reg
+registry.restype = ctypes.c_void_p
+replaced = Import(library, ["ggml_backend_cpu_reg"], ctypes.CFUNCTYPE(ctypes.c_void_p)(starting))
+replaced.replace()
+from edgespec_runtimes.gguf import runtime
+runtime.diagnose()
+print(len(told))
+"""
+
+
+def _has_one_cpu_library() -> bool:
+    return sys.platform == "linux" and abi.library_file("ggml-cpu").name.startswith("libggml-cpu.")
+
+
+@pytest.mark.skipif(not _has_one_cpu_library(), reason="backends are registered in another way")
+def test_what_backends_say_while_they_are_registered_is_no_output_of_a_command() -> None:
+    """CUDA's wrote that it found no device to stderr, whatever the command."""
+    done = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"1\n", b"")

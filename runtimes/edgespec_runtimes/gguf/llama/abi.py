@@ -114,8 +114,10 @@ def _folder() -> Path:
     n_backends = getattr(lib._lib, "ggml_backend_reg_count", None)
     if n_backends is None:  # Windows tells of a library's own functions only
         return folder
-    if not n_backends():
-        with log.captured():
+    with (
+        log.captured()
+    ):  # the first question starts all backends: CUDA's tells if it finds no device
+        if not n_backends():
             lib._lib.ggml_backend_load_all_from_path(str(folder).encode())
     if not _called("ggml_backend_reg_by_name", b"CPU"):
         raise EdgespecError(
