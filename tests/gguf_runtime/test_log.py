@@ -76,7 +76,7 @@ def starting():
         base.ggml_log_internal(4, b"ggml_cuda_init: failed to initialize CUDA")
     return registry()
 
-told, folder = [], Path(lib._base_path)
+told, folder = [], Path(lib._base_path).resolve()
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if str(folder) in line}
 base = ctypes.CDLL(next(path for path in loaded if "libggml-base" in path))
 library = next(path for path in loaded if "libggml.so" in path)
