@@ -129,7 +129,7 @@ class RoundPlanner:
             # a wrong guess may cost as much as a token, a right one saves little
             if self.credit_s < known.step_s + known.overhead_s:
                 return none
-            free = RoundPlan(True, self.credit_s + row_s)
+            free = RoundPlan(True, self.credit_s)
         guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
         if not known.is_sure or guessing_rate * plain_s <= 1:
             return none
@@ -351,9 +351,11 @@ class RoundPlanner:
             pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
             pass_s += outcome.choice_stall_s - known.curve.expert_s(outcome.n_rows)
             held_up_s = max(0.0, outcome.pass_s - pass_s)
-            saved_s = outcome.n_tokens * known.plain_s_of(outcome.n_texts) - (
-                outcome.wall_s - held_up_s - self._prompts_s
-            )
+            token_s = known.plain_s_of(outcome.n_texts)
+            if outcome.n_texts == 1 and outcome.first_row_stall_s is not None:
+                # tokens that are easily guessed use experts that are in memory
+                token_s += outcome.first_row_stall_s - known.curve.expert_s(1)
+            saved_s = outcome.n_tokens * token_s - (outcome.wall_s - held_up_s - self._prompts_s)
         elif outcome.rehearsed:
             saved_s = -outcome.reading_s
         account = self.account.with_round(outcome, saved_s)

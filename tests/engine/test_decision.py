@@ -351,3 +351,16 @@ def test_rounds_of_few_texts_say_nothing_about_rounds_of_many() -> None:
     )
     assert few.sharing(2, n_prompt_rows=0).experience.proven_rate == 0
     assert few.sharing(1, n_prompt_rows=5).experience.proven_rate > 0
+
+
+def test_guesses_whose_experts_are_in_memory_save_no_reads() -> None:
+    known = replace(curve(*RESIDENT), used_share=1 / 16, all_experts_s=1.6, n_first_rows=99)
+    value = planner(known=known)
+
+    def saved_s(first_row_stall_s: float) -> float:
+        outcome = replace(
+            OUTCOME, first_row_stall_s=first_row_stall_s, choice_stall_s=0.2, pass_s=0.4, wall_s=0.4
+        )
+        return value.observe(outcome).account.saved_s
+
+    assert saved_s(0.1) - saved_s(0.02) == pytest.approx(OUTCOME.n_tokens * 0.08)
