@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec import theory
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.experience import (
+    CREDIT_SHARE,
     LONGEST_REHEARSAL,
     PROMISED_TOKENS,
     SHORTEST_REHEARSAL,
@@ -30,6 +31,8 @@ from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
+PROVEN_SHARE = 0.1
+"""Share of a text's time that guesses may lose which have been shown to pay."""
 SAFE_MARGIN = 1.2
 """Times as fast as without guesses that they must have been, where a text has no credit left."""
 
@@ -69,9 +72,9 @@ class RoundPlanner:
     first round of all it has the most tokens a second itself, later the most beyond what its
     seconds are worth.
 
-    A point is allowed if it pays by what guesses have been shown to be worth, or if the text's
-    credit covers all that it could lose (a conservative bandit: Wu et al., arXiv 1602.04282). The
-    credit grows by a share of the time, and by what guesses have saved.
+    A point is allowed if the text's credit covers all that it could lose (a conservative bandit: Wu
+    et al., arXiv 1602.04282). The credit grows by a share of the time, which is larger once guesses
+    have been shown to pay, and by what guesses have saved.
     """
 
     horizons: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -120,34 +123,41 @@ class RoundPlanner:
 
     def plan(self) -> RoundPlan:
         """The plan of the next round."""
-        known, text = self.experience, self.account
-        plain_s, free, none = self._plain_s, RoundPlan(True), RoundPlan(False, 0.0)
+        known, text, none = self.experience, self.account, RoundPlan(False, 0.0)
         if not self.may_step_aside:
-            return free
-        row_s = known.curve.second(2) - known.curve.second(1)
-        if known.curve.has_fine_experts:
-            # a wrong guess may cost as much as a token, a right one saves little
-            if self.credit_s < known.step_s + known.overhead_s:
-                return none
-            free = RoundPlan(True, self.credit_s)
-        guessing_rate = known.guessing_rate(self.n_texts, self.max_rows)
-        if not known.is_sure or guessing_rate * plain_s <= 1:
+            return RoundPlan(True)
+        if (
+            not known.is_sure
+            or known.guessing_rate(self.n_texts, self.max_rows) * self._plain_s <= 1
+        ):
             return none
-        read_s = known.reading_s(text.unread)
-        proven_rate, least = known.proven_rate, SAFE_MARGIN
-        if self.credit_s > 0:
-            proven_rate = max(proven_rate, known.line_rate(self.n_texts, self.max_rows))
-            least = 1.0
-        if proven_rate * plain_s > least:
-            n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
-            gained_s = n_tokens * (plain_s - 1 / proven_rate)
-            return free if gained_s > read_s else replace(none, rehearses=self._rehearsal)
-        credit_s = self.credit_s - text.unpaid_s(read_s)
-        # a trial verifies a guess, or it tells nothing
-        least_s = known.step_s + known.overhead_s + (1 - known.chances.proof) * row_s
+        gained_s, least_s = self._gained_s, known.step_s + known.overhead_s
+        if gained_s > 0:
+            # on small experts a wrong guess may cost as much as a token, a right one saves little
+            share = CREDIT_SHARE if known.curve.has_fine_experts else PROVEN_SHARE
+            credit_s = text.credit_s(self._plain_s, self.n_texts, share)
+            if gained_s <= known.reading_s(text.unread):
+                return replace(none, rehearses=self._rehearsal)
+        else:
+            credit_s = self.credit_s - text.unpaid_s(known.reading_s(text.unread))
+            # a trial verifies a guess, or it tells nothing
+            row_s = known.curve.second(2) - known.curve.second(1)
+            least_s += (1 - known.chances.proof) * row_s
         if credit_s < least_s:
             return replace(none, rehearses=self._rehearsal)
-        return RoundPlan(True, credit_s, is_trial=True)
+        return RoundPlan(True, credit_s, is_trial=not gained_s)
+
+    @property
+    def _gained_s(self) -> float:
+        """Seconds that guesses save the rest of the text by what they have shown; 0 if nothing."""
+        known, text, plain_s = self.experience, self.account, self._plain_s
+        rate, least = known.proven_rate, SAFE_MARGIN
+        if self.credit_s > 0:
+            rate, least = max(rate, known.line_rate(self.n_texts, self.max_rows)), 1.0
+        if rate * plain_s <= least:
+            return 0.0
+        n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
+        return n_tokens * (plain_s - 1 / rate)
 
     @property
     def _rehearsal(self) -> int:

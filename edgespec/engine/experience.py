@@ -58,10 +58,11 @@ class TextAccount:
     found: tuple[Rehearsed, ...] = ()
     """Success of a free drafter on the latest tokens, all of which came without guesses."""
 
-    def credit_s(self, plain_s: float, n_texts: int = 1) -> float:
-        """Seconds that guesses may lose, where a token without guesses takes `plain_s`."""
+    def credit_s(self, plain_s: float, n_texts: int = 1, share: float = CREDIT_SHARE) -> float:
+        """Seconds that guesses may lose, where a token without guesses takes `plain_s` and they may
+        take a share of the text's time."""
         earned_s = max(self.elapsed_s, min(PROMISED_TOKENS * n_texts, self.room) * plain_s)
-        return CREDIT_SHARE * earned_s + self.saved_s
+        return share * earned_s + self.saved_s
 
     def with_reading(self, seconds: float) -> TextAccount:
         """The account after the draft read what it had not read, before a round."""
