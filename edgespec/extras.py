@@ -41,7 +41,8 @@ def needed(extra: str, why: str) -> Iterator[None]:
 
 
 def find(package: str, extra: str, why: str) -> None:
-    """The same refusal before a package is imported: importing takes memory."""
+    """Refuse a missing package of an extra without importing it, which takes memory. Raises
+    UsageError with the command that installs it."""
     with needed(extra, why):
         try:
             is_installed = find_spec(package) is not None

@@ -255,9 +255,9 @@ class SourceStats:
     source: str
     """`draft` for a draft model, `lookup` for the text itself."""
     verified: int
-    """Its nodes that the target evaluated."""
+    """Nodes of this source that the target evaluated."""
     accepted: int
-    """Accepted nodes."""
+    """Nodes of this source that were accepted."""
 
 
 def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats, ...]:

@@ -51,7 +51,7 @@ class EarlierAnswers:
     def __init__(self, answers: Iterable[BatchAnswer] = ()) -> None:
         self.answered = KeySet()
         self.refused = KeySet()
-        """Those of `answered` with an error."""
+        """Keys of `answered` whose answer is an error."""
         for answer in answers:
             if answer.status < 500:
                 self.answered.add(answer.key)

@@ -44,13 +44,13 @@ class BatchCounts:
     """Requests of one run by how they ended."""
 
     answered: int = 0
-    """With an answer or an error, in this run."""
+    """Requests that this run answered, with a text or an error."""
     failed: int = 0
-    """Those with an error."""
+    """Requests that this run answered with an error."""
     skipped: int = 0
-    """Answered by earlier runs."""
+    """Requests that earlier runs answered."""
     skipped_failed: int = 0
-    """Those with an error."""
+    """Requests that earlier runs answered with an error."""
 
 
 class BatchRun:

@@ -84,7 +84,7 @@ def decode_together(
 
 
 def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
-    """The same by the runtime's own library."""
+    """Texts that the runtime's own library decodes, and what they cost."""
     runtime = runtimes.find(request.model)
     if not isinstance(runtime, OffersBaselines):
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")

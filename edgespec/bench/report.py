@@ -68,7 +68,7 @@ class BenchReport:
     machine: MeasuredMachine
     target: ModelFile
     drafts: Sequence[ModelFile]
-    """Those that guessed."""
+    """Draft models of the measured modes."""
     limits: AppliedLimits
     n_tokens: int
     n_baseline_tokens: int

@@ -46,7 +46,7 @@ class Bench:
     target: Path
     modes: Sequence[Mode]
     prompts: Sequence[Prompt]
-    """Those of single texts first; further ones are decoded beside them."""
+    """Prompts of single texts first, then those of texts that are decoded beside them."""
     limiter: Limiter
     budget_bytes: int | None
     """edgespec's own; None is what is free."""
@@ -56,7 +56,7 @@ class Bench:
 
     @property
     def drafts(self) -> list[Path]:
-        """Those of its modes, each once."""
+        """Draft models of the modes, each once."""
         return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
     def loading(self, draft: Path | None, n_texts: int) -> LoadSettings:

@@ -137,7 +137,7 @@ class Console:
             self._progress.show(what, share)
 
     def progress_with_rest(self, what: str, share: float | None, counts: str = "") -> None:
-        """Like `progress`, with the estimated remaining time, and `counts` behind it.
+        """Progress with the estimated remaining time, and `counts` behind it.
 
         Without a share, the counts alone.
         """

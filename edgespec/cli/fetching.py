@@ -22,7 +22,7 @@ EMBEDDED = "embedded"
 CHAT_MODEL = "smollm2"
 """Model of a chat that names none: the embedded pair was not trained to converse."""
 SYSTEM = "You are a helpful assistant."
-"""Its system prompt, unless the user gives another: under its template's own it answers worse."""
+"""System prompt of that model, unless the user gives another: its template's own is worse."""
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 

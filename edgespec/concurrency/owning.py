@@ -105,8 +105,7 @@ class Users:
 
     @contextmanager
     def within(self) -> Iterator[bool]:
-        """The same for a callback of a call that is inside; the value is True if no other call
-        is."""
+        """Enter for a callback of a call that is inside; the value is True if no other call is."""
         entry = [threading.get_ident()]
         try:
             self._inside.append(entry)

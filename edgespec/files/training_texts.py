@@ -35,7 +35,7 @@ class Correction:
     tokens: Sequence[int]
     """The target's most probable tokens there."""
     probabilities: Sequence[float]
-    """Their probabilities at temperature 1."""
+    """Probabilities of `tokens` at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class MemoryPlan:
     expert_bytes: int = 0
     """Room for experts that stay in memory until others need it."""
     cut: int = 0
-    """Which of the ways to cut the weights `segments` are."""
+    """Index of `segments` among the ways to cut the weights, coarse first."""
     batches: Mapping[str, int] = field(default_factory=dict)
     """Index of the chosen batch size among those that a model's needs offer, by owner."""
     batch_size: int = 0

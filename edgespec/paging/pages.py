@@ -29,7 +29,7 @@ def _library(kind: type[ctypes.CDLL]) -> ctypes.CDLL | None:
 
 _KERNEL = _library(ctypes.CDLL)
 _QUICK = _library(ctypes.PyDLL)
-"""The same, for calls of microseconds: it keeps the interpreter's lock, since getting that back
+"""The kernel's calls that take microseconds: the interpreter's lock is kept, as getting it back
 takes longer."""
 
 

@@ -53,7 +53,7 @@ class BaselineRun:
     """Tokens and costs of a run. Waiting for storage is part of its passes."""
 
     tokens: tuple[int, ...]
-    """Those of several texts one after the other."""
+    """Decoded tokens; several texts one after the other."""
     n_prompt_tokens: int
     load_s: float
     prompt_s: float
@@ -69,7 +69,7 @@ class Baselines(Protocol):
     """Decoding by a library itself. A module is enough."""
 
     LIBRARY: str
-    """Its name and version."""
+    """Name and version of the library."""
     BASELINES: Sequence[Baseline]
 
     def run(self, name: str, request: BaselineRequest) -> BaselineRun:

@@ -176,7 +176,7 @@ AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
 
 class LoadSettings(Settings):
-    """Which models, how they are loaded, and the memory that the whole process may take."""
+    """The models, how they are loaded, and the memory that the whole process may take."""
 
     model: Path
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
@@ -347,7 +347,7 @@ class GenerateSettings(Sampling):
     max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
     """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: bool | None = None
-    """Also guess from the text so far: what followed when its last words occurred before. Default:
+    """Guess from the text so far, too: what followed when its last words occurred before. Default:
     beside a draft model, not without one."""
     context_shift: bool = False
     """Go on when the context is full: forget half of the text behind its first tokens, and read

@@ -128,7 +128,7 @@ def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
 
 
 def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
-    """The same for people."""
+    """One line of the peak, the plan and the budget, for people."""
     return (
         f"memory: peak {format_size(peak_bytes)}, planned {format_size(plan.planned_bytes)}, "
         f"budget {format_size(plan.budget_bytes)}"

@@ -212,7 +212,7 @@ class GgufHead(HiddenStateReader):
         ]
 
     def _ready(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        """Those of `nodes` whose features are there. Raises UsageError for none."""
+        """Nodes of `nodes` whose features are there. Raises UsageError if none are."""
         ready = [node for node in nodes if self._input(tree, node) is not None]
         if not ready:
             raise UsageError("a node is evaluated whose features are not known")

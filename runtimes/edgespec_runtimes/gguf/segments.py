@@ -244,8 +244,8 @@ def slices(weight: TracedWeight, largest_bytes: int) -> list[WeightGroup]:
 def join_pinned(
     groups: Sequence[WeightGroup], pinned: frozenset[int]
 ) -> tuple[list[WeightGroup], frozenset[int]]:
-    """The same groups, but for slices that all stay in memory: they are their weight again, which
-    llama.cpp multiplies with by itself."""
+    """Groups and indices of pinned ones, with one group for slices of a weight that all stay in
+    memory: llama.cpp multiplies with that by itself."""
     streamed = {g.weights[0].address for i, g in enumerate(groups) if g.rows and i not in pinned}
     joined: list[WeightGroup] = []
     kept = set()

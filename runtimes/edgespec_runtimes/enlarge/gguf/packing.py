@@ -120,7 +120,7 @@ def copied_tensor(header: GgufFile, tensor: TensorEntry) -> Iterator[bytes]:
 
 
 def read_bytes(path: Path, offset: int, n_bytes: int) -> bytes:
-    """So many bytes of a source. Raises OSError, and ModelError if it ends before."""
+    """`n_bytes` of a file from `offset`. Raises OSError, and ModelError if it ends before."""
     with path.open("rb") as file:
         file.seek(offset)
         raw = file.read(n_bytes)

@@ -91,10 +91,10 @@ class Role:
     columns: int | None = None
     rows: int | None = None
     reads: bool = False
-    """Its columns meet copies of a vector, of which only the first may count."""
+    """True if columns meet copies of a vector, of which only the first may count."""
     feeds_residual: bool = False
     divided: bool = False
-    """Its numbers, F32, are divided by K."""
+    """True if the numbers, F32, are divided by K."""
 
     def grown(self, factor: int) -> tuple[int, ...]:
         runs = (self.columns, self.rows, None)  # experts stay as many

@@ -20,7 +20,7 @@ from edgespec_runtimes.gguf.llama import trial_process
 PLAIN, PACKED = b"plain\n", b"packed\n"
 """Output of a trial once the products of that kind are right."""
 WRONG = 3
-"""Its exit code if a product is wrong; 1 is Python's, for anything unexpected."""
+"""Exit code of a trial if a product is wrong; 1 is Python's, for anything unexpected."""
 
 TIMEOUT_S = 30.0
 """A trial takes a second; a machine that is busy may take longer."""

@@ -24,7 +24,7 @@ class DeviceMemory:
     """One device's memory in bytes, as its library tells it."""
 
     name: str
-    """Its name for people; of a server `HOST:PORT`."""
+    """The device's name for people; of a server `HOST:PORT`."""
     free_bytes: int
     total_bytes: int
     round_trip_s: float = 0.0

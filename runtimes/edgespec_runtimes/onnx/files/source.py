@@ -111,7 +111,7 @@ class Source:
 
     @property
     def genai_decoder(self) -> dict[str, Any]:
-        """Its part about the decoder."""
+        """The part about the decoder of onnxruntime-genai's configuration."""
         return _section(self.genai_config, "decoder")
 
 

@@ -13,7 +13,7 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, reads
 
 _TABLES = {FUSED_ATTENTION: (7, 8), "RotaryEmbedding": (2, 3)}
-"""Which inputs of onnxruntime's own operators are tables with a row for each position."""
+"""Indices of those inputs of onnxruntime's operators that are tables with a row for a position."""
 _DOMAIN = "com.microsoft"
 
 

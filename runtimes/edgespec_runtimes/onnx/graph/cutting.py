@@ -32,7 +32,7 @@ class Piece:
     name: str
     stage: int
     graph: int
-    """Which graph computes it."""
+    """Index of the graph that computes the piece."""
     inputs: tuple[tuple[str, str], ...]
     weights: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
@@ -47,12 +47,12 @@ class Cut:
     embeddings: tuple[tuple[str, str], ...]
     """Values that are looked up by token instead of computed, and the tables they come from."""
     columns: tuple[tuple[str, str], ...] = ()
-    """The same of tables that lie by column, [hidden, tokens]."""
+    """Values that are looked up in tables by column, [hidden, tokens], and these tables."""
     layer_inputs: Mapping[int, str] = field(default_factory=dict)
     """The hidden state that enters each layer but the first, [batch, tokens, hidden]; empty if the
     graph does not show them all."""
     hidden_size: int = 0
-    """Values of each of these."""
+    """Values of a hidden state."""
 
 
 def cut(

@@ -129,7 +129,7 @@ class Flow:
         return set(self.following(values, through_shapes))
 
     def following(self, values: Iterable[str], through_shapes: bool = False) -> Iterator[int]:
-        """The same nodes in order."""
+        """Descendants of `values` in the order of the graph."""
         reached = set(values)
         first = min(
             (self.consumers[name][0] for name in reached & self.consumers.keys()), default=0

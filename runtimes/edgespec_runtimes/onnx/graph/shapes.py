@@ -18,7 +18,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.graph.flow import Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
-"""Their outputs take no memory worth counting."""
+"""Operators whose outputs take no memory worth counting."""
 
 
 @dataclass(frozen=True, slots=True)

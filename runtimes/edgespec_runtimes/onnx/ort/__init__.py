@@ -1,1 +1,1 @@
-"""All that touches onnxruntime."""
+"""The only code that touches onnxruntime."""

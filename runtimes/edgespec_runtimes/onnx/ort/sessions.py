@@ -47,7 +47,7 @@ class Bound:
     address: int
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The same memory."""
+        """A NumPy array over the tensor's memory."""
         n_bytes = math.prod(self.shape) * np.dtype(self.kind).itemsize
         memory = (ctypes.c_ubyte * n_bytes).from_address(self.address)
         array: np.ndarray[Any, Any] = np.ctypeslib.as_array(memory).view(self.kind)

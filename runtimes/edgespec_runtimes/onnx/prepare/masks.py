@@ -58,7 +58,7 @@ def find_masks(
 
 
 def causal(n_past: int, n_new: int) -> np.ndarray:
-    """Which tokens a new one sees, bool [new, past + new]."""
+    """The mask of tokens that each new one sees, bool [new, past + new]."""
     return np.tri(n_new, n_past + n_new, n_past, dtype=np.bool_)
 
 

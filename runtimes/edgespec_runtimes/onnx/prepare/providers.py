@@ -1,4 +1,4 @@
-"""Which of onnxruntime's execution providers computes a model, and what to say about it.
+"""The onnxruntime execution provider that computes a model, and what to say about it.
 
 `auto` is what is really there. Finding devices and dividing their memory is elsewhere.
 """

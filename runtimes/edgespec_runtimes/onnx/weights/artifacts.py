@@ -31,7 +31,7 @@ def folder() -> Path:
 
 
 def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
-    """The same model with every larger weight at an address that the processor can read from.
+    """A model's source with every larger weight at an address that the processor can read from.
 
     What lies in a protobuf begins at any byte. Such a model's weights are copied once, to a file
     in the cache folder. Raises ModelError, and Cancelled.

@@ -27,7 +27,7 @@ from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, loca
 
 
 class OffloadedWeights(OnnxWeights):
-    """Like OnnxWeights, for pieces that a device computes; `groups` do not stay there."""
+    """OnnxWeights for pieces that a device computes; `groups` do not stay there."""
 
     def __init__(
         self, *arguments: Any, device: Device, kept: Sequence[PieceWeights], **options: Any

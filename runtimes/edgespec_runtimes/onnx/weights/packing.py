@@ -53,7 +53,7 @@ class _Ready:
 
 
 class PackedWeights(OnnxWeights):
-    """Like OnnxWeights, with constants instead of bound weights where the operators want them."""
+    """OnnxWeights with constants instead of bound weights where the operators want them."""
 
     _worker: ThreadPoolExecutor | None = None
     _next: Future[_Ready] | None = None
