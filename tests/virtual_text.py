@@ -34,6 +34,8 @@ class Text:
     """Share of first guesses that are right in easy passages."""
     hard: float = 0.35
     n_prompt: int = PROMPT_TOKENS
+    swapped: bool = False
+    """True if the draft ranks the token that it holds for right second."""
 
     def target(self, context: tuple[int, ...]) -> np.ndarray:
         row = np.zeros(N_VOCAB, np.float32)
@@ -51,6 +53,8 @@ class Text:
             best, second = self._other(context, 5), self._other(context, 6)
         elif u > right:
             best, second = second, best if chance(u) < 0.6 else self._other(context, 5)
+        if self.swapped:
+            best, second = second, best
         p = np.full(N_VOCAB, 0.05 * (1 - right) / N_VOCAB + 1e-5)
         p[best] += right
         p[second] += 0.6 * (1 - right)

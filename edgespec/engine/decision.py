@@ -33,7 +33,7 @@ from edgespec.values import PassReport
 
 PROVEN_SHARE = 0.1
 """Share of a text's time that guesses may lose which have been shown to pay."""
-SAFE_MARGIN = 1.2
+SAFE_MARGIN = 1.15
 """Times as fast as without guesses that they must have been, where a text has no credit left."""
 
 
@@ -151,10 +151,8 @@ class RoundPlanner:
     def _gained_s(self) -> float:
         """Seconds that guesses save the rest of the text by what they have shown; 0 if nothing."""
         known, text, plain_s = self.experience, self.account, self._plain_s
-        rate, least = known.proven_rate, SAFE_MARGIN
-        if self.credit_s > 0:
-            rate, least = max(rate, known.line_rate(self.n_texts, self.max_rows)), 1.0
-        if rate * plain_s <= least:
+        rate = max(known.proven_rate, known.line_rate(self.n_texts, self.max_rows))
+        if rate * plain_s <= (1.0 if self.credit_s > 0 else SAFE_MARGIN):
             return 0.0
         n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
         return n_tokens * (plain_s - 1 / rate)

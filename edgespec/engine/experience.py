@@ -33,6 +33,8 @@ FOREIGN_SHARE = 0.25
 """Weight of tokens of the prompt as evidence of guesses after it."""
 LONGEST_LINE = 16
 """Draft steps that are looked ahead."""
+WIDTH = 3
+"""Guesses for a token in trees whose rows cost little."""
 FADE = 0.95
 """Kept of what was learnt, a round."""
 MOST_RECALLED = 6.0
@@ -205,21 +207,26 @@ class Experience:
         return float(self.best_of_late().rate_with(tokens, seconds).max())
 
     def line_rate(self, n_texts: int, max_rows: int) -> float:
-        """Tokens a second of lines of the best length by how often guesses were right in this text,
-        whatever confidences they had."""
+        """Tokens a second of lines of the best length and width by how often guesses were right in
+        this text, whatever confidences they had."""
         tokens, seconds = self._lines(n_texts, max_rows, self.chances.proof)
         return float((tokens / np.maximum(seconds, 1e-9)).max())
 
     def _lines(self, n_texts: int, max_rows: int, share: float) -> tuple[Floats, Floats]:
-        """Tokens and seconds of rounds on lines of 1, 2, ... guesses in each text, of which a share
-        is as often right as usual."""
-        steps = np.arange(1, max(2, min(LONGEST_LINE + 1, max_rows // n_texts)))
-        tokens = n_texts * (1 + share * np.cumsum(self.chances.line(0.0, len(steps))))
-        return tokens, self.guessing_s(steps, n_texts)
+        """Tokens and seconds of rounds on lines of 1, 2, ... guesses in each text, and on lines of
+        several guesses for each token, of which a share is as often right as usual."""
+        tokens, seconds = [], []
+        for width in (1, WIDTH):
+            steps = np.arange(1, max(2, min(LONGEST_LINE, (max_rows // n_texts - 1) // width) + 1))
+            stands = self.chances.line(0.0, len(steps), is_wide=width > 1)
+            tokens.append(n_texts * (1 + share * np.cumsum(stands)))
+            seconds.append(self.guessing_s(steps, n_texts, width))
+        return np.concatenate(tokens), np.concatenate(seconds)
 
-    def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1) -> Floats:
-        """Seconds of rounds of so many draft steps, each of which hangs a node in every text."""
-        pass_s = self.curve.seconds(n_texts * (1 + n_steps))
+    def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1, width: int = 1) -> Floats:
+        """Seconds of rounds of so many draft steps, each of which hangs `width` nodes in every
+        text."""
+        pass_s = self.curve.seconds(n_texts * (1 + width * n_steps))
         return pass_s + n_steps * self.step_s + self.overhead_s
 
     @property
@@ -274,7 +281,9 @@ class Experience:
         chances, rounds, claimed, spent_s = self.chances, 0, 0.0, 0.0
         is_sure = False
         for one in tried:
-            chances = chances.with_reached(Reached(is_sure, one.claimed, one.was_right))
+            chances = chances.with_reached(
+                Reached(is_sure, one.claimed, one.was_right, one.was_first)
+            )
             is_sure = one.was_first and one.confidence >= Chances.sure
         at = 0
         while at < len(tried):
@@ -371,7 +380,8 @@ class Experience:
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
-        (h0, h1), (t0, t1) = self.chances.hits, self.chances.tries
+        known = self.chances
+        (h0, h1), (w0, w1), (t0, t1) = known.hits, known.wide_hits, known.tries
         return {
             **self.curve.state_dict(),
             "step_s": self.seen_step_s,
@@ -385,7 +395,9 @@ class Experience:
             "sure hits": h1,
             "tries": t0,
             "sure tries": t1,
-            "claimed tries": self.chances.claimed,
+            "wide hits": w0,
+            "sure wide hits": w1,
+            "claimed tries": known.claimed,
         }
 
     def load_state_dict(self, numbers: Numbers) -> Experience:
@@ -407,6 +419,10 @@ class Experience:
             return after
         tries = within(numbers, "tries", 1e3), within(numbers, "sure tries", 1e3)
         hits = within(numbers, "hits", tries[0]), within(numbers, "sure hits", tries[1])
+        wide = (
+            within(numbers, "wide hits", tries[0], hits[0]),
+            within(numbers, "sure wide hits", tries[1], hits[1]),
+        )
         claimed = within(numbers, "claimed tries", sum(tries))
         kept = min(1.0, MOST_RECALLED / max(sum(tries), 1e-9))
         plain_tokens = within(numbers, "plain tokens", 1e4)
@@ -414,7 +430,7 @@ class Experience:
         kept_rounds = min(1.0, MOST_RECALLED / max(rounds, 1e-9))
         return replace(
             after,
-            chances=Chances(hits, tries, claimed).faded(kept),
+            chances=Chances(hits, wide, tries, claimed).faded(kept),
             rounds=kept_rounds * rounds,
             claimed=kept_rounds * within(numbers, "claimed", 1e3 * max(rounds, 1e-9)),
             plain_tokens=kept_rounds * plain_tokens,

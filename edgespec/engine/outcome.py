@@ -19,6 +19,9 @@ class Reached(NamedTuple):
     claimed: float
     """Sum of the confidences of the guesses after it."""
     was_right: bool
+    """True if one of the guesses was right."""
+    was_first: bool
+    """True if the most probable guess was right."""
     entropy: float = 0.0
     """Entropy of the drafter's own distribution there, in nats; 0 where no stop rule asks."""
 

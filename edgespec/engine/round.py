@@ -326,9 +326,11 @@ def _reached(tree: TokenTree, accepted: Accepted, has_stop_rule: bool) -> list[R
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
             is_sure = node != ROOT and bool(tree.confidence[node] >= Chances.sure)
+            best = children[int(tree.confidence[children].argmax())]
             was_right = tree.child(node, token) is not None
-            unsure = tree.entropy(node) if has_stop_rule else 0.0
-            found.append(Reached(is_sure, claimed, was_right, unsure))
+            was_first = int(tree.token[best]) == token
+            entropy = tree.entropy(node) if has_stop_rule else 0.0
+            found.append(Reached(is_sure, claimed, was_right, was_first, entropy))
     return found
 
 

@@ -40,7 +40,7 @@ def planner(right: float = 0.8, known: PassCurve | None = None) -> RoundPlanner:
     chances = Chances()
     for n in range(30):
         was_right = int((n + 1) * right) > int(n * right)
-        chances = chances.with_reached(Reached(False, right, was_right))
+        chances = chances.with_reached(Reached(False, right, was_right, was_right))
     experience = Experience(
         known or curve(*RESIDENT), chances, seen_step_s=STEP_S, seen_overhead_s=STEP_S
     )
@@ -202,7 +202,11 @@ OUTCOME = RoundOutcome(
     growing_s=0.008,
     expected=2.5,
     expected_s=0.17,
-    reached=(Reached(False, 0.9, True), Reached(True, 0.95, True), Reached(True, 0.9, False)),
+    reached=(
+        Reached(False, 0.9, True, True),
+        Reached(True, 0.95, True, True),
+        Reached(True, 0.9, False, False),
+    ),
 )
 
 
@@ -281,7 +285,7 @@ def test_a_reading_that_other_work_held_up_is_charged_in_part() -> None:
 
 def test_a_draft_that_is_right_more_often_than_it_says_is_believed_more() -> None:
     modest = planner()
-    told = Chances((27.0, 0.0), (30.0, 0.0), claimed=15.0)
+    told = Chances((27.0, 0.0), (27.0, 0.0), (30.0, 0.0), claimed=15.0)
     modest = replace(modest, experience=replace(modest.experience, chances=told))
     likely, plan = line(*[0.55] * 7), unlimited(modest)
     assert modest.best(plan, likely).n_rows == 8

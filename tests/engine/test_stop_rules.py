@@ -164,10 +164,11 @@ def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
 def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
     rule = EntropyWindow()
     rejected = replace(
-        OUTCOME, reached=(Reached(False, 0.9, True, 3.0), Reached(False, 0.9, False, 0.5))
+        OUTCOME,
+        reached=(Reached(False, 0.9, True, True, 3.0), Reached(False, 0.9, False, False, 0.5)),
     )
     assert rule.observe(rejected).threshold == pytest.approx((1.0 + 0.5) / 2)
-    accepted = replace(OUTCOME, reached=(Reached(False, 0.9, True, 3.0),))
+    accepted = replace(OUTCOME, reached=(Reached(False, 0.9, True, True, 3.0),))
     assert rule.observe(accepted) == rule
 
 
@@ -175,7 +176,9 @@ def test_the_classifier_learns_at_which_entropy_guesses_fail() -> None:
     rule, random = PredictedAcceptance(), Random(0)
     for _ in range(400):
         entropy = random.uniform(0, 2)
-        rule = rule.observe(replace(OUTCOME, reached=(Reached(False, 0.7, entropy < 1, entropy),)))
+        is_right = entropy < 1
+        reached = Reached(False, 0.7, is_right, is_right, entropy)
+        rule = rule.observe(replace(OUTCOME, reached=(reached,)))
     sure, unsure = (1.0, 0.8, 0.2, 0.0), (1.0, 0.8, 1.8, 0.0)
     assert rule.chance(sure) > 0.8
     assert rule.chance(unsure) < 0.3

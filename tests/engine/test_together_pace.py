@@ -29,7 +29,7 @@ def one_by_one(machine: str, text: str) -> float:
         ("50 %, 300 MB/s", "good", 2.4),
         ("50 %, 300 MB/s", "medium", 2.4),
         ("50 %, 300 MB/s", "useless", 3.6),
-        ("80 %", "medium", 1.55),
+        ("80 %", "medium", 1.54),
         ("resident, tiny", "medium", 1.6),
         ("resident, tiny", "useless", 1.6),
     ],
