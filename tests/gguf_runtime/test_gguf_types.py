@@ -87,14 +87,12 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> 
         model.close()
 
 
-def stored_as(name: str, folder: Path) -> Path:
-    """The embedded target in another quantisation."""
+def stored_as(name: str, folder: Path, source: Path = PAIR.target) -> Path:
+    """The embedded target, or another model, in another quantisation."""
     path = folder / f"{name}.gguf"
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 1
-    code = lib.llama_model_quantize(
-        str(PAIR.target).encode(), str(path).encode(), ctypes.byref(params)
-    )
+    code = lib.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
     assert code == 0
     return path
 
