@@ -126,6 +126,7 @@ class GgufModel:
             cache_types,
             weight_types,
             expert_types,
+            shape.n_texts == 1,
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
