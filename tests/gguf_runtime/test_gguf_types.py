@@ -87,14 +87,12 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> 
         model.close()
 
 
-def stored_as(name: str, folder: Path) -> Path:
-    """The embedded target in another quantisation."""
+def stored_as(name: str, folder: Path, source: Path = PAIR.target) -> Path:
+    """The embedded target, or another model, in another quantisation."""
     path = folder / f"{name}.gguf"
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = FTYPES[name], True, 1
-    code = lib.llama_model_quantize(
-        str(PAIR.target).encode(), str(path).encode(), ctypes.byref(params)
-    )
+    code = lib.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
     assert code == 0
     return path
 
@@ -125,12 +123,11 @@ def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_tokens"), [("Q8_0", 90), ("F16", 90), ("Q4_0", 50), ("Q4_K_M", 50), ("IQ4_NL", 50)]
+    ("name", "n_tokens"), [("Q8_0", 90), ("F16", 90), ("Q4_0", 50), ("Q4_K_M", 90), ("IQ4_NL", 50)]
 )
 def test_a_prompt_beside_trees_is_the_prompt_alone(
     name: str, n_tokens: int, tmp_path: Path
 ) -> None:
-    """Longer ones of files with K-quants are read in tiles, and never beside trees."""
     tokens = [300 + 7 * n % 150 for n in range(n_tokens + 1)]
     wanted = replace(request(stored_as(name, tmp_path), n_texts=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
@@ -152,5 +149,26 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
         )
         assert len(first[0]) == 0
         assert np.array_equal(rows, alone)
+    finally:
+        model.close()
+
+
+def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> None:
+    """Tiles of attention are 64 cells, counted from the first one of the cache: other texts there
+    decided how a prompt of K-quants was added up."""
+    tokens = [300 + 7 * n % 150 for n in range(181)]
+    wanted = replace(request(stored_as("Q4_K_M", tmp_path), n_texts=2), batch_size=128)
+    model = load_paged(runtime.prepare(wanted), 0.5)
+    assert isinstance(model, GgufModel)
+    try:
+        seen = []
+        for n_before in (0, 10):
+            model.prefill(tokens[:n_before])
+            model.prefill(tokens[:-1], text=1)
+            part = PassPart(1, TokenTree(tokens[-1]), [ROOT])
+            seen.append(model.evaluate_together([part])[0].copy())
+            model.truncate(0, text=1)
+            model.truncate(0)
+        assert np.array_equal(*seen)
     finally:
         model.close()

@@ -133,6 +133,11 @@ class PagedExperts:
         """Layer -> its choices, of more experts than fit together."""
         self._skipped = SkippedNode()
 
+    @property
+    def backend(self) -> int:
+        """The address of the CPU backend that multiplies in rounds."""
+        return self._products.backend
+
     def is_choice(self, node: int) -> bool:
         """True if llama.cpp must stop after this node, whose op is one of `ops`."""
         return abi.name_of(node) in self._layer_of

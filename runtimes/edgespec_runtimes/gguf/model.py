@@ -66,11 +66,13 @@ class GgufModel:
         *,
         origin: StateOrigin,
         weight_types: Collection[str] = (),
+        expert_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
         feature_layers: Sequence[int] = (),
         checkpoint_bytes: int = 0,
     ) -> None:
-        """`weight_types`: types of the matrices whose products are to be batch invariant.
+        """`weight_types`: types of the matrices whose products are to be batch invariant;
+        `expert_types`: those that stacked experts have.
         `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before.
         `feature_layers`: those whose inputs it may be asked to give. `checkpoint_bytes`: room for
         each recurrent state that is kept where prompts end."""
@@ -123,7 +125,9 @@ class GgufModel:
             backends,
             cache_types,
             weight_types,
-            weights.sliced.backends if weights else (),
+            expert_types,
+            shape.n_texts == 1,
+            weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
         if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:

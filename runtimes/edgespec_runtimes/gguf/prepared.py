@@ -32,7 +32,12 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.offloading import Offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packing import packing_is_invariant, packs_when_paged
-from edgespec_runtimes.gguf.rounding import invariant_types, rounding_notes, turn_notes
+from edgespec_runtimes.gguf.rounding import (
+    expert_types,
+    invariant_types,
+    rounding_notes,
+    turn_notes,
+)
 
 LARGE_SHARE = 0.05
 """Share of a budget whose saving is worth a note."""
@@ -257,6 +262,7 @@ class PreparedGguf:
                     trace=trace,
                     origin=self._state_origin(shape),
                     weight_types=self._invariant_types(is_packed),
+                    expert_types=expert_types(self._header),
                     prompts_are_invariant=self._prompts_are_invariant(is_packed),
                     feature_layers=self._measured.feature_layers,
                     checkpoint_bytes=self._measured.checkpoint_bytes,

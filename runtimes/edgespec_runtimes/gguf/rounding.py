@@ -89,6 +89,11 @@ def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]
     return types
 
 
+def expert_types(header: GgufFile) -> set[str]:
+    """Types of the stacked experts of a mixture; none of another model."""
+    return {tensor.type.name for tensor in multiplied_matrices(header) if _EXPERTS in tensor.name}
+
+
 def multiplied_types(header: GgufFile) -> set[str]:
     """Types of the matrices that activations are multiplied with."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}

@@ -113,6 +113,11 @@ class PagedWeights:
         return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
 
     @property
+    def backends(self) -> list[int]:
+        """The addresses of the CPU backends that multiply besides the context's own."""
+        return [*self.sliced.backends, *([self.experts.backend] if self.experts else [])]
+
+    @property
     def used_share(self) -> float:
         """Share of the paged experts that a token uses; 1 without any."""
         experts = self.experts.cache.stats if self.experts else None

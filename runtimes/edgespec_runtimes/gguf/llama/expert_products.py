@@ -2,8 +2,9 @@
 
 Knows MUL_MAT_ID; which experts are in memory is its callers' business.
 
-ggml computes every row of such a product by itself, with the one expert that it chose. So rows may
-be taken out, computed among others or alone, and put back: the same numbers at the same places.
+ggml computes every row of such a product by itself, with the one expert that it chose, if it uses
+its reference kernels. So rows may be taken out, computed among others or alone, and put back: the
+same numbers at the same places.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class ExpertProducts(Closeable):
         self._graph = NodeGraph(n_threads)
         self._product = self._graph.node
         self._operand, self._ids = abi.GgmlTensor(), abi.GgmlTensor()
+
+    @property
+    def backend(self) -> int:
+        """The address of the CPU backend that multiplies."""
+        return self._graph.backend
 
     def compute(self, node: int, choices: np.ndarray, experts: Sequence[int]) -> None:
         """The rows of `node`, a MUL_MAT_ID, that chose one of `experts`; int [n_tokens, n_used].

@@ -46,12 +46,17 @@ class ReferenceKernels:
         backends: Sequence[int],
         cache_types: Collection[str],
         weight_types: Collection[str],
+        expert_types: Collection[str] = (),
+        has_one_text: bool = True,
         beside: Collection[int] = (),
     ):
         """`backends` are the captured ones; the last one is the context's. Backends `beside`
         it compute products as it does. Keys and values of other types than single or half precision
-        have one kernel, as other weights have."""
+        have one kernel, as other weights have. `expert_types` are those of `weight_types` that
+        stacked experts have. `has_one_text`: no others are in its cache."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
+        self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
+        self._has_one_text = has_one_text
         self._attention_varies = len(set(cache_types)) == 1 and bool(
             {"f16", "f32"} & {*cache_types}
         )
@@ -63,9 +68,13 @@ class ReferenceKernels:
     def prompt_tile(self) -> int:
         """Tokens from which on a prompt goes through tiles: where products have some, since they
         are several times as fast, and where nothing can be switched. Elsewhere it saves more to
-        have all tokens round alike."""
-        needs_tiles = self._has_tiled_products or (self._attention_varies and not self._backends)
-        return TILE_ROWS if needs_tiles else 0
+        have all tokens round alike. Products with experts have tiles for the experts alone that
+        enough rows of a batch chose: no part of a prompt is long enough for all of them. Tiles of
+        attention are counted from the cache's first cell, where only a text alone begins."""
+        if not self._backends:
+            return TILE_ROWS if self._has_tiled_products or self._attention_varies else 0
+        round_alike = self._has_one_text and not self._has_tiled_experts
+        return TILE_ROWS if self._has_tiled_products and round_alike else 0
 
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
         """Call before rows are computed that see up to `n_cells` cells: all sum up alike, unless
