@@ -285,6 +285,12 @@ class IsolatedModel:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             code = 0
+        if signal_name(code) == "SIGKILL":
+            self._failure = EdgespecError(
+                "the process of the target was killed, as the kernel does where memory is short: "
+                "lower --memory-budget, and load the models anew"
+            )
+            return self._failure
         ended = signal_name(code)
         reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
         self._failure = EdgespecError(
