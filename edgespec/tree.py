@@ -211,6 +211,20 @@ class TokenTree:
         tree.next_key = self.next_key
         return tree
 
+    def copy(self) -> TokenTree:
+        """A full tree of the nodes that are there now, without draws. Another thread may append
+        meanwhile."""
+        n = len(self)
+        tree = TokenTree(int(self.token[ROOT]), n)
+        for name in ("token", "parent", "depth", "confidence", "cumulative", "probability", "key"):
+            getattr(tree, name)[:] = getattr(self, name)[:n]
+        tree.source = self.source[:n]
+        below = zip(tree.parent[1:].tolist(), tree.token[1:].tolist(), strict=True)
+        tree._children = {place: node for node, place in enumerate(below, 1)}
+        tree.next_key = self.next_key
+        tree._n_nodes = n
+        return tree
+
     def after(self, token: int) -> TokenTree:
         """A new tree of the same capacity with the root `token`, which is no node of this one."""
         return TokenTree(token, self.capacity, self.next_key)

@@ -25,6 +25,7 @@ settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
 
 let_idle_threads_sleep(os.environ)  # workers outnumber cores
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime by themselves
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too

@@ -27,10 +27,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(budget: str = "400MiB") -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def running(
+    budget: str = "400MiB", host: str = "127.0.0.1"
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server of `edgespec rpc-server`: its address and its process, which is ended."""
     port = free_port()
-    command = [sys.executable, "-m", "edgespec", "rpc-server", "--port", str(port), "-t", "1"]
+    command = [sys.executable, "-m", "edgespec", "rpc-server", "--host", host]
+    command += ["--port", str(port), "-t", "1"]
     server = subprocess.Popen(
         [*command, "--memory-budget", budget], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -63,6 +63,23 @@ def test_with_a_model_it_says_what_limits_it(
     assert "computing limits the speed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["-c", "-5"], 2, "--ctx-size -5"),
+        (["--rpc", "localhost"], 2, "--rpc localhost"),
+        (["--memory-budget", "9MiB", "--no-draft"], 4, "too small"),
+        (["--config", "no-such-preset"], 2, "no-such-preset"),
+    ],
+)
+def test_a_flag_of_models_is_not_ignored_without_a_name(
+    flags: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It measures the pair that comes with edgespec, as the help says; only -m counted."""
+    assert entry.main(["doctor", *flags]) == code
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_pair_is_measured_in_a_process_within_its_budget(
     capsys: pytest.CaptureFixture[str],

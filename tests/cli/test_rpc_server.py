@@ -40,7 +40,31 @@ def test_an_address_that_is_taken_is_an_error():
     with running("120MiB") as (address, _):
         code, line = refused("--port", address.rpartition(":")[2])
     assert code == 1
-    assert "is another program there?" in line
+    assert line == (
+        f"edgespec: error: {address} cannot be served (Address already in use): another program is "
+        "there, so name another --port"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("::1", "llama.cpp's RPC knows IPv4 addresses only"),
+        ("no-such-host.invalid", "no such name is known"),
+        ("192.0.2.1", "no network device of this machine has that address"),
+    ],
+)
+def test_an_address_that_is_not_this_machines_is_refused(host: str, said: str):
+    code, line = refused("--host", host, "--port", str(free_port()))
+    assert code == 2
+    assert line.startswith(f"edgespec: error: --host {host}: ") and said in line
+
+
+@needs_rpc
+def test_a_name_of_this_machine_will_do():
+    """llama.cpp takes numbers only."""
+    with running("120MiB", host="localhost") as (address, _):
+        assert address.startswith("127.0.0.1:")
 
 
 @needs_rpc

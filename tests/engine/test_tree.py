@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -190,3 +191,16 @@ def test_a_branch_keeps_its_keys() -> None:
     branch = tree.branch(tree.path(end))
     assert branch.token[: len(branch)].tolist() == [0, 1, 2]
     assert branch.key[:3].tolist() == tree.key[tree.path(end)].tolist()
+
+
+@given(trees())
+def test_a_copy_of_a_tree_stays_as_it_was_and_travels(tree: TokenTree) -> None:
+    copy = pickle.loads(pickle.dumps(tree.copy()))
+    n_nodes, paths = len(tree), [tree.path(node) for node in range(len(tree))]
+    tree.add(ROOT, 10, 0.5)
+    assert len(copy) == copy.capacity == n_nodes
+    assert [copy.path(node) for node in range(n_nodes)] == paths
+    for name in ("token", "depth", "confidence", "cumulative", "probability", "key"):
+        assert getattr(copy, name).tolist() == getattr(tree, name)[:n_nodes].tolist()
+    for node in range(1, n_nodes):
+        assert copy.child(int(copy.parent[node]), int(copy.token[node])) == node

@@ -84,6 +84,14 @@ def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
         quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full here")
+def test_a_full_disk_is_called_one(tmp_path: Path):
+    """C++ calls it an iostream error."""
+    source = tiny_llama(embedding=256, heads=8, kv_heads=4, ffn=256).write(tmp_path / "m.gguf")
+    with pytest.raises(EdgespecError, match=r"could not be stored .* are free: make room"):
+        quantise(source, Path("/dev/full"), "Q4_0")
+
+
 def test_the_command_writes_what_it_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,7 +123,7 @@ def tokens(change: Callable[[list[str]], list[str]]) -> Callable[[Gguf], None]:
 NORM, QUERY = "blk.0.attn_norm.weight", "blk.0.attn_q.weight"
 DAMAGES = [
     (tensor(QUERY, shape=(64, 0)), "impossible shape"),
-    (tensor(QUERY, shape=(64, 1 << 62)), "impossible shape"),
+    (tensor(QUERY, shape=(64, 1 << 62)), f"impossible shape [64, {1 << 62}] in a file of "),
     (tensor(QUERY, shape=(1 << 63, 1 << 63)), "impossible shape"),
     (tensor(QUERY, shape=(64, 2, 2, 8, 4)), "5 dimensions"),
     (tensor(QUERY, shape=(24, 8)), "block"),

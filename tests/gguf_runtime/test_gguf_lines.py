@@ -12,7 +12,10 @@ import zoo_files
 from edgespec.engine.sampling import SamplingParams
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
+from edgespec.settings.options import RuntimeOptions
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.options import GgufOptions
 from engine_cases import GREEDY, generate
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged
@@ -42,7 +45,9 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return write_model(folder / "m.gguf", Species(request.param))
 
 
-def request_for(path: Path, n_guesses: int = 8) -> ModelRequest:
+def request_for(
+    path: Path, n_guesses: int = 8, options: RuntimeOptions | None = None
+) -> ModelRequest:
     return ModelRequest(
         path=path,
         owner="target",
@@ -51,13 +56,22 @@ def request_for(path: Path, n_guesses: int = 8) -> ModelRequest:
         max_branches=4,
         n_threads=1,
         batch_size=64,
+        options=options,
     )
 
 
-@pytest.fixture(scope="module", params=["resident", "paged"])
+@pytest.fixture(scope="module", params=["resident", "paged", "3 layers on a server, paged"])
 def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageModel]:
-    prepared = runtime.prepare(request_for(hybrid))
-    model = load_paged(prepared) if request.param == "paged" else prepared.load(None)
+    options = None
+    if "server" in request.param:
+        if read_header(hybrid).architecture != "lfm2":
+            pytest.skip(
+                "a server copies no states, and rounds qwen35's unquantised products itself"
+            )
+        server = request.getfixturevalue("rpc_server")
+        options = GgufOptions(rpc=server, n_gpu_layers=3)
+    prepared = runtime.prepare(request_for(hybrid, options=options))
+    model = load_paged(prepared) if "paged" in request.param else prepared.load(None)
     yield model
     model.close()
 

@@ -76,6 +76,22 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
     model.close()
 
 
+def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
+    os.kill(model._process.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(EdgespecError, match=r"was killed, .* memory is short: lower --memory"):
+            model.evaluate(TokenTree(5), [ROOT])
+
+
+def test_a_failure_of_ours_in_that_process_is_told_as_itself(model: IsolatedModel):
+    """It ended the process, and was told as a server that was lost."""
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="no attribute 'fly'") as failure:
+            model._call("fly")
+        assert any("isolated.py" in note for note in failure.value.__notes__)
+    model.prefill([5, 6])
+
+
 def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(model: IsolatedModel):
     model.prefill([5, 6])
     for _ in range(1000):

@@ -30,7 +30,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine, and write what was found. Raises what planning the models raises."""
     as_json = "json" in args
     console = Console(quiet=as_json)
-    command = settings_from(args) if "model" in args else None
+    has_models = vars(args).keys() - {"command", "json"}
+    command = settings_from(args) if has_models else None
     settings = command.load if command else None
     paths = tuple(path for path in (settings.model, settings.draft) if path) if settings else ()
     findings = []

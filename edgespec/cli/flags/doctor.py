@@ -18,7 +18,8 @@ process within the budget; `edgespec plan` loads nothing."""
 def add_to(parser: ArgumentParser) -> None:
     parser.description = (
         "Examine this machine: cores, memory, disks and their speed, GPUs, libraries and the\n"
-        "cache folder. With models, also measure what limits their speed and what would help."
+        "cache folder. With models, or any flag of theirs, also measure what limits their speed\n"
+        "and what would help."
     )
     parser.epilog = _EXAMPLES
     groups.add_models(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -49,8 +50,8 @@ def _serve(channel: Channel, control: Connection) -> None:
         running.end()
         prepared.close()
         assert isinstance(model, KeepsState)
-    except EdgespecError as error:
-        channel.send(IsolatedAnswer(error=error))
+    except Exception as error:  # noqa: BLE001 - raised by the other process
+        channel.send(IsolatedAnswer(error=_located(error)))
         return
     channel.send(IsolatedAnswer((model.info, model.state_origin)))
     try:
@@ -108,8 +109,10 @@ def _answer(
             value = model.state_bytes
         else:
             value = getattr(model, name)(*args)
-    except EdgespecError as failure:
-        error = failure
+    except Lost:
+        raise
+    except Exception as failure:  # noqa: BLE001 - raised by the other process
+        error = _located(failure)
     running.end()
     array = value if isinstance(value, np.ndarray) else None
     if array is not None:
@@ -119,6 +122,14 @@ def _answer(
     )
     if array is not None:
         channel.send_bytes(array.data.cast("B"))
+
+
+def _located(error: Exception) -> Exception:
+    """The error with a note of where it was raised, unless it is one for users: a traceback does
+    not leave the process."""
+    if not isinstance(error, EdgespecError):
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+    return error
 
 
 def _send_piece(channel: Channel, piece: memoryview) -> None:

@@ -11,13 +11,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.concurrency.endings import signal_name
 from edgespec.concurrency.owning import Users
@@ -77,21 +76,6 @@ def _loss_told() -> Iterator[None]:
         yield
     except (EOFError, ConnectionError) as error:
         raise Lost from error
-
-
-@dataclass(frozen=True, slots=True)
-class TreeNodes:
-    """The nodes of a token tree at one moment, as far as a model reads them."""
-
-    token: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    depth: NDArray[np.int32]
-    cumulative: NDArray[np.float64]
-    key: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, tree: TokenTree) -> TreeNodes:
-        return cls(*(getattr(tree, field.name)[: len(tree)] for field in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +158,12 @@ class IsolatedModel:
         self._call("prefill", [int(token) for token in tokens], progress=progress)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        logits: np.ndarray = self._call("evaluate", TreeNodes.of(tree), [int(n) for n in nodes])
+        logits: np.ndarray = self._call("evaluate", tree.copy(), [int(n) for n in nodes])
         return logits
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         path, keep = [int(node) for node in path], [int(node) for node in keep]
-        self._call("commit", TreeNodes.of(tree), path, keep)
+        self._call("commit", tree.copy(), path, keep)
 
     def truncate(self, n_tokens: int) -> None:
         self._call("truncate", n_tokens)
@@ -301,6 +285,12 @@ class IsolatedModel:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             code = 0
+        if signal_name(code) == "SIGKILL":
+            self._failure = EdgespecError(
+                "the process of the target was killed, as the kernel does where memory is short: "
+                "lower --memory-budget, and load the models anew"
+            )
+            return self._failure
         ended = signal_name(code)
         reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
         self._failure = EdgespecError(

@@ -56,7 +56,7 @@ def rounding_notes(
     if is_packed and not packing_is_invariant(header):
         reasons.append("it stays in memory, packed for the CPU")
     if on_device:
-        reasons.append(f"{on_device} computes layers of it")
+        reasons.append(f"layers of it are computed by {on_device}")
     if flash_attn == "off":
         reasons.append("flash attention is off")
     return [

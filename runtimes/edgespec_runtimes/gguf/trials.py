@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from threading import Timer
 
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 from edgespec_runtimes.gguf.llama.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
+from edgespec_runtimes.gguf.llama.devices import NO_ANSWER
 
 N_IN, N_OUT, N_ROWS = 256, 64, 9
 """Weights [N_OUT, N_IN] times N_ROWS rows: enough for every kernel that packs weights."""
@@ -38,11 +40,13 @@ NO_GPU = 3
 N_QUESTIONS = 3
 
 
-def main(what: str, *servers: str) -> int:
+def main(what: str, *args: str) -> int:
     """Exit code 0 if it came to the end."""
     if what == "cpu":
         return try_cpu()
-    return try_gpus() if what == "gpu" else ask_devices(servers)
+    if what == "server":
+        return ask_server(args[0], float(args[1]))
+    return try_gpus() if what == "gpu" else ask_gpus()
 
 
 def try_cpu() -> int:
@@ -117,18 +121,30 @@ def _multiply(device: int) -> None:
             ggml.product(buffer_type, kind, weights, [0.5] * (n_rows * N_IN), N_IN, device)
 
 
-def ask_devices(servers: Sequence[str]) -> int:
-    """Ask the devices of RPC servers, or the local GPUs without any. Writes JSON: the bytes that a
-    process takes which is connected to them, and the devices."""
-    from edgespec_runtimes.gguf import isolated  # noqa: F401 - which the process will be
+def ask_gpus() -> int:
+    """Ask the local GPUs for their memory."""
+    return _tell(gpu.find_all())
 
-    found = [d for server in servers for d in rpc.devices_of(server)] if servers else gpu.find_all()
+
+def ask_server(server: str, answer_s: float) -> int:
+    """Ask the devices of an RPC server for their memory; exit code `NO_ANSWER` after `answer_s`,
+    in which the start of this process does not count."""
+    watch = Timer(answer_s, os._exit, (NO_ANSWER,))
+    watch.daemon = True
+    watch.start()
+    found = rpc.devices_of(server)
+    from edgespec_runtimes.gguf import isolated  # noqa: F401 - which a connected process will be
+
     with ExitStack() as owned:
-        if servers:  # a backend keeps the connection; without one every question makes its own
-            for device in found:
-                ggml.new_backend(owned, device)
-        answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
-        os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
+        for device in found:  # a backend keeps the connection; else each question makes its own
+            ggml.new_backend(owned, device)
+        return _tell(found)
+
+
+def _tell(found: Sequence[int]) -> int:
+    """Write JSON: the bytes that this process takes, and the devices."""
+    answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
+    os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
     return 0
 
 

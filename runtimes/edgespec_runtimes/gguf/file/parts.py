@@ -314,7 +314,9 @@ def _tensor(reader: _Reader, file_index: int) -> TensorEntry:
     kind = TENSOR_TYPES[code]
     n_elements = math.prod(shape)
     if not n_elements or kind.nbytes(n_elements) > reader.size:
-        raise reader.fail(f"{name} has the impossible shape {list(shape)}")
+        raise reader.fail(
+            f"{name} has the impossible shape {list(shape)} in a file of {reader.size:,} bytes"
+        )
     if shape[0] % kind.block_size:
         raise reader.fail(
             f"{name} has rows of {shape[0]}, no multiple of the {kind.block_size} that make a "

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from edgespec.errors import EdgespecError, ModelError
 from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
 
-TIMEOUT_S = 20.0
-"""Seconds for an answer: a driver may take some to start, a server may answer somebody else."""
+ANSWER_S = 20.0
+"""Seconds for a server's answer: it may answer somebody else. The process that asks counts them."""
+START_S = 100.0
+"""Seconds in which that process, or a driver, may start: one and a half on an idle machine, 20
+beside a score of other programs."""
+NO_ANSWER = 4
+"""Exit code of the process that asked a server in vain."""
 _VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
 
 
@@ -35,7 +40,7 @@ class DeviceMemory:
 def of_gpus() -> list[DeviceMemory]:
     """The GPUs that share layers. Raises EdgespecError if they do not answer."""
     try:
-        done = trial_process.run(trial_process.command("devices"), TIMEOUT_S)
+        done = trial_process.run(trial_process.command("devices"), START_S)
     except trial_process.NoAnswer as error:
         raise EdgespecError(f"the GPU's memory is not known: {error}") from error
     if done.returncode:
@@ -49,7 +54,7 @@ def of_servers(servers: Sequence[str]) -> list[DeviceMemory]:
     if not rpc.is_supported():
         raise ModelError(rpc.MISSING)
     try:
-        commands = [trial_process.command("devices", server) for server in servers]
+        commands = [trial_process.command("server", s, str(ANSWER_S)) for s in servers]
     except trial_process.NoAnswer as error:
         raise ModelError(f"RPC servers cannot be tried: {error}") from error
     with ThreadPoolExecutor(max_workers=len(servers)) as asking:
@@ -60,14 +65,20 @@ def _of_server(server: str, command: Sequence[str]) -> DeviceMemory:
     if rpc.is_connected(server):
         return DeviceMemory(server, *ggml.memory_of(rpc.devices_of(server)[0]))
     try:
-        done = trial_process.run(command, TIMEOUT_S)
+        done = trial_process.run(command, START_S + ANSWER_S)
     except trial_process.NoAnswer as error:
         raise ModelError(
-            f"the RPC server {server} does not answer ({error}): it serves one client at a time, "
-            "and may be busy with another"
+            f"the RPC server {server} could not be asked ({error}): this machine may be too busy "
+            "with other programs"
         ) from error
     if not done.returncode:
         return _devices(done.stdout)[0]
+    if done.returncode == NO_ANSWER:
+        raise ModelError(
+            f"the RPC server {server} has not answered for {ANSWER_S:g} s: it serves one client at "
+            "a time and may be busy with another, or a firewall drops what is sent: end the other "
+            "client, start one more server there with another --port, or check the address"
+        )
     said = done.stderr.decode(errors="replace")
     if found := _VERSION.search(said):
         raise ModelError(

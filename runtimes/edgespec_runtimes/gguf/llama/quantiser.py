@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.endings import crash_name, died
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.file.validation import validate
@@ -69,6 +71,8 @@ ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 
 _STEP = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _REASON = re.compile(r"failed to quantize: (.+)")
+_UNWRITTEN = "iostream error"
+"""Words of C++ for a file that cannot be written."""
 _BUFFER_BYTES = 1 << 30
 
 
@@ -91,6 +95,12 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
             raise
     if crash_name(process.returncode):
         raise EdgespecError(died(f"storing {source} as {name}", process.returncode, last_line))
+    if _UNWRITTEN in last_line and out.parent.is_dir():
+        free_bytes = shutil.disk_usage(out.parent).free
+        raise EdgespecError(
+            f"{source} could not be stored as {name} in {out.parent}, where "
+            f"{format_size(free_bytes)} are free: make room, or choose another disk"
+        )
     if process.returncode:
         raise EdgespecError(
             f"{source} could not be stored as {name}: {last_line or 'no reason given'}"
