@@ -16,8 +16,9 @@ from edgespec.paging.reader import AlignedMemory
 
 Slice = tuple[int, int, int]
 """Layer, matrix and expert."""
-MOST_MAPPINGS = 32_768
-"""Most mappings that moved pages may leave behind; Linux allows a process 65,530 by default."""
+MOST_PLACES = 30_000
+"""Most places that pages may move to: each leaves two mappings, itself and the gap behind it. Linux
+allows a process 65,530 by default."""
 HUGE_BYTES = 2 << 20
 """Bytes of a huge page on most machines."""
 LEAST_SUPPLY_BYTES = 32 * HUGE_BYTES
@@ -28,7 +29,8 @@ class ExpertMemory(Closeable):
     """The address ranges of all matrices, readable until `close`, whatever they hold.
 
     The memory comes from one supply of `capacity_bytes`, in huge pages if there are some, and moves
-    from the places of evicted slices to those of others: each was zeroed once.
+    from the places of evicted slices to those of others: each was zeroed once. Only the first
+    MOST_PLACES places get moved pages; memory of the others is freed and zeroed again.
     """
 
     def __init__(self, layers: Sequence[ExpertLayer], capacity_bytes: int) -> None:
@@ -42,14 +44,15 @@ class ExpertMemory(Closeable):
         self._thread = threading.Thread(
             target=self._populate_ahead, name="edgespec-memory", daemon=True
         )
-        n_places = sum(layer.n_experts * len(layer.matrices) for layer in layers)
-        self._moves = n_places <= MOST_MAPPINGS
+        self._moves = True
+        self._moved_to: set[Slice] = set()
+        """Slices to whose places pages have moved."""
         try:
             for layer in layers:
                 self._ranges.append([])
                 for matrix in layer.matrices:
                     self._ranges[-1].append(AlignedMemory(matrix.range_bytes, sparse=True))
-            if self._moves and capacity_bytes >= LEAST_SUPPLY_BYTES:
+            if capacity_bytes >= LEAST_SUPPLY_BYTES:
                 self._supply = AlignedMemory(capacity_bytes)
                 self._thread.start()
         except BaseException:
@@ -70,16 +73,20 @@ class ExpertMemory(Closeable):
     def reuse(self, key: Slice, evicted: Sequence[Slice]) -> bool:
         """Put the memory of evicted slices behind another, and free what is of no use there; False
         if there was none."""
-        first, others = evicted[:1], evicted[1:]
-        self._moves = self._moves and all(self._move(source, key) for source in first)
-        for source in others if self._moves else evicted:
+        is_moved = False
+        if evicted and self._may_move(key):
+            is_moved = self._moves = self._move(evicted[0], key)
+        for source in evicted[1:] if is_moved else evicted:
             self.forget(source)
-        return self._moves and bool(first)
+        return is_moved
 
     def reserve(self, key: Slice) -> int | None:
         """Memory of the supply for a slice; None if none is left."""
         start, (_, nbytes) = self._n_supplied_bytes, self._place(key)
         if not self._supply or start + nbytes > self._supply.nbytes:
+            return None
+        if not self._may_move(key):
+            self._free_supply()
             return None
         self._n_supplied_bytes += nbytes
         return self._supply.address + start
@@ -96,6 +103,19 @@ class ExpertMemory(Closeable):
         layer, matrix, _ = key
         start, nbytes = self._place(key)
         self._ranges[layer][matrix].forget(start, nbytes)
+
+    def _may_move(self, key: Slice) -> bool:
+        """True if pages may move to the place of a slice, which counts from then on."""
+        if self._moves and len(self._moved_to) < MOST_PLACES:
+            self._moved_to.add(key)
+        return self._moves and key in self._moved_to
+
+    def _free_supply(self) -> None:
+        """Free what was not reserved: slices that cannot have it get pages of their own."""
+        assert self._supply is not None
+        with self._populating:
+            self._supply.forget(self._n_supplied_bytes)
+            self._n_supplied_bytes = self._n_populated_bytes = self._supply.nbytes
 
     def _move(self, source: Slice, target: Slice) -> bool:
         """Move the memory of a slice; what the other has no use for is freed."""

@@ -125,7 +125,8 @@ class AlignedMemory(Closeable):
         """Free pages, all of them or a range of whole blocks; their content is lost, the address
         range stays."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, self.nbytes if nbytes is None else nbytes)
+            nbytes = self.nbytes - start if nbytes is None else nbytes
+            self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def close(self) -> None:
         """Free everything. A view that still exists, say in the traceback of a failed read, keeps

@@ -31,11 +31,16 @@ from expert_files import (
 N_EXPERTS = 8
 
 
-@pytest.fixture(params=["moved from a supply", "moved", "not moved"])
+@pytest.fixture(
+    params=["moved from a supply", "moved", "moved to few places", "not moved"],
+)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the kernel can do with pages."""
     if request.param == "moved from a supply":
         monkeypatch.setattr(expert_memory, "LEAST_SUPPLY_BYTES", 0)
+    elif request.param == "moved to few places":
+        monkeypatch.setattr(expert_memory, "LEAST_SUPPLY_BYTES", 0)
+        monkeypatch.setattr(expert_memory, "MOST_PLACES", 5)
     elif request.param == "not moved":
         monkeypatch.setattr(expert_memory, "move_pages", lambda *args: False)
     return str(request.param)
@@ -74,15 +79,48 @@ def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
     path = make_file(tmp_path, layers)
     capacity = 4 * room_of(layers)
     content, chance = path.read_bytes(), random.Random(3)
+    left_of_supply = max(layer.room_bytes for layer in layers)  # too little for another expert
     with ExpertCache(layers, DirectReader([path]), capacity) as cache:
         for _ in range(30):
             for number, layer in enumerate(layers):
                 chosen = chance.sample(range(N_EXPERTS), 2)
                 assert cache.acquire(number, choice(chosen)) and cache.complete(number)
-                assert resident_bytes(cache) <= capacity
+                assert resident_bytes(cache) <= capacity + left_of_supply
                 for expert in chosen:
                     assert slices(cache, number, expert) == slices_in(content, layer, expert)
                 cache.release(number)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
+def test_a_model_of_many_slices_moves_pages_and_leaves_few_mappings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    n_places = 200
+    monkeypatch.setattr(expert_memory, "MOST_PLACES", n_places)
+    layers = make_layers(8, 64)
+    path = make_file(tmp_path, layers)
+    assert sum(64 * len(layer.matrices) for layer in layers) > 4 * n_places
+    content, chance = path.read_bytes(), random.Random(7)
+    moved = []
+    move = expert_memory.move_pages
+    monkeypatch.setattr(
+        expert_memory, "move_pages", lambda *args: moved.append(args) or move(*args)
+    )
+    with ExpertCache(layers, DirectReader([path]), 40 * room_of(layers)) as cache:
+        before = n_mappings()
+        for _ in range(40):
+            for number, layer in enumerate(layers):
+                chosen = chance.sample(range(64), 2)
+                assert cache.acquire(number, choice(chosen)) and cache.complete(number)
+                for expert in chosen:
+                    assert slices(cache, number, expert) == slices_in(content, layer, expert)
+                cache.release(number)
+        assert len(moved) > n_places
+        assert n_mappings() - before < 2 * n_places + 50
+
+
+def n_mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_an_expert_chosen_again_while_its_memory_is_promised_to_another_is_whole(
