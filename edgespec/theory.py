@@ -32,7 +32,7 @@ def chosen_share(used_share: float, n_rows: Numbers, sharing: float = USUAL_SHAR
     return 1 - unused
 
 
-MOST_ACCEPTED, GUESSES_FOR_HALF = 5.0, 12.0
+MAX_ACCEPTED, GUESSES_FOR_HALF = 5.0, 12.0
 """Guesses accepted of a tree without end, and the guesses of a tree that brings half of them."""
 
 
@@ -42,4 +42,4 @@ def tree_tokens(n_guesses: Numbers) -> Numbers:
     Of 48 guesses' tokens, trees of 16, 32, 64, 96 and 128 yielded 0.76, 0.93, 1.05, 1.09 and 1.12
     (medians over three pairs and three prompt sets); this says 0.77, 0.93, 1.04, 1.09 and 1.11.
     """
-    return 1 + MOST_ACCEPTED * n_guesses / (n_guesses + GUESSES_FOR_HALF)
+    return 1 + MAX_ACCEPTED * n_guesses / (n_guesses + GUESSES_FOR_HALF)

@@ -22,7 +22,7 @@ URLS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
 }
 """Addresses that are answered, and the requests in their bodies."""
 FIELDS = ("custom_id", "method", "url", "body")
-MOST_ID_CHARACTERS = 512
+MAX_ID_CHARACTERS = 512
 ENVELOPE_BYTES = 8 << 10
 """Bytes of a line besides its body."""
 
@@ -59,16 +59,16 @@ class BatchAnswer:
     """HTTP status; 400 for a line that held no request."""
 
 
-def numbered_lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+def numbered_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """Lines with their numbers from 1, without blank ones; None for one of more bytes.
 
     Raises OSError.
     """
     number = 0
-    while line := file.readline(most_bytes + 1):
+    while line := file.readline(max_bytes + 1):
         number += 1
-        if len(line) > most_bytes and not line.endswith(b"\n"):
-            while (rest := file.readline(most_bytes)) and not rest.endswith(b"\n"):
+        if len(line) > max_bytes and not line.endswith(b"\n"):
+            while (rest := file.readline(max_bytes)) and not rest.endswith(b"\n"):
                 pass
             yield number, None
         elif line.strip():
@@ -84,9 +84,9 @@ def parse_line(line: bytes) -> BatchRequest:
     if not isinstance(content, dict):
         raise LineError(f"the line is not an object with {', '.join(FIELDS)}", "invalid_line")
     name = content.get("custom_id")
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
         raise LineError(
-            f"custom_id is missing: give each line a text of 1 to {MOST_ID_CHARACTERS} characters "
+            f"custom_id is missing: give each line a text of 1 to {MAX_ID_CHARACTERS} characters "
             "of its own",
             "invalid_line",
         )

@@ -31,11 +31,11 @@ from edgespec.concurrency.queueing import BytePool
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 from edgespec.memory import heap
 
-MOST_REQUESTS = 250_000
+MAX_REQUESTS = 250_000
 """Lines of one file: what is kept of each fits into the plan's headroom."""
 
 
-MOST_MODEL_FAILURES = 5
+MAX_MODEL_FAILURES = 5
 """Failures of the model in a row that end a run: the storage of its weights may be gone."""
 
 
@@ -154,9 +154,9 @@ class BatchRun:
             if line is None or self.is_stopping:
                 return None
             number, text = line
-            if number > MOST_REQUESTS:
+            if number > MAX_REQUESTS:
                 raise EdgespecError(
-                    f"there are more than {MOST_REQUESTS:,} lines, as many as one run takes: split "
+                    f"there are more than {MAX_REQUESTS:,} lines, as many as one run takes: split "
                     "the file"
                 )
             try:
@@ -191,7 +191,7 @@ class BatchRun:
             self.counts.answered += 1
             self.counts.failed += status != 200
             self._n_model_failures = self._n_model_failures + 1 if status >= 500 else 0
-            if self._n_model_failures >= MOST_MODEL_FAILURES:
+            if self._n_model_failures >= MAX_MODEL_FAILURES:
                 raise EdgespecError(
                     f"the model failed at {self._n_model_failures} requests in a row: the errors "
                     "in the output say why, and the next run tries them again"
@@ -213,7 +213,7 @@ class BatchRun:
             refusal = refusal_of(error)
             return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
         finally:
-            heap.return_free_memory()
+            heap.trim_heap()
 
     def _check_going(self) -> None:
         if self.is_stopping:

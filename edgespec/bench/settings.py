@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
-from edgespec.settings.config import MOST_TEXTS
+from edgespec.settings.config import MAX_TEXTS
 from edgespec.settings.units import parse_rate, parse_size
 
 UNLIMITED = "unlimited"
@@ -61,7 +61,7 @@ class BenchSettings(Settings):
     modes: Annotated[tuple[str, ...] | None, BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
     parallel: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MOST_TEXTS)], ...] | None, BeforeValidator(_parts)
+        tuple[Annotated[int, Field(ge=1, le=MAX_TEXTS)], ...] | None, BeforeValidator(_parts)
     ] = None
     """Numbers of texts at once, like 1,2,4,8: tokens/s together and for each text. Default: single
     texts."""

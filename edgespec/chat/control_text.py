@@ -16,7 +16,7 @@ from typing import Any
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 """Lower case for ASCII only, which keeps lengths: templates may change the case of messages."""
-MOST_CHARACTERS = 64
+MAX_CHARACTERS = 64
 """Characters of a control token that are searched for; longer ones are found by their
 beginning."""
 
@@ -31,7 +31,7 @@ class ControlTexts:
     """The spellings of a model's control tokens."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = frozenset(token[:MOST_CHARACTERS] for token in tokens if len(token) > 1)
+        self._tokens = frozenset(token[:MAX_CHARACTERS] for token in tokens if len(token) > 1)
         self._lower = _Spellings(token.translate(_LOWER) for token in self._tokens)
         self._exact = _Spellings(self._tokens)
 

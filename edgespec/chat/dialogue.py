@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular, read_regular, special_kind
 from edgespec.files.unfinished import unfinished_file
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _OPENING = b'{\n "messages": ['
 """First bytes of a saved conversation, by which it is recognised."""
 
@@ -79,7 +79,7 @@ class Dialogue:
     def load(self, path: Path) -> None:
         """Replace the messages by those of a file. Raises UsageError and changes nothing then."""
         try:
-            content = json.loads(read_regular(path, MOST_BYTES).decode())
+            content = json.loads(read_regular(path, MAX_BYTES).decode())
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:

@@ -15,15 +15,15 @@ from jinja2 import Undefined
 from edgespec.chat.nesting import nested_size
 from edgespec.errors import ModelError
 
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Most loops, macros and other blocks that one rendering enters; usual ones enter a few for each
 message."""
-MOST_CHARACTERS = 64 << 20
+MAX_CHARACTERS = 64 << 20
 """Most characters that one rendering writes and joins, including intermediate texts."""
-MOST_NESTED = 16 << 20
+MAX_NESTED = 16 << 20
 """Most elements and characters of one value that is written out or compared, nested ones
 included."""
-MOST_SECONDS = 5.0
+MAX_SECONDS = 5.0
 LARGEST_NUMBER = 1_000_000
 """Largest number that is used as an argument, a factor or a width."""
 
@@ -47,21 +47,21 @@ class Meter:
         """Count from zero again."""
         self._steps = 0
         self._characters = 0
-        self._deadline_s = self._clock() + MOST_SECONDS
+        self._deadline_s = self._clock() + MAX_SECONDS
 
     def step(self) -> None:
         """Count a block that was entered."""
         self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise TemplateLimitError(f"it takes more than {MOST_STEPS:,} steps: it seems to loop")
+        if self._steps > MAX_STEPS:
+            raise TemplateLimitError(f"it takes more than {MAX_STEPS:,} steps: it seems to loop")
         if self._steps % 256 == 0:
             self._check_time()
 
     def write(self, n_characters: int) -> None:
         """Count characters, or elements of a list, that are about to be created."""
         self._characters += n_characters
-        if self._characters > MOST_CHARACTERS:
-            raise TemplateLimitError(f"it writes more than {MOST_CHARACTERS:,} characters")
+        if self._characters > MAX_CHARACTERS:
+            raise TemplateLimitError(f"it writes more than {MAX_CHARACTERS:,} characters")
         self._check_time()
 
     def shown(self, value: Any) -> None:
@@ -72,8 +72,8 @@ class Meter:
             size = nested_size(value)
         except (RecursionError, ValueError) as error:
             raise TemplateLimitError(f"it takes a value that has no end: {error}") from error
-        if size > MOST_NESTED:
-            raise TemplateLimitError(f"it takes a value of more than {MOST_NESTED:,} parts")
+        if size > MAX_NESTED:
+            raise TemplateLimitError(f"it takes a value of more than {MAX_NESTED:,} parts")
         self._check_time()
 
     def joined(self, left: Any, right: Any) -> None:
@@ -121,7 +121,7 @@ class Meter:
 
     def _check_time(self) -> None:
         if self._clock() > self._deadline_s:
-            raise TemplateLimitError(f"it takes longer than {MOST_SECONDS:g} s: it seems to loop")
+            raise TemplateLimitError(f"it takes longer than {MAX_SECONDS:g} s: it seems to loop")
 
 
 _BY_ELEMENT = frozenset(

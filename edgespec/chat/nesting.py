@@ -11,14 +11,14 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-MOST_PARTS = 1 << 20
+MAX_PARTS = 1 << 20
 """Most distinct containers in a value; a conversation has a few for each message."""
 
 
 def nested_size(value: Any) -> int:
     """Number of elements and characters in `value`, parts counted as often as they occur.
 
-    Raises RecursionError for a value that contains itself, and ValueError for more than MOST_PARTS
+    Raises RecursionError for a value that contains itself, and ValueError for more than MAX_PARTS
     parts.
     """
     if not isinstance(value, _CONTAINERS):
@@ -38,8 +38,8 @@ def nested_size(value: Any) -> int:
             else:
                 if id(part) in open_parts:
                     raise RecursionError("a value is in itself")
-                if len(sizes) + len(path) > MOST_PARTS:
-                    raise ValueError(f"more than {MOST_PARTS:,} parts")
+                if len(sizes) + len(path) > MAX_PARTS:
+                    raise ValueError(f"more than {MAX_PARTS:,} parts")
                 open_parts.add(id(part))
                 path.append((part, _parts(part)))
                 totals.append(1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _EXTRA, _WHY = "chat", "chat templates need jinja2"
 
-MOST_PIECES = 10_000
+MAX_PIECES = 10_000
 """Most pieces of a prompt, which are encoded one by one."""
 
 Piece = Callable[[int], bytes]
@@ -66,13 +66,13 @@ class ChatPrompts:
         encode: Encode,
         override: str | None = None,
         piece: Piece | None = None,
-        most_characters: int | None = None,
+        max_characters: int | None = None,
         bos: Sequence[int] = (),
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
 
         Named templates do not write `bos`, the tokens that a text begins with. Conversations of
-        more than `most_characters` are refused before they are rendered. Raises UsageError for an
+        more than `max_characters` are refused before they are rendered. Raises UsageError for an
         unknown name.
         """
         named = None if override is None else named_template(override)
@@ -81,7 +81,7 @@ class ChatPrompts:
         self._encode = encode
         self._override = named or override
         self._piece = piece
-        self._most_characters = most_characters
+        self._max_characters = max_characters
         self._bos = () if named is None else tuple(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
@@ -120,10 +120,10 @@ class ChatPrompts:
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of a text that is split inside the control tokens that messages spell."""
-        if len(pieces) > MOST_PIECES:
+        if len(pieces) > MAX_PIECES:
             raise UsageError(
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
-                f"{MOST_PIECES - 1:,} are read as text: leave them out"
+                f"{MAX_PIECES - 1:,} are read as text: leave them out"
             )
         tokens = [*self._bos, *self._encode(pieces[0])]
         if len(pieces) > 1:
@@ -142,7 +142,7 @@ class ChatPrompts:
             size = nested_size(conversation)
         except (RecursionError, ValueError) as error:
             raise UsageError(f"the messages are not a conversation: {error}") from error
-        most = self._most_characters
+        most = self._max_characters
         if most is not None and size > most:
             raise UsageError(
                 f"the messages have {size:,} characters, and the context holds at most {most:,}: "

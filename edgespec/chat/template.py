@@ -18,7 +18,7 @@ from edgespec.chat.reasoning import marks_of
 from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 
-MOST_SOURCE_CHARACTERS = 1 << 20
+MAX_SOURCE_CHARACTERS = 1 << 20
 _PROBE = "edgespec asks"
 
 
@@ -38,10 +38,10 @@ class ChatTemplate:
         control_tokens: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
     ) -> None:
-        if len(source) > MOST_SOURCE_CHARACTERS:
+        if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
-                f"{MOST_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
+                f"{MAX_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})

@@ -30,7 +30,7 @@ REDRAW_S = 0.1
 REPEAT_S = 5.0
 """Seconds between lines of progress that cannot be redrawn, as in a log file."""
 
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """Share from which the remaining time is estimated."""
 
 _GUESSED = "\x1b[32m"
@@ -188,7 +188,7 @@ class _Progress:
         if share is not None:
             share = min(max(share, 0.0), 1.0)
             parts.append(f"{100 * share:.0f}%")
-            if with_rest and share >= LEAST_SHARE:
+            if with_rest and share >= MIN_SHARE:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
         line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"

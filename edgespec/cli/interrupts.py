@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-_MOST_PATIENT = 2
+_MAX_PATIENT = 2
 """Number of signals after which the process still ends in good order."""
 _WAITING = b"\nedgespec: stopping; once more ends it at once\n"
 _ENDING = b"\nedgespec: error: interrupted\n"
@@ -67,7 +67,7 @@ class Interrupts:
             threading.Thread(target=self._stop, daemon=True).start()
             return
         self._n_heard += 1
-        if self._n_heard > _MOST_PATIENT:
+        if self._n_heard > _MAX_PATIENT:
             os.write(2, _ENDING)
             os._exit(INTERRUPTED)
         if self._n_heard > 1:

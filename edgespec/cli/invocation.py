@@ -33,7 +33,7 @@ from edgespec.settings.config import (
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
-MOST_PROMPT_BYTES = 16 << 20
+MAX_PROMPT_BYTES = 16 << 20
 """Size limit of a prompt or a file of prompts: more text than any context holds."""
 
 if TYPE_CHECKING:
@@ -317,14 +317,14 @@ def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -
 def _read(path: Path, flag: str) -> str:
     try:
         with path.open("rb") as file:  # a pipe, too
-            return _decode(read_at_most(file, path, MOST_PROMPT_BYTES), f"{flag} {path}")
+            return _decode(read_at_most(file, path, MAX_PROMPT_BYTES), f"{flag} {path}")
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
 
 
 def _piped(stdin: TextIO) -> str:
     try:
-        return _decode(read_at_most(stdin.buffer, "stdin", MOST_PROMPT_BYTES), "stdin")
+        return _decode(read_at_most(stdin.buffer, "stdin", MAX_PROMPT_BYTES), "stdin")
     except OSError as error:
         raise UsageError(f"stdin: {error.strerror}") from error
 

@@ -38,7 +38,7 @@ class Delivery:
     wants_usage: bool = False
     on_result: OnResult | None = None
     """Hears of each generation that has begun and ended."""
-    most_characters: int | None = None
+    max_characters: int | None = None
     """Most characters of several choices that are kept whole, together."""
     n_at_once: Callable[[], int] = one
     """Generations that the request may have under way, asked whenever one begins."""
@@ -173,7 +173,7 @@ class Completion(Closeable):
         return [{"index": index} | deepcopy(choice) for index in self._source.indices]
 
     def _check_size(self, n_characters: int) -> None:
-        most = self._delivery.most_characters
+        most = self._delivery.max_characters
         if most is not None and n_characters > most:
             raise RequestError(
                 f"the choices have more than {most:,} characters together: ask "

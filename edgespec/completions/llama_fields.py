@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.settings.config import INT32_MAX, MOST_BIAS
+from edgespec.settings.config import INT32_MAX, MAX_BIAS
 
 _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
@@ -87,5 +87,5 @@ def _settle_numbers(fields: dict[str, Any]) -> None:
         if not all(isinstance(token, int) for token, _ in biases):
             raise FieldError("logit_bias", "logit_bias: tokens are known by their ids here")
         fields["logit_bias"] = {
-            token: -MOST_BIAS if bias is False else bias for token, bias in biases
+            token: -MAX_BIAS if bias is False else bias for token, bias in biases
         }

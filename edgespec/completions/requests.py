@@ -17,10 +17,10 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 """Most texts that one request may ask for: prompts times copies."""
-MOST_STOPS = 16
-MOST_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
 """Template variables that requests set by other fields, or not at all."""
 
@@ -102,9 +102,9 @@ class CommonRequest(_Part):
     """llama.cpp's field: no token that ends a text is picked."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
-        Field(default=None, max_length=MOST_STOPS)
+        Field(default=None, max_length=MAX_STOPS)
     )
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -157,7 +157,7 @@ class ChatRequest(CommonRequest):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -226,14 +226,14 @@ class CompletionRequest(CommonRequest):
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
     suffix: None = None
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
         n_choices = len(self.prompt) * self.copies
-        if n_choices > MOST_CHOICES:
+        if n_choices > MAX_CHOICES:
             raise PydanticCustomError(
                 "choices",
                 "n: {copies} copies of {prompts} prompts are {n_choices} texts, at most {most} are "
@@ -242,7 +242,7 @@ class CompletionRequest(CommonRequest):
                     "copies": self.copies,
                     "prompts": len(self.prompt),
                     "n_choices": n_choices,
-                    "most": MOST_CHOICES,
+                    "most": MAX_CHOICES,
                 },
             )
         if self.best_of not in (None, self.copies):

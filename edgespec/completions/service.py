@@ -94,30 +94,30 @@ class Completions:
         self,
         session: Generates,
         model: str | None = None,
-        most_prompt_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
         sampling: Mapping[str, Any] | None = None,
-        most_logged_tokens: Callable[[int], int] | None = None,
-        most_characters: int | None = None,
+        max_logged_tokens: Callable[[int], int] | None = None,
+        max_characters: int | None = None,
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
     ) -> None:
         """`sampling` is what a request leaves open, by the names of `SamplingParams`.
 
-        Answers that are kept whole have at most `most_logged_tokens(n)` tokens with `n` log
-        probabilities beside each token's own, and several choices `most_characters` together;
+        Answers that are kept whole have at most `max_logged_tokens(n)` tokens with `n` log
+        probabilities beside each token's own, and several choices `max_characters` together;
         without these there is no limit. `on_result` hears of each generation that ends. A request
         has up to `n_at_once()` generations under way. `answer_bytes` are those of a large answer,
         from its tokens, the log probabilities beside each token's own, and its prompts' characters.
         """
         self._session = session
         self.model = model or session.target.name
-        self._most_prompt_tokens = most_prompt_tokens
+        self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
         self.sampling = dict(sampling or {})
-        self._most_logged_tokens = most_logged_tokens
-        self._most_characters = most_characters
+        self._max_logged_tokens = max_logged_tokens
+        self._max_characters = max_characters
         self._on_result = on_result
         self._n_at_once = n_at_once
         self._answer_bytes = answer_bytes
@@ -227,7 +227,7 @@ class Completions:
         return sources
 
     def _check_length(self, prompt: _Prompt) -> None:
-        most = self._most_prompt_tokens
+        most = self._max_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
             raise RequestError(
                 f"{prompt.param}: {len(prompt.tokens):,} tokens; at most {most:,} are allowed",
@@ -249,8 +249,8 @@ class Completions:
         if copies * len(prompts) == 1 and n_others is None:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
-        if self._most_logged_tokens is not None and n_others is not None:
-            self._check_logprobs(n_tokens, n_others, self._most_logged_tokens(n_others))
+        if self._max_logged_tokens is not None and n_others is not None:
+            self._check_logprobs(n_tokens, n_others, self._max_logged_tokens(n_others))
         echoed = copies * sum(len(prompt.echo) for prompt in prompts)
         return self._answer_bytes(n_tokens, n_others, echoed)
 
@@ -279,7 +279,7 @@ class Completions:
             self._session.piece,
             request.wants_usage,
             self._on_result,
-            self._most_characters,
+            self._max_characters,
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
         )

@@ -20,7 +20,7 @@ from edgespec.tuning.pair_figures import PairFigures
 from edgespec.tuning.trial import TrialFigures, plan_trial
 
 GIB = 1 << 30
-LEAST_CONTEXT, LEAST_BATCH = 512, 32
+MIN_CONTEXT, MIN_BATCH = 512, 32
 """Tokens. With less, hardly anything can be done."""
 
 FITS = "computing limits the speed: the target fits into memory"
@@ -89,11 +89,11 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
         return settings.model_copy(update=update)
 
     found = [("another GiB of memory", changed(memory_budget=plan.budget_bytes + GIB))]
-    if (ctx_size := plan.ctx_size or settings.ctx_size) >= 2 * LEAST_CONTEXT:
+    if (ctx_size := plan.ctx_size or settings.ctx_size) >= 2 * MIN_CONTEXT:
         half = ctx_size // 2
         found.append((f"half the context (--ctx-size {half})", changed(ctx_size=half)))
-    if plan.batch_size >= 2 * LEAST_BATCH:
-        n = max(LEAST_BATCH, plan.batch_size // 4)
+    if plan.batch_size >= 2 * MIN_BATCH:
+        n = max(MIN_BATCH, plan.batch_size // 4)
         name = f"prompts in batches of {n} tokens (-b {n}), which can change the text"
         found.append((name, changed(batch_size=n)))
     for runtime, declared in options.declared().items():

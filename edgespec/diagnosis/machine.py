@@ -32,7 +32,7 @@ INSTRUCTION_SETS = (
 """Instruction sets that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
 SLOW_DISK_BYTES_PER_S = 200e6
 SAMPLE_BYTES = 64 << 20
-LEAST_FREE_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 """Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
 _ROOT = Path("/")
@@ -150,7 +150,7 @@ def _cache() -> Iterator[Finding]:
         yield Finding(
             "cache", "outdated models", ", ".join(outdated), "note", "they can be deleted"
         )
-    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+    if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
         free = format_size(shutil.disk_usage(folder).free)
         yield Finding("cache", "disk nearly full", f"{free} are free", "problem", "free some")
 

@@ -15,10 +15,10 @@ from edgespec.ports import Vocabulary
 
 PIECE_CHARACTERS = 8
 """Characters of text for each token of the context: more than most tokens have."""
-MOST_PIECE_BYTES = 32
+MAX_PIECE_BYTES = 32
 """Most bytes that tokens have on average, in any text longer than a few of them. Single tokens of
 blanks have up to some hundreds."""
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 """Smaller contexts are taken for this one: texts are cut in the middle of a word."""
 
 
@@ -35,25 +35,25 @@ class Encoder:
         self._turn = threading.Lock()
 
     @property
-    def most_characters(self) -> int:
+    def max_characters(self) -> int:
         """Length of the longest text that is encoded at all."""
-        return most_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
+        return max_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Raises UsageError for a text that is far longer than the context."""
-        if len(text) > self.most_characters:
+        if len(text) > self.max_characters:
             raise UsageError(
                 f"the prompt has {len(text):,} characters, and the context, {self._n_ctx:,} "
-                f"tokens, holds at most {self.most_characters:,}: shorten the prompt or raise "
+                f"tokens, holds at most {self.max_characters:,}: shorten the prompt or raise "
                 "--ctx-size"
             )
         with self._turn, self._use():
             return encoded(text, self._vocabulary, self._n_ctx, add_special)
 
 
-def most_characters(longest_piece_bytes: int, n_ctx: int) -> int:
+def max_characters(longest_piece_bytes: int, n_ctx: int) -> int:
     """Length of the longest text that a context may hold, whatever the text is."""
-    return min(longest_piece_bytes, MOST_PIECE_BYTES) * max(n_ctx, LEAST_TOKENS)
+    return min(longest_piece_bytes, MAX_PIECE_BYTES) * max(n_ctx, MIN_TOKENS)
 
 
 def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
@@ -64,7 +64,7 @@ def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = T
     tokens of a beginning tell: a text has no fewer than its beginning, but for those at the cut;
     twice the context's leave no doubt.
     """
-    most = max(n_ctx, LEAST_TOKENS)
+    most = max(n_ctx, MIN_TOKENS)
     if len(text) > vocabulary.longest_piece_bytes * most:
         n_tokens = len(text) // vocabulary.longest_piece_bytes
         raise UsageError(

@@ -16,30 +16,30 @@ from typing import Any
 from edgespec.files.regular import read_regular
 from edgespec.values import ModelInfo
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 class JsonFile:
     """A JSON file, replaced at once or not at all; a folder that cannot be written, or a file that
     cannot be read, is as good as none."""
 
-    def __init__(self, folder: Path, name: str, most_files: int | None = None) -> None:
-        """The folder holds `most_files`, if they are limited: a new one sends the one away that was
+    def __init__(self, folder: Path, name: str, max_files: int | None = None) -> None:
+        """The folder holds `max_files`, if they are limited: a new one sends the one away that was
         not written for the longest time."""
         self.path = folder / f"{name}.json"
-        self._most_files = most_files
+        self._max_files = max_files
 
     def read(self) -> Any:
         """The content written last; None if there is none."""
         try:
-            return json.loads(read_regular(self.path, MOST_BYTES))
+            return json.loads(read_regular(self.path, MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
 
     def write(self, content: object) -> None:
         """Keep the content for the next run, if that is possible."""
         text = json.dumps(content)
-        if len(text) > MOST_BYTES:
+        if len(text) > MAX_BYTES:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class JsonFile:
                 with suppress(OSError):
                     Path(name).unlink()
                 raise
-            if is_new and self._most_files:
+            if is_new and self._max_files:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
@@ -63,7 +63,7 @@ class JsonFile:
             with suppress(OSError):
                 written.append((path.stat().st_mtime, path))
         written.sort(reverse=True)
-        for _, path in written[self._most_files :]:
+        for _, path in written[self._max_files :]:
             with suppress(OSError):
                 path.unlink()
 

@@ -59,7 +59,7 @@ class LineLog(Closeable):
         sys.stdout.flush()
         return cls(os.dup(sys.stdout.fileno()))
 
-    def lines(self, most_bytes: int) -> Iterator[bytes]:
+    def lines(self, max_bytes: int) -> Iterator[bytes]:
         """The lines that are there, without those that are blank; of a longer one the beginning.
 
         Afterwards `torn` is the last one if it has no end. Raises OSError.
@@ -68,8 +68,8 @@ class LineLog(Closeable):
             return
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
-            while line := file.readline(most_bytes):
-                if not line.endswith(b"\n") and len(line) < most_bytes:
+            while line := file.readline(max_bytes):
+                if not line.endswith(b"\n") and len(line) < max_bytes:
                     self.torn = line
                     return
                 self._end += len(line)

@@ -35,17 +35,17 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     return file
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Contents of a regular file. Raises OSError, also for more than `most_bytes`."""
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Contents of a regular file. Raises OSError, also for more than `max_bytes`."""
     with open_regular(path) as file:
-        return read_at_most(file, path, most_bytes)
+        return read_at_most(file, path, max_bytes)
 
 
-def read_at_most(file: BinaryIO, name: object, most_bytes: int) -> bytes:
-    """The rest of `file`, which may be a pipe. Raises OSError for more than `most_bytes`."""
-    data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it holds more than {most_bytes // _MIB} MiB", str(name))
+def read_at_most(file: BinaryIO, name: object, max_bytes: int) -> bytes:
+    """The rest of `file`, which may be a pipe. Raises OSError for more than `max_bytes`."""
+    data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it holds more than {max_bytes // _MIB} MiB", str(name))
     return data
 
 

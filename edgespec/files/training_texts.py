@@ -22,7 +22,7 @@ from edgespec.values import ModelInfo
 
 FILE_BYTES = 4 << 20
 """Size at which a file is complete and another one begins."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Bytes of all files together: the oldest go first."""
 
 
@@ -121,7 +121,7 @@ class TrainingTexts:
         files = self._files()
         n_bytes = sum(size for size, _ in files)
         for size, path in sorted(files, key=lambda file: file[1].name.split(".")[1]):
-            if n_bytes <= MOST_BYTES - FILE_BYTES:
+            if n_bytes <= MAX_BYTES - FILE_BYTES:
                 return
             path.unlink(missing_ok=True)
             n_bytes -= size

@@ -21,9 +21,9 @@ from edgespec.ports import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MOST_LEXER_STATES = 5_000
+MAX_LEXER_STATES = 5_000
 """Most states of the lexer, of 1 to 2 kB each; usual grammars have hundreds."""
-_LIMITS = llguidance.LLParserLimits(max_lexer_states=MOST_LEXER_STATES)
+_LIMITS = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
 _JSON_STYLE = cast("JsonCompileOptions", JSON_STYLE)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["json schema", "regular expression", "grammar"]
 
-MOST_CHARACTERS = 16 << 10
+MAX_CHARACTERS = 16 << 10
 """Most characters of a grammar; compiling takes up to 400 bytes for each."""
 LIBRARY_BYTES = 8 << 20
 BYTES_PER_TOKEN = 400
@@ -42,10 +42,9 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
-        if len(self.source) > MOST_CHARACTERS:
+        if len(self.source) > MAX_CHARACTERS:
             raise GrammarError(
-                f"the {self.kind} has {len(self.source):,} characters, more than "
-                f"{MOST_CHARACTERS:,}"
+                f"the {self.kind} has {len(self.source):,} characters, more than {MAX_CHARACTERS:,}"
             )
 
 

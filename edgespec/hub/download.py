@@ -18,7 +18,7 @@ from huggingface_hub import get_session
 from edgespec.hub.failures import HubFailure
 from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
 
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 """Failures in a row, none of which brought a byte, before giving up."""
 PAUSE_S = 1.0
 """Seconds to wait after the first failure; each further one in a row doubles it."""
@@ -82,7 +82,7 @@ class Download:
                     if isinstance(error, _Refused) and not error.passes:
                         raise
                     failures = 0 if file.tell() > before else failures + 1
-                    if failures > MOST_FAILURES:
+                    if failures > MAX_FAILURES:
                         raise
                     pause(PAUSE_S * 2 ** max(0, failures - 1))
             n_bytes = file.tell()

@@ -18,7 +18,7 @@ from edgespec.hub.choice import HubFile
 from edgespec.hub.failures import HubFailure
 
 TIMEOUT_S = 20.0
-MOST_NAME_LENGTH = 1024
+MAX_NAME_LENGTH = 1024
 """Longest name of a file, with its folders; no repository has longer ones."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
@@ -68,7 +68,7 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
 
 def _is_inside(name: object) -> bool:
     """True if a name is a path that stays inside a folder, on every system."""
-    if not isinstance(name, str) or len(name) > MOST_NAME_LENGTH or not name.isprintable():
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         return False
     if {"\\", ":"} & set(name):
         return False

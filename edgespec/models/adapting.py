@@ -23,11 +23,11 @@ from edgespec.ports import Progress
 from edgespec.values import ModelInfo
 
 EXTRA = "adapt"
-LEAST_TEXTS = 10
+MIN_TEXTS = 10
 """Fewer say little of a kind of texts."""
-HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 20
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 20
 """Texts that are not learnt: their prompts measure the draft before and after."""
-MOST_PROMPT = 512
+MAX_PROMPT = 512
 """Tokens of such a prompt, the last ones."""
 
 
@@ -43,7 +43,7 @@ class TrainingData:
     def prompts(self) -> list[list[int]]:
         """Tokens of the held-out prompts."""
         return [
-            list(text.tokens[max(0, text.n_prompt - MOST_PROMPT) : text.n_prompt])
+            list(text.tokens[max(0, text.n_prompt - MAX_PROMPT) : text.n_prompt])
             for text in self.held_out
         ]
 
@@ -77,14 +77,14 @@ def training_data(draft: Path, target: Path | None = None) -> TrainingData:
     info, kept = describe(draft).info, TrainingTexts(cache_folder.learnt())
     pair = _choose(kept.pairs(info), info, target)
     texts = kept.texts(info, pair.target_digest)
-    n_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
+    n_held_out = min(MAX_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
     held_out = texts[:: max(1, len(texts) // n_held_out)][:n_held_out] if n_held_out else []
     asked = {tuple(text.tokens[: text.n_prompt]) for text in held_out}
     learnt = [text for text in texts if tuple(text.tokens[: text.n_prompt]) not in asked]
-    if len(learnt) < LEAST_TEXTS or not held_out:
+    if len(learnt) < MIN_TEXTS or not held_out:
         raise UsageError(
             f"{len(texts)} texts are kept with the draft {info.name}, too few to learn from (at "
-            f"least {LEAST_TEXTS + 1}, of different prompts): generate more with --learn"
+            f"least {MIN_TEXTS + 1}, of different prompts): generate more with --learn"
         )
     path = target or Path(pair.target_path)
     if not path.exists():

@@ -65,7 +65,7 @@ class DraftMemory:
     budget_bytes: int
     draft_bytes: int
     """Bytes of the draft with its KV and buffers."""
-    most_bytes: int
+    max_bytes: int
     """Bytes that any draft could take beside the target."""
     read_bytes: int
     """Bytes that a pass of the target reads."""

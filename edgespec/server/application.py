@@ -195,7 +195,7 @@ class Service:
 
         def prepare_and_tidy() -> tuple[R, Completion] | Refusal:
             prepared = prepare()
-            heap.return_free_memory()
+            heap.trim_heap()
             return prepared
 
         async with self._queue.preparing:
@@ -231,7 +231,7 @@ class Service:
 
 def _close(completion: Completion) -> None:
     completion.close()
-    heap.return_free_memory()  # a grammar may have taken megabytes
+    heap.trim_heap()  # a grammar may have taken megabytes
 
 
 @asynccontextmanager

@@ -24,14 +24,14 @@ class _Body:
 
 
 class RequestBodies:
-    """Bodies that arrive or wait for their turn, `most_bytes` together.
+    """Bodies that arrive or wait for their turn, `max_bytes` together.
 
     Where there is no room, the body that has been arriving longest is evicted; whole ones stay.
     """
 
-    def __init__(self, most_body_bytes: int, most_bytes: int, patience_s: float) -> None:
-        self._most_body_bytes = most_body_bytes
-        self._most_bytes = most_bytes
+    def __init__(self, max_body_bytes: int, max_bytes: int, patience_s: float) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._bodies: list[_Body] = []
         """Oldest first."""
@@ -72,7 +72,7 @@ class RequestBodies:
     def _make_room(self, body: _Body, n_bytes: int) -> None:
         held = sum(len(other.content) for other in self._bodies)
         for other in list(self._bodies):
-            if held + n_bytes <= self._most_bytes:
+            if held + n_bytes <= self._max_bytes:
                 return
             if other is not body and other.time is not None and not other.time.expired():
                 held -= len(other.content)
@@ -80,22 +80,22 @@ class RequestBodies:
                 other.is_evicted = True
                 other.time.reschedule(0)
                 other.time = None
-        if held + n_bytes > self._most_bytes:
+        if held + n_bytes > self._max_bytes:
             raise self._no_room
 
     @property
     def _no_room(self) -> Refusal:
         return overloaded(
-            f"requests under way have {self._most_bytes:,} bytes, which is as much as this server "
+            f"requests under way have {self._max_bytes:,} bytes, which is as much as this server "
             "takes",
             "no_room",
         )
 
     def _check_size(self, n_bytes: int) -> None:
-        if n_bytes > self._most_body_bytes:
+        if n_bytes > self._max_body_bytes:
             raise Refusal(
                 413,
-                f"the body has more than {self._most_body_bytes:,} bytes: send less, or start the "
+                f"the body has more than {self._max_body_bytes:,} bytes: send less, or start the "
                 "server with --max-body",
                 code="too_large",
             )

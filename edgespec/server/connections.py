@@ -36,9 +36,9 @@ class Connections:
     longest, connections that send a body last.
     """
 
-    def __init__(self, limits: ClientLimits, most_requests: int) -> None:
+    def __init__(self, limits: ClientLimits, max_requests: int) -> None:
         self.limits = limits
-        self._most = most_requests + limits.connections
+        self._most = max_requests + limits.connections
         self._open: set[Connection] = set()
 
     def protocol(self) -> type[asyncio.Protocol]:

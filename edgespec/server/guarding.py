@@ -23,7 +23,7 @@ class Guard:
     api_key: str | None = None
     allowed_hosts: frozenset[str] = frozenset()
     """Host names that requests may give besides the address."""
-    most_body_bytes: int | None = None
+    max_body_bytes: int | None = None
     """Most bytes of a body; None derives it from the model's context."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class _Turn:
 
 
 class Queue:
-    """Up to `n_slots` requests are answered and `most_waiting` wait; a further one is refused.
+    """Up to `n_slots` requests are answered and `max_waiting` wait; a further one is refused.
 
     The next turn goes to the client with the fewest requests under way, among equals to the one
     that has waited longest since its last turn; requests of one client keep their order. Requests
@@ -33,11 +33,11 @@ class Queue:
     a client with several more in line.
     """
 
-    def __init__(self, most_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
         """No request needs more than `pool_bytes`; 0 stands for a pool without an end."""
         self.n_slots = n_slots
         self._free_bytes = pool_bytes or sys.maxsize
-        self._most = n_slots + most_waiting
+        self._most = n_slots + max_waiting
         self.n_in_progress = 0
         self.is_ending = False
         """True once the server shuts down: no waiting request begins."""

@@ -10,7 +10,7 @@ from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.experts import KnowsExperts
 
-MOST_FILES = 32
+MAX_FILES = 32
 SHARES = "shares"
 """Key of the shares of tokens that chose each expert: a hexadecimal byte for each, by layer."""
 
@@ -19,7 +19,7 @@ def begin_warm(target: LanguageModel, close: Callable[[], None]) -> Callable[[],
     """Give a mixture what is kept of it. The result keeps what was learnt, then calls `close`."""
     if not isinstance(target, KnowsExperts):
         return close
-    file = JsonFile(cache_folder.experts(), pair_digest(target.info), MOST_FILES)
+    file = JsonFile(cache_folder.experts(), pair_digest(target.info), MAX_FILES)
     target.expect_experts(_shares(file.read()))
 
     def keep_and_close() -> None:

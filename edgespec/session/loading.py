@@ -17,7 +17,7 @@ from typing import TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.encoding import most_characters
+from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
@@ -28,7 +28,7 @@ from edgespec.memory.needs import (
     FOREST_SIZE,
     FOREST_TEXTS,
     TREE_SIZES,
-    best_number,
+    best_n_parallel,
     plan_models,
 )
 from edgespec.memory.stable_count import stable_count
@@ -157,8 +157,8 @@ class _Opening(Closeable):
             if planned.n_parallel < n_texts or planned.smallest_bytes > self._budget_bytes:
                 break
             plans.append(planned)
-        heap.return_free_memory()
-        return best_number(plans) if plans else 1
+        heap.trim_heap()
+        return best_n_parallel(plans) if plans else 1
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()
@@ -168,7 +168,7 @@ class _Opening(Closeable):
                 prepared = self._prepared[1]
                 draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
-                heap.return_free_memory()  # what loading took, before the target takes its own
+                heap.trim_heap()  # what loading took, before the target takes its own
             target = self._run(
                 "target",
                 lambda: self._prepared[0].load(memory_plan, self._progress),
@@ -239,7 +239,7 @@ class _Opening(Closeable):
             owner="draft",
             target=settings.model,
             ctx_size=0,
-            most_ctx=min(target.info.n_ctx, window),
+            max_ctx=min(target.info.n_ctx, window),
             target_ctx=target.info.n_ctx,
             max_nodes=min(max_nodes, DRAFT_NODES),
             fewer_nodes=(),
@@ -318,19 +318,21 @@ class _Opening(Closeable):
             nbytes = corrections.bytes_needed(target.info.n_vocab, self._n_parallel)
             others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
         if self._settings.state_files:
-            most_bytes = max(need.state_bytes for need in needs)
-            others.append(MemoryRow("process", STATE_FILES, most_bytes))
-        heap.return_heaps_end()  # contexts that were measured, which the rows count
-        taken_bytes = stable_count(process.taken_bytes())
+            max_bytes = max(need.state_bytes for need in needs)
+            others.append(MemoryRow("process", STATE_FILES, max_bytes))
+        heap.trim_heap_top()  # contexts that were measured, which the rows count
+        footprint_bytes = stable_count(process.footprint_bytes())
         try:
             return plan_models(
                 self._budget_bytes,
-                process.in_steps(taken_bytes),
+                process.round_up_to_step(footprint_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                worth=partial(tokens_per_byte, n_texts=self._n_parallel),
+                score=partial(tokens_per_byte, n_texts=self._n_parallel),
                 enforced=target.enforced,
-                largest_process_bytes=process.in_steps(taken_bytes + process.UNLIKE_BYTES),
+                largest_process_bytes=process.round_up_to_step(
+                    footprint_bytes + process.PROCESS_SPREAD_BYTES
+                ),
                 others=others,
             )
         except BudgetError as error:
@@ -339,8 +341,8 @@ class _Opening(Closeable):
 
     def _request_bytes(self, target: PreparedModel) -> int:
         n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
-        body_bytes = self._settings.most_body_bytes or requests.most_body_bytes(n_ctx)
-        return requests.bytes_needed(body_bytes, most_characters(longest, n_ctx))
+        body_bytes = self._settings.most_body_bytes or requests.max_body_bytes(n_ctx)
+        return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and of texts that cannot be generated at once."""

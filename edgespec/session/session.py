@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
-MOST_LOGPROBS = 100
+MAX_LOGPROBS = 100
 
 
 def load(
@@ -408,7 +408,7 @@ class Session(Closeable):
             encode,
             source,
             vocabulary.piece,
-            encoder.most_characters,
+            encoder.max_characters,
             bos,
         )
 
@@ -454,6 +454,6 @@ def _path(value: Any) -> Path:
 def _n_logprobs(value: Any) -> int:
     """The validated number of alternatives; 0 means the chosen token's log probability alone."""
     number = arguments.whole("logprobs", value)
-    if not 0 <= number <= MOST_LOGPROBS:
-        raise UsageError(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {number}")
+    if not 0 <= number <= MAX_LOGPROBS:
+        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
     return number

@@ -24,7 +24,7 @@ from edgespec.files.regular import open_regular
 from edgespec.files.unfinished import unfinished_file
 
 MAGIC = b"edgespec-state 1\n"
-MOST_HEADER_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _BLOCK_BYTES = 1 << 18
@@ -137,7 +137,7 @@ class StateReader:
         if self._get(len(MAGIC)) != MAGIC:
             raise self.damaged()
         (length,) = _LENGTH.unpack(self._get(_LENGTH.size))
-        if length > MOST_HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             raise self.damaged()
         try:
             self.header = Header.model_validate_json(self._get(length))

@@ -29,8 +29,8 @@ from edgespec.settings.options import Role
 from edgespec.tuning import presets
 from edgespec.tuning.trial import TrialFigures
 
-_MOST_FILE_BYTES = 1 << 20
-_MOST_SAVED = 8
+_MAX_FILE_BYTES = 1 << 20
+_MAX_SAVED = 8
 NEAR = 2.0
 """Passes that read up to this many times as much, or as little, are predicted from a run."""
 
@@ -101,7 +101,7 @@ def save(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
     path = _place(load, plan.paged)
     others = [old for old in _read(path) if not old.applies_to(plan)]
     with suppress(EdgespecError):
-        text = _FILE.dump_json((figures, *others)[:_MOST_SAVED]).decode()
+        text = _FILE.dump_json((figures, *others)[:_MAX_SAVED]).decode()
         presets.save(text, path)
 
 
@@ -154,7 +154,7 @@ def _place(load: LoadSettings, paged: bool) -> Path:
 def _read(path: Path) -> tuple[PairFigures, ...]:
     """Nothing where the file cannot be read."""
     try:
-        return _FILE.validate_json(read_regular(path, _MOST_FILE_BYTES))
+        return _FILE.validate_json(read_regular(path, _MAX_FILE_BYTES))
     except (OSError, EdgespecError, ValidationError):
         return ()
 

@@ -16,14 +16,14 @@ from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.trial import TrialFigures
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """A smaller gain counts as noise."""
 DOUBT = 1.5
 """A gain must exceed the typical deviation of its ratios by this factor."""
-LEAST_TURNS, MOST_STEPS = 2, 6
+MIN_TURNS, MAX_STEPS = 2, 6
 FIRST_SHARE = 0.2
 """Share of the time for the first run of the defaults, which sets the length of all others."""
-FIRST_TOKENS, LEAST_TOKENS = 48, 8
+FIRST_TOKENS, MIN_TOKENS = 48, 8
 """Tokens of each text."""
 SHORT_RUN_S = 1.0
 
@@ -128,7 +128,7 @@ def tune(
         job, defaults.candidate, TrialLength(None, FIRST_TOKENS, FIRST_SHARE * total_s)
     )
     run_s = max((total_s - runner.left_s), SHORT_RUN_S)
-    n_tokens = max(LEAST_TOKENS, first.n_tokens // max(1, first.n_texts))
+    n_tokens = max(MIN_TOKENS, first.n_tokens // max(1, first.n_texts))
     length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
     defaults.runs.append(first)
     # Half of what is left is for the first turn: each later one has half as many candidates.
@@ -142,12 +142,12 @@ def tune(
         if all(both != one.candidate for one in all_trials):
             all_trials.append(Trials(both))
             remaining = [*remaining, all_trials[-1]]
-    for turn in range(1, MOST_STEPS):
-        if not remaining or (turn >= LEAST_TURNS and runner.left_s < (1 + len(remaining)) * run_s):
+    for turn in range(1, MAX_STEPS):
+        if not remaining or (turn >= MIN_TURNS and runner.left_s < (1 + len(remaining)) * run_s):
             break
         ahead = [defaults, *remaining]
         _take_turn(runner, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
-        if turn >= LEAST_TURNS:
+        if turn >= MIN_TURNS:
             remaining = _faster_half(remaining, defaults)
     return TuningResult(job, tuple(all_trials), _winner(all_trials))
 
@@ -192,9 +192,9 @@ def _winner(trials: Sequence[Trials]) -> Trials:
     defaults, *others = trials
     best, best_gain = defaults, 0.0
     for one in others:
-        if one.failure or len(one.ratios(defaults)) < LEAST_TURNS:
+        if one.failure or len(one.ratios(defaults)) < MIN_TURNS:
             continue
-        least = max(DOUBT * one.noise(defaults), LEAST_GAIN)
+        least = max(DOUBT * one.noise(defaults), MIN_GAIN)
         if (gain := one.gain(defaults)) > max(least, best_gain):
             best, best_gain = one, gain
     return best

@@ -52,7 +52,7 @@ class FakeCells:
         for position, label in saved:
             self._put(position, label, {sequence})
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
         return min(n_tokens, 3)
 
     @property

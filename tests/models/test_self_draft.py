@@ -65,7 +65,7 @@ def test_a_draft_is_written_and_measured(
     assert (tmp_path / "out.gguf").stat().st_size == report["made"]["size_bytes"] <= 4 << 20
     assert {draft["type"] for draft in report["compared"]} == {"Q4_0", "Q2_K"}
     assert list(tmp_path.glob(".*")) == []
-    assert report["room"]["draft_bytes"] <= report["room"]["most_bytes"]
+    assert report["room"]["draft_bytes"] <= report["room"]["max_bytes"]
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
     draft = (MemoryRow("draft", "weights", 12), MemoryRow("draft", "KV cache", 3))
     found = room(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
     assert found == DraftMemory(
-        100, draft_bytes=15, most_bytes=60, read_bytes=70, read_alone_bytes=50
+        100, draft_bytes=15, max_bytes=60, read_bytes=70, read_alone_bytes=50
     )
     assert "the draft takes 15 bytes" in room_line(found)
 

@@ -138,7 +138,7 @@ def test_a_layer_that_was_left_out_does_not_compete(
 ):
     from zoo_files import write_guessing
 
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 << 20)
     target = write_guessing(tmp_path / "own.gguf", "glm4moe", knows=True)
     alone = plan(LoadSettings(model=target, memory_budget="8GiB"), EngineSettings())
     least = f"{alone.smallest_bytes}B"

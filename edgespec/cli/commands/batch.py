@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.session.session import Session
 
 STREAM = "-"
-MOST_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """Longest line of the output that is read back."""
 
 
@@ -137,7 +137,7 @@ def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
     from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
 
     def answers() -> Iterator[BatchAnswer]:
-        for number, line in enumerate(log.lines(MOST_ANSWER_BYTES), 1):
+        for number, line in enumerate(log.lines(MAX_ANSWER_BYTES), 1):
             answer = parse_answer(line)
             if answer is None:
                 raise foreign(number)
@@ -166,10 +166,10 @@ def _completions(loaded: Session) -> Completions:
 
     return Completions(
         loaded,
-        most_prompt_tokens=loaded.target.n_ctx,
+        max_prompt_tokens=loaded.target.n_ctx,
         sampling=loaded.chat_sampling,
-        most_logged_tokens=requests.most_answer_tokens,
-        most_characters=requests.MOST_ANSWER_CHARACTERS,
+        max_logged_tokens=requests.max_answer_tokens,
+        max_characters=requests.MAX_ANSWER_CHARACTERS,
         answer_bytes=requests.answer_bytes,
     )
 
@@ -177,7 +177,7 @@ def _completions(loaded: Session) -> Completions:
 def _body_bytes(loaded: Session) -> int:
     from edgespec.memory import requests
 
-    return requests.most_body_bytes(loaded.target.n_ctx)
+    return requests.max_body_bytes(loaded.target.n_ctx)
 
 
 def _lines(requests: BinaryIO, name: str, body_bytes: int) -> Iterator[tuple[int, bytes | None]]:

@@ -15,7 +15,7 @@ from edgespec.files.unfinished import PRIVATE_MODE
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-MOST_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
@@ -33,12 +33,12 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
     for a message that is too long or not UTF-8."""
     held: list[str] = []
     number = n_bytes = 0
-    while line := stdin.readline(MOST_MESSAGE_BYTES - n_bytes + 1):
+    while line := stdin.readline(MAX_MESSAGE_BYTES - n_bytes + 1):
         number += 1
         n_bytes += len(line)
-        if n_bytes > MOST_MESSAGE_BYTES:
+        if n_bytes > MAX_MESSAGE_BYTES:
             raise UsageError(
-                f"line {number} of stdin has more than {MOST_MESSAGE_BYTES >> 20} MiB"
+                f"line {number} of stdin has more than {MAX_MESSAGE_BYTES >> 20} MiB"
                 + (f" with the {len(held):,} before it that it continues" if held else "")
                 + ": a message a line is expected"
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
-LEAST_USE = 1.1
+MIN_USE = 1.1
 """Tokens per pass; a target that decodes alone has 1."""
 
 
@@ -293,7 +293,7 @@ def _source_lines(fit: PairFit) -> list[str]:
 def _conclusion(fit: PairFit) -> str:
     """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
     most = max(tree.tokens_per_pass for tree in fit.trees)
-    if most < LEAST_USE:
+    if most < MIN_USE:
         return (
             f"A pass yields {most:.2f} tokens at most: this draft does not help this target. "
             "Choose a better one of the same family, or make one with `edgespec models draft`."
@@ -398,7 +398,7 @@ def room_line(room: DraftMemory) -> str:
     return (
         f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
         f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
-        f"{format_size(room.most_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
+        f"{format_size(room.max_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
         f"the draft {format_size(room.read_alone_bytes)}.\n"
     )
 

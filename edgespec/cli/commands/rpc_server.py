@@ -15,7 +15,7 @@ from edgespec.memory.process import resolve_budget
 from edgespec.server.guarding import is_local
 from edgespec.settings.units import format_size
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 _POLL_S = 0.2
 _WARNING = (
     "{host} can be reached from other machines: nothing is encrypted, nobody is asked for a "
@@ -26,7 +26,7 @@ _WARNING = (
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     host = getattr(args, "host", HOST)
-    port = whole("--port", getattr(args, "port", PORT), 1, MOST_PORT)
+    port = whole("--port", getattr(args, "port", PORT), 1, MAX_PORT)
     n_threads = whole("--threads", args.threads, 1, 1024) if "threads" in args else None
     budget_bytes = resolve_budget(getattr(args, "memory_budget", "auto"))
     runtime = next((r for r in runtimes.installed() if isinstance(r, runtimes.LendsDevices)), None)

@@ -32,7 +32,7 @@ from edgespec.tuning.presets import TUNED
 from edgespec.tuning.successive_halving import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
-LEAST_SECONDS, MOST_SECONDS = 10, 100_000
+MIN_SECONDS, MAX_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -153,5 +153,5 @@ def _trial_runner(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    seconds = number("--seconds", getattr(args, "seconds", SECONDS), LEAST_SECONDS, MOST_SECONDS)
+    seconds = number("--seconds", getattr(args, "seconds", SECONDS), MIN_SECONDS, MAX_SECONDS)
     return ProcessTrialRunner(prompts, seconds, limiter, console)

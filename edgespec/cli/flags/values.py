@@ -29,10 +29,10 @@ def number(flag: str, value: str | float, least: float, most: float) -> float:
     raise UsageError(f"{flag} {value}: it must be a number from {least:,} to {most:,}")
 
 
-def read_text(flag: str, path: Path, most_bytes: int) -> str:
+def read_text(flag: str, path: Path, max_bytes: int) -> str:
     """The text of a UTF-8 file. Raises UsageError."""
     try:
-        return read_regular(path, most_bytes).decode()
+        return read_regular(path, max_bytes).decode()
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -155,7 +155,7 @@ class IsolatedModel:
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},
                 start_new_session=True,
             )
-        process.count_in(self._process.pid)
+        process.include_process(self._process.pid)
         self.last_report = PassReport()
         self.n_committed = 0
         self._paging = PagingStats()
@@ -216,7 +216,7 @@ class IsolatedModel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        process.count_out(self._process.pid)
+        process.exclude_process(self._process.pid)
         self._control.close()
         self._said.close()
         self._free_vocabulary()

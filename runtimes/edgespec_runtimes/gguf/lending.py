@@ -32,14 +32,14 @@ def lend(host: str, port: int, budget_bytes: int | None, n_threads: int | None) 
         raise EdgespecError(rpc.MISSING)
     devices = gpu.find_all() or ggml.devices_of(ggml.CPU)
     if budget_bytes is not None:
-        taken_bytes = process.taken_bytes() + HEADROOM_BYTES
-        if budget_bytes <= taken_bytes:
+        footprint_bytes = process.footprint_bytes() + HEADROOM_BYTES
+        if budget_bytes <= footprint_bytes:
             raise BudgetError(
                 f"--memory-budget {budget_bytes / MIB:.0f} MiB leaves nothing to lend: the server "
-                f"itself takes {taken_bytes / MIB:.0f}",
-                taken_bytes + MIB,
+                f"itself takes {footprint_bytes / MIB:.0f}",
+                footprint_bytes + MIB,
             )
-        lent = LentMemory(budget_bytes - taken_bytes)
+        lent = LentMemory(budget_bytes - footprint_bytes)
     rpc.serve(f"{host}:{port}", n_threads or process.usable_cores(), devices)
     del lent
     raise EdgespecError(

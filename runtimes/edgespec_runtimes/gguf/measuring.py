@@ -30,14 +30,14 @@ from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.llama import contexts, devices, loading, windows
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.recurrent import MOST_LAG, N_CHECKPOINTS
-from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama.recurrent import MAX_LAG, N_CHECKPOINTS
+from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
 
-BATCH_SIZES = (512, LEAST_TILED_BATCH)
+BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
 VOCABULARY_STEP_BYTES = 64 << 10
 """Step in which a vocabulary is counted: malloc's count of it differs by a few KiB from one process
@@ -236,7 +236,7 @@ class MeasuredGguf:
 
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
-        n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
+        n_ctx = request.ctx_size or min(model.n_ctx_train, request.max_ctx)
         if n_ctx > model.n_ctx_train:
             raise UsageError(
                 f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
@@ -345,7 +345,7 @@ class MeasuredGguf:
         longest = self.info.max_rollback
         if self.info.tree_capable or not longest:
             return 0
-        return 1 + longest + (longest if self._state.n_rollback else MOST_LAG)
+        return 1 + longest + (longest if self._state.n_rollback else MAX_LAG)
 
     def _n_threads(self) -> int:
         return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -411,7 +411,7 @@ class MeasuredGguf:
         if not self.is_remote:
             return ()
         logits_bytes = max(sizes.output_bytes for _, sizes in self.contexts)
-        nbytes = process.in_steps(self.offloading.process_bytes + logits_bytes)
+        nbytes = process.round_up_to_step(self.offloading.process_bytes + logits_bytes)
         return (MemoryRow("process", "process of the target", nbytes),)
 
     @property

@@ -38,7 +38,7 @@ from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.llama.recurrent import RecurrentText
 from edgespec_runtimes.gguf.llama.reference_kernels import (
-    LEAST_TILED_BATCH,
+    MIN_TILED_BATCH,
     ReferenceKernels,
     captured_backends,
 )
@@ -126,7 +126,7 @@ class GgufModel:
             weights.sliced.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
-        if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:
+        if prompts_are_invariant and shape.n_batch >= MIN_TILED_BATCH:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_texts + n_branches

@@ -110,7 +110,7 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
 def to_servers(
     header: GgufFile,
     servers: Sequence[DeviceMemory],
-    most_layers: int | None,
+    max_layers: int | None,
     kv_bytes: int,
     compute_bytes: int,
 ) -> Offloading:
@@ -129,13 +129,13 @@ def to_servers(
     for server in reversed(servers):
         room = int((1 - SERVER_SHARE) * server.free_bytes)
         end, taken = first, compute_bytes
-        while first and n_layers - first != most_layers and taken + sizes[first - 1] <= room:
+        while first and n_layers - first != max_layers and taken + sizes[first - 1] <= room:
             first -= 1
             taken += sizes[first]
         if first < end:
             held.insert(0, (server, range(first, end), taken))
     n_placed = n_layers - first
-    if not n_placed or (most_layers is not None and n_placed < min(most_layers, n_layers)):
+    if not n_placed or (max_layers is not None and n_placed < min(max_layers, n_layers)):
         free = ", ".join(f"{s.free_bytes / MIB:.0f} at {s.name}" for s in servers)
         raise BudgetError(
             f"the RPC servers have memory for {n_placed} layers: each layer takes "

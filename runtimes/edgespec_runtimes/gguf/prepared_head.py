@@ -153,9 +153,9 @@ class PreparedOwnHead(PreparedHead):
 def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
     """The request for a head of this shape. A block stands behind the text, so that the context has
     room for both; the graph has logits of each row, so that batches are no larger than blocks."""
-    most_ctx = max(request.most_ctx, request.target_ctx)
+    max_ctx = max(request.max_ctx, request.target_ctx)
     if head.block is None:
-        return replace(request, n_texts=1, most_ctx=most_ctx)
+        return replace(request, n_texts=1, max_ctx=max_ctx)
     size = head.block.size
     return replace(
         request,
@@ -163,5 +163,5 @@ def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
         max_nodes=size,
         max_branches=1,
         batch_size=size,
-        most_ctx=most_ctx + size,
+        max_ctx=max_ctx + size,
     )

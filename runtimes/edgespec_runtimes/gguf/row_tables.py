@@ -60,7 +60,7 @@ class RowTable:
         self._entry = entry
         self._path = path
         self._row_bytes = entry.nbytes // entry.shape[1]
-        self._most_bytes = bytes_for(entry, n_rows_at_once)
+        self._max_bytes = bytes_for(entry, n_rows_at_once)
         self._memory = AlignedMemory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
         self._file = os.open(path, os.O_RDONLY)
@@ -77,7 +77,7 @@ class RowTable:
         missing = wanted - self._present
         if not missing:
             return
-        if bytes_for(self._entry, len(self._present) + len(missing)) > self._most_bytes:
+        if bytes_for(self._entry, len(self._present) + len(missing)) > self._max_bytes:
             self._memory.forget()
             self._present.clear()
             missing = wanted

@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 SMALL_BYTES = BLOCK_BYTES
 """Size of a matrix below which it stays in memory, like norms and biases."""
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
-LEAST_SLICE_BYTES = READ_BYTES
+MIN_SLICE_BYTES = READ_BYTES
 """Least size of a slice: each is a read, and a stop of the computation."""
 ROWS_ALIKE = 64
 """Granularity of rows in slices, a multiple of 4, 8 and 16: ggml chooses kernels by the remainder
@@ -213,7 +213,7 @@ def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> li
                 continue
         groups.append([weight])
     sizes = [sum(w.entry.nbytes for w in g) for g in groups if not _can_be_sliced(g)]
-    slice_bytes = max([LEAST_SLICE_BYTES, *sizes])
+    slice_bytes = max([MIN_SLICE_BYTES, *sizes])
     found = []
     for group in groups:
         if _can_be_sliced(group) and group[0].entry.nbytes > slice_bytes:

@@ -37,7 +37,7 @@ def write(
         buffer = _buffer(memory.whole_bytes(HOME))
         hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
         return
-    step = memory.most_at_once(HOME, n_tokens)
+    step = memory.max_at_once(HOME, n_tokens)
     hand_over(memoryview(_STEP.pack(step) + b"".join(_RUN.pack(*run) for run in held)))
     buffer = _buffer(memory.piece_bytes(HOME, 0, step))
     for begin in range(0, n_tokens, step):

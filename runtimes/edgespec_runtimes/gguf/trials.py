@@ -93,12 +93,12 @@ def try_gpus() -> int:
     devices = gpu.find_all()
     if not devices:
         return NO_GPU
-    taken_bytes, peak_bytes = process.taken_bytes(), process.peak_rss_bytes()
+    taken_bytes, peak_bytes = process.footprint_bytes(), process.peak_rss_bytes()
     with ExitStack() as owned:
         for device in devices:
             ggml.new_backend(owned, device)
             _multiply(device)
-        now_bytes, highest_bytes = process.taken_bytes(), process.peak_rss_bytes()
+        now_bytes, highest_bytes = process.footprint_bytes(), process.peak_rss_bytes()
     if highest_bytes > peak_bytes:
         now_bytes = max(now_bytes, highest_bytes)
     os.write(1, str(max(0, now_bytes - taken_bytes)).encode())
@@ -128,7 +128,7 @@ def ask_devices(servers: Sequence[str]) -> int:
             for device in found:
                 ggml.new_backend(owned, device)
         answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
-        os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
+        os.write(1, json.dumps([process.footprint_bytes(), answers]).encode())
     return 0
 
 

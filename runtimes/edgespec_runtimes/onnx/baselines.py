@@ -18,7 +18,7 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, check, measured
 from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
@@ -35,7 +35,7 @@ BASELINES: Sequence[Baseline] = (
     Baseline(RESIDENT, "onnxruntime with its defaults, weights in memory", resident=True),
 )
 
-MOST_LOGITS_BYTES = 32 << 20
+MAX_LOGITS_BYTES = 32 << 20
 """Most bytes of logits in a run: a prompt is read in parts, since an export computes logits after
 each of its tokens."""
 _ERRORS_ONLY = 3
@@ -76,8 +76,8 @@ class _ExportedModel(Closeable):
         self.vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
         # tokens that share a run share a scale, and would not be those of the engine
         scaled = any(node.op_type in BATCH_SCALED for node in model.graph.node)
-        self._most = 1 if scaled else max(1, MOST_LOGITS_BYTES // (4 * self._roles.n_vocab))
-        return_free_memory()
+        self._most = 1 if scaled else max(1, MAX_LOGITS_BYTES // (4 * self._roles.n_vocab))
+        trim_heap()
         self._stop = StopFlag()
         options = _resident(n_threads) if keeps_all else _mapped(n_threads)
         self._session = _session(source.path, options)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
@@ -106,7 +106,7 @@ class Decoder(Closeable):
             *(table.close for _, table in self._embeddings),
             *((self.weights.close,) if self.weights else ()),
             *(cache.close for cache in self.caches),
-            return_free_memory,
+            trim_heap,
         )
 
     def _held(self, index: int) -> AbstractContextManager[tuple[OrtSession, Mapping[str, Bound]]]:

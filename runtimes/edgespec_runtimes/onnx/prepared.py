@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.kept_features import check_layers, no_features
@@ -103,7 +103,7 @@ class PreparedOnnx:
             # made before the plan: an operator that onnxruntime does not know is refused now, and
             # what a GPU's libraries take of the process's memory is there when that is measured
             self._opened.make_sessions()
-        return_free_memory()  # what reading the graph took, before the process is measured
+        trim_heap()  # what reading the graph took, before the process is measured
 
     @property
     def _deployed(self) -> Deployment:
@@ -221,7 +221,7 @@ class PreparedOnnx:
     def _describe(self, source: Source) -> ModelInfo:
         request, config = self._request, source.config
         trained = context_length(source)
-        n_ctx = request.ctx_size or min(trained or request.most_ctx, request.most_ctx)
+        n_ctx = request.ctx_size or min(trained or request.max_ctx, request.max_ctx)
         if trained and n_ctx > trained:
             raise UsageError(
                 f"--ctx-size {n_ctx:,} is more than the {trained:,} tokens that "
@@ -252,7 +252,7 @@ class PreparedOnnx:
                 model.SerializeToString(),
                 str(self._source.path),
                 self._n_threads,
-                self._deployed.device.providers(self._deployed.most_bytes),
+                self._deployed.device.providers(self._deployed.max_bytes),
                 folder,
                 self._stop,
             )

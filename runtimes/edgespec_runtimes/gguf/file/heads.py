@@ -22,7 +22,7 @@ N_FUSED = 3
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 BLOCK_SIZE = 16
 """Tokens of a DFlash head's block where its file names no number, as in llama.cpp."""
-MOST_BLOCK_SIZE = 256
+MAX_BLOCK_SIZE = 256
 _SELECTOR = "selector_hidden.weight"
 """A tensor of DFlash2 alone."""
 _OTHER_BLOCKS = {
@@ -156,8 +156,8 @@ def _block_shape(header: GgufFile) -> BlockShape:
         wrong = f"it has {n_candidates} candidates of {header.n_vocab} tokens"
     elif any(tensor.type.name != "F32" for tensor in bases):
         wrong = "its convolutions are not in F32"
-    elif not 1 < size <= MOST_BLOCK_SIZE:
-        wrong = f"its blocks have {size} tokens, not 2 to {MOST_BLOCK_SIZE}"
+    elif not 1 < size <= MAX_BLOCK_SIZE:
+        wrong = f"its blocks have {size} tokens, not 2 to {MAX_BLOCK_SIZE}"
     elif not 0 <= mask_token < header.n_vocab:
         wrong = f"its mask is token {mask_token} of {header.n_vocab}"
     elif key_size != value_size:

@@ -117,7 +117,7 @@ class LlamaMemory:
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
         """Tokens in a piece: as many as fit into it and into every layer's window. llama.cpp leaves
         out cells that the last token of a piece does not see, which a rollback would miss."""
         first = self.piece_bytes(sequence, 0, 1)

@@ -20,7 +20,7 @@ from edgespec.memory.budget import MIB
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.imports import replaced_import
-from edgespec_runtimes.gguf.llama.layout import LEAST_WASTE
+from edgespec_runtimes.gguf.llama.layout import MIN_WASTE
 from edgespec_runtimes.gguf.llama.loading import Model
 from edgespec_runtimes.gguf.llama.windows import (
     WindowCells,
@@ -175,7 +175,7 @@ def window_shape(n_window: int, shape: ContextShape) -> WindowShape | None:
     keep all cells."""
     if not shape.gives_back or not n_window:
         return None
-    n_loose = LEAST_WASTE + shape.n_outputs
+    n_loose = MIN_WASTE + shape.n_outputs
     window = WindowShape(n_window, shape.n_ctx, shape.n_texts, n_loose, shape.largest_batch)
     return window if window.n_seen + window.n_latest < shape.n_cells else None
 

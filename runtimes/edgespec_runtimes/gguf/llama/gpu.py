@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.memory.process import in_steps
+from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
 TIMEOUT_S = 60.0
@@ -77,7 +77,7 @@ def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemo
         return LibraryMemory(None, str(error))
     if not done.stdout.isdigit():
         return LibraryMemory(None, trial_process.how_it_ended(done.returncode))
-    return LibraryMemory(in_steps(int(done.stdout)))
+    return LibraryMemory(round_up_to_step(int(done.stdout)))
 
 
 def _key() -> str:

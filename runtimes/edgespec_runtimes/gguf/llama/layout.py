@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edgespec_runtimes.gguf.llama.windows import WindowCells
 
-LEAST_WASTE = 256
+MIN_WASTE = 256
 """Dropped cells that are not worth putting the others in order: attention looks at so many more at
 once in any case."""
 WASTE_SHARE = 0.5
@@ -33,7 +33,7 @@ class SequenceMemory(Protocol):
 
     def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
         """Tokens that `save` may take at once, of a sequence that holds `n_tokens`."""
 
 
@@ -101,7 +101,7 @@ class CellLayout:
         n_used = self.top - len(self._waste)
         is_full = self.top + n_rows > self.n_cells
         # in windows dropped cells take memory
-        most = LEAST_WASTE if self.windows else max(LEAST_WASTE, WASTE_SHARE * n_used)
+        most = MIN_WASTE if self.windows else max(MIN_WASTE, WASTE_SHARE * n_used)
         if self._waste and (is_full or len(self._waste) > most):
             self.put_in_order()
         self.give_back()
@@ -165,7 +165,7 @@ class CellLayout:
         self.top = begin
         longest = max(self.texts, key=lambda text: text.n_committed)
         n_tokens = longest.n_committed
-        most = self.memory.most_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
+        most = self.memory.max_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
         for first in range(0, len(ordered), most):
             self._move_down(ordered[first : first + most])
 

@@ -17,7 +17,7 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError
-from edgespec.memory.heap import return_heaps_end
+from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
@@ -118,7 +118,7 @@ class Model:
             self.handle = None
             rpc.count(self._servers, -1)
             log.give_back()
-            return_heaps_end()
+            trim_heap_top()
 
 
 def load_resident(

@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
 from edgespec_runtimes.gguf.llama.windows import least_useful
 
-MOST_LAG = 16
+MAX_LAG = 16
 """Tokens that every line of a pass may compute again; more are read before it, in a pass of their
 own."""
 N_CHECKPOINTS = 4
@@ -93,7 +93,7 @@ class RecurrentText:
         if self._rolls_back or not self._copies or not self.lag:
             return False
         n_free = self._texts.layout.n_cells - self._text.n_committed
-        return len(self._before) > MOST_LAG or len(rows) > n_free
+        return len(self._before) > MAX_LAG or len(rows) > n_free
 
     def lag_rows(self) -> Rows:
         """The rows of a pass that takes in what the text's own state lags behind."""

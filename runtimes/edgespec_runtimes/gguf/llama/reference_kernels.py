@@ -29,7 +29,7 @@ SPLIT_CELLS = 512
 """Cells from which on a single row is split over the threads."""
 CELLS_ROUNDED_TO = 256
 """Granularity of a graph's number of cells."""
-LEAST_TILED_BATCH = 2 * TILE_ROWS
+MIN_TILED_BATCH = 2 * TILE_ROWS
 """Smallest limit of a batch, in tokens, with which prompts in even parts round alike: no part is
 smaller than a tile, unless the prompt is."""
 

@@ -22,7 +22,7 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
-MOST_RESULTS = 64
+MAX_RESULTS = 64
 
 
 class NoAnswer(Exception):
@@ -68,7 +68,7 @@ def cache_key(*known: Any) -> str:
 
 def cached(key: str) -> JsonFile:
     """The file that caches a result."""
-    return JsonFile(cache_folder.folder() / "llama.cpp", key, MOST_RESULTS)
+    return JsonFile(cache_folder.folder() / "llama.cpp", key, MAX_RESULTS)
 
 
 def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:

@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 SLACK_TOKENS = 128
 """Tokens kept before a window: the next prompt may leave out a few at the end of a text."""
-MOST_ENDS = 4
+MAX_ENDS = 4
 """Ends of prompts before which cells are kept: one may leave out the calls of several tools."""
 ENDS_SHARE = 1 / 8
 """Share of the context that the cells before ends of prompts may be; one end is always kept."""
@@ -48,7 +48,7 @@ def is_supported() -> bool:
 def n_ends(n_window: int, n_ctx: int) -> int:
     """Ends of prompts of a text before which cells are kept."""
     most = int(n_ctx * ENDS_SHARE) // (n_window + SLACK_TOKENS)
-    return min(MOST_ENDS, max(1, most))
+    return min(MAX_ENDS, max(1, most))
 
 
 def is_for_windows(log_lines: Sequence[str]) -> bool:

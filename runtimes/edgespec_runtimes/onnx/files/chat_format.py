@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
 from edgespec_runtimes.onnx.files.source import read_json, read_text
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 _SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -28,10 +28,10 @@ def chat_format(folder: Path) -> ChatFormat:
     config = read_json(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
     templates |= _templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if source := read_text(folder / "chat_template.jinja", MOST_BYTES):
+    if source := read_text(folder / "chat_template.jinja", MAX_BYTES):
         templates[DEFAULT] = source
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = read_text(path, MOST_BYTES) or ""
+        templates[path.stem] = read_text(path, MAX_BYTES) or ""
     tokens = read_json(folder / "special_tokens_map.json") | config
     special_tokens = {
         name: text

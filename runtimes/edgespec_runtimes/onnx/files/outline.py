@@ -17,7 +17,7 @@ from edgespec.files.regular import open_regular
 
 INLINE_BYTES = 64
 """Tensors up to this size stay in the outline: shapes, axes and scalars, which the graph is."""
-MOST_OUTLINE_BYTES = 128 << 20
+MAX_OUTLINE_BYTES = 128 << 20
 """The graphs of the largest decoders take a few megabytes."""
 THIS_FILE = "\0self"
 """Location of a tensor whose bytes lie in the model file; no path holds a zero."""
@@ -69,8 +69,8 @@ class _Window(Closeable):
 
     def take(self, start: int, end: int) -> bytes:
         self._copied += end - start
-        if self._copied > MOST_OUTLINE_BYTES:
-            raise self.fail(f"its graph takes more than {MOST_OUTLINE_BYTES >> 20} MiB")
+        if self._copied > MAX_OUTLINE_BYTES:
+            raise self.fail(f"its graph takes more than {MAX_OUTLINE_BYTES >> 20} MiB")
         return self._read(start, end)
 
     def varint(self, at: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from edgespec_runtimes.onnx.files.roles import set_head_size
 
 MODEL_FILE = "model.onnx"
 GENAI_CONFIG = "genai_config.json"
-MOST_CONFIG_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 64 << 20
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 
 
@@ -277,7 +277,7 @@ def _put_inline(tensor: TensorProto, weight: StoredWeight, files: list[Path]) ->
 def read_json(path: Path) -> dict[str, Any]:
     """Contents of the file; empty if it is missing. Raises ModelError if it is not JSON."""
     try:
-        content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
+        content = json.loads(read_regular(path, MAX_CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -287,10 +287,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_text(path: Path, most_bytes: int) -> str | None:
+def read_text(path: Path, max_bytes: int) -> str | None:
     """Text of the file; None if it is missing. Raises ModelError."""
     try:
-        return read_regular(path, most_bytes).decode()
+        return read_regular(path, max_bytes).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

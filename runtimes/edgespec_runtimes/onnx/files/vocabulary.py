@@ -21,7 +21,7 @@ from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source import read_text
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 
 
 class TokenizerVocabulary:
@@ -61,7 +61,7 @@ def read_vocabulary(
     Raises ModelError if it is missing, damaged, of an unknown kind or for another model.
     """
     path = folder / "tokenizer.json"
-    content = read_text(path, MOST_BYTES)
+    content = read_text(path, MAX_BYTES)
     if content is None:
         raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
     try:

@@ -99,8 +99,8 @@ def batch_sizes(
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
     takes_rows = not masks and _takes_padding(flow, roles)
-    most_rows = request.max_branches if takes_rows else 1
-    rows = dict.fromkeys(min(n, most_rows) for n in (most_rows, *ROWS))
+    max_rows = request.max_branches if takes_rows else 1
+    rows = dict.fromkeys(min(n, max_rows) for n in (max_rows, *ROWS))
     chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
     largest, *smaller = chunks
     shapes = [(largest, n) for n in rows] + [(chunk, 1) for chunk in smaller]

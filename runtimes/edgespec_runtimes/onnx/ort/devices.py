@@ -53,8 +53,8 @@ class Device:
     def has_memory(self) -> bool:
         return self.total_bytes > 0
 
-    def providers(self, most_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
-        """Providers for a session, which may allocate `most_bytes` on the device, 0 for no
+    def providers(self, max_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
+        """Providers for a session, which may allocate `max_bytes` on the device, 0 for no
         limit."""
         options: dict[str, str] = {}
         if self.provider == CUDA_PROVIDER:
@@ -62,8 +62,8 @@ class Device:
             options = {"device_id": "0", "arena_extend_strategy": "kSameAsRequested"}
             # what is searched for besides are algorithms of convolutions, with large workspaces
             options["cudnn_conv_algo_search"] = "HEURISTIC"
-            if most_bytes:
-                options["gpu_mem_limit"] = str(most_bytes)
+            if max_bytes:
+                options["gpu_mem_limit"] = str(max_bytes)
         elif self.provider == COREML_PROVIDER:
             # the older form computes everything in half precision
             options = {"ModelFormat": "MLProgram"}

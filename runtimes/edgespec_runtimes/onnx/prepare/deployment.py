@@ -32,7 +32,7 @@ class Deployment(Closeable):
     ) -> None:
         """`name` is the model's; `fit` makes it ready for a device."""
         self.placement = Placement()
-        self.most_bytes = 0
+        self.max_bytes = 0
         """Most bytes that a session may allocate on the device; 0 for no limit."""
         self._name = name
         self._n_threads = n_threads
@@ -73,7 +73,7 @@ class Deployment(Closeable):
         """A session for each graph of the cut. Raises ModelError if even the CPU cannot run it."""
         self.close()
         device, where = self.device if self.device.has_memory else CPU, self.fitted.where
-        providers = device.providers(self.most_bytes)
+        providers = device.providers(self.max_bytes)
         try:
             for graph in self.fitted.cut.graphs:
                 self.sessions.append(OrtSession(graph, where, self._n_threads, providers))
@@ -115,15 +115,15 @@ class Deployment(Closeable):
                 f"{self.device.label}, {gpu_bytes // MIB:,} are left for it"
             )
         elif self.placement.is_whole:
-            self.most_bytes = gpu_needs.whole_bytes
+            self.max_bytes = gpu_needs.whole_bytes
         else:
-            self.most_bytes = gpu_needs.session_bytes
+            self.max_bytes = gpu_needs.session_bytes
             self.make_sessions()
 
     def leave_device(self, why: str) -> None:
         """The CPU computes this model after all."""
         self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")
-        self.placement, self.most_bytes = Placement(), 0
+        self.placement, self.max_bytes = Placement(), 0
         self.close()
         self.fitted = self._fit(CPU)
         self.make_sessions()

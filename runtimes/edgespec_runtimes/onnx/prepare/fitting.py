@@ -41,8 +41,8 @@ class FittedDecoder:
         # CUDA's fused attention refuses a bias, which is how it would be given a mask of ours
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
-        most_new = max(needs.CHUNKS[0], request.max_nodes)
-        sizes = sizes_to_compare(roles, self.masks, most_new, capacity)
+        max_new = max(needs.CHUNKS[0], request.max_nodes)
+        sizes = sizes_to_compare(roles, self.masks, max_new, capacity)
         self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self.cut = cut(self.model, roles, shapes, where, converts_halves=not device.has_memory)

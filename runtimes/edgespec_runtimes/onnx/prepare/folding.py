@@ -24,18 +24,18 @@ from edgespec_runtimes.onnx.memory import needs
 Shape = tuple[int, ...]
 Numbers = np.ndarray[Any, Any]
 
-MOST_NUMBERS = 16
+MAX_NUMBERS = 16
 """Longer tensors are no shapes."""
 ROUNDS = 3
 """Rounds of folding: a shape that one round finds may lead the next to others."""
 
 
 def sizes_to_compare(
-    roles: Roles, masks: Sequence[MaskForm], most_new: int, most_past: int
+    roles: Roles, masks: Sequence[MaskForm], max_new: int, max_past: int
 ) -> list[dict[str, Shape]]:
     """Shapes of what a rewritten decoder is fed: the least batch, the largest, and one between."""
     several = 1 if masks else 3
-    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, most_new, most_past, most_new))
+    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, max_new, max_past, max_new))
     return [
         needs.feed_shapes(roles, masks, n_rows, n_new, n_past) | {LOGIT_ROWS: (n_chosen,)}
         for n_rows, n_new, n_past, n_chosen in sizes
@@ -159,7 +159,7 @@ def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
     found = {}
     for name, tensor in tensors:
         is_inside = tensor.data_location != TensorProto.EXTERNAL
-        if tensor.data_type == TensorProto.INT64 and is_inside and sum(tensor.dims) <= MOST_NUMBERS:
+        if tensor.data_type == TensorProto.INT64 and is_inside and sum(tensor.dims) <= MAX_NUMBERS:
             with suppress(ValueError):  # it is damaged; onnxruntime will say so
                 found[name] = numpy_helper.to_array(tensor)
     return found
@@ -179,13 +179,13 @@ def _computed(
             with suppress(TypeError, ValueError, IndexError):  # damaged, or not meant for shapes
                 attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
                 result = rule(*(numbers[name] for name in node.input), **attributes)
-                if result.size <= MOST_NUMBERS:
+                if result.size <= MAX_NUMBERS:
                     numbers[node.output[0]] = result
     return numbers
 
 
 def _filled(shape: Numbers, value: TensorProto | None = None) -> Numbers:
-    if shape.size != 1 or not 0 < shape[0] <= MOST_NUMBERS:
+    if shape.size != 1 or not 0 < shape[0] <= MAX_NUMBERS:
         raise ValueError("this is no shape")
     filling = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
     return np.full(shape, filling[0])

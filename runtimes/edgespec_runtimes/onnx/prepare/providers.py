@@ -20,7 +20,7 @@ from edgespec_runtimes.onnx.ort.devices import (
     is_listed,
 )
 
-_MOST_KINDS = 4
+_MAX_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def _left_to_cpu(
                 elsewhere.update(kinds)
     if not elsewhere:
         return None
-    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MOST_KINDS))
-    ellipsis = ", ..." if len(elsewhere) > _MOST_KINDS else ""
+    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MAX_KINDS))
+    ellipsis = ", ..." if len(elsewhere) > _MAX_KINDS else ""
     return (
         f"{model}: onnxruntime leaves {elsewhere.total()} of {n} operators to the CPU instead of "
         f"{device.label}: {shown}{ellipsis}"

@@ -120,7 +120,7 @@ class PackedWeights(OnnxWeights):
             # two slots of different sizes may not fit beside each other; alone this one does
             with suppress(EdgespecError):
                 ready = future.result()
-                self.pager.waited(segment, begin)
+                self.pager.count_wait(segment, begin)
                 return ready
         self._forget_next()
         return self._prepare(segment)
