@@ -20,7 +20,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import psutil
 
-from edgespec.concurrency import endings
+from edgespec.concurrency import exit_codes
 from edgespec.errors import EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.other_work import OtherWork
@@ -114,7 +114,7 @@ def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | Non
             result, failure = pickle.loads(out)
             return result, failure
     lines = err.decode(errors="replace").strip().splitlines()
-    why = endings.why(code, lines[-1] if lines else "")
+    why = exit_codes.exit_reason(code, lines[-1] if lines else "")
     return None, EdgespecError(f"the process ended before it was done ({why})")
 
 

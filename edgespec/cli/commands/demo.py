@@ -17,7 +17,7 @@ from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags.demo import SIZE, TOKENS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.concurrency.endings import died
+from edgespec.concurrency.exit_codes import exit_message
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models.enlarging import enlarge, fitting_draft
@@ -100,7 +100,7 @@ def command(*words: object, stdout: int | None = None) -> bytes:
         check=False,
     )
     if done.returncode < 0:
-        raise EdgespecError(died(f"running `edgespec {words[0]}`", done.returncode))
+        raise EdgespecError(exit_message(f"running `edgespec {words[0]}`", done.returncode))
     if done.returncode:
         raise SystemExit(done.returncode)
     return done.stdout or b""

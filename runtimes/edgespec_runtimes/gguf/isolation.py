@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.concurrency.endings import signal_name
+from edgespec.concurrency.exit_codes import signal_name
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.memory import process

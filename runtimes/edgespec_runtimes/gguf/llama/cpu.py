@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.endings import crash_name
+from edgespec.concurrency.exit_codes import crash_name
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import trial_process
 

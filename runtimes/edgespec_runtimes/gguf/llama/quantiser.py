@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.concurrency.endings import crash_name, died
+from edgespec.concurrency.exit_codes import crash_name, exit_message
 from edgespec.errors import EdgespecError, UsageError
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
@@ -90,7 +90,9 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
             process.kill()
             raise
     if crash_name(process.returncode):
-        raise EdgespecError(died(f"storing {source} as {name}", process.returncode, last_line))
+        raise EdgespecError(
+            exit_message(f"storing {source} as {name}", process.returncode, last_line)
+        )
     if process.returncode:
         raise EdgespecError(
             f"{source} could not be stored as {name}: {last_line or 'no reason given'}"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.endings import crash_name
+from edgespec.concurrency.exit_codes import crash_name
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 
