@@ -1,4 +1,4 @@
-"""A bench as a picture: horizontal bars with whiskers, as an SVG file that needs nothing else."""
+"""Bar charts of a bench: horizontal bars with whiskers, as self-contained SVG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 960
-LABEL_LEAST, LABEL_MOST = 130, 400
-"""Room for names at the left."""
+MIN_LABEL, MAX_LABEL = 130, 400
+"""Width of the names at the left."""
 CHARACTER = 8.0
 """Width of the widest letters of a name, in bold 13 pixels."""
 VALUE = 150
-"""Room for figures at the right."""
+"""Width of the figures at the right."""
 BAR, STEP, AXIS = 18, 32, 26
 
 STYLE = """\
@@ -42,11 +42,11 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], unit: str) -> str:
-    """The SVG of horizontal bars that begin at zero; colours follow the viewer's theme."""
+    """SVG of horizontal bars that begin at zero; colours follow the viewer's theme."""
     most = max((row.most for row in rows), default=0.0) or 1.0
     left = min(
-        max(LABEL_LEAST, 10 + CHARACTER * max((len(row.label) for row in rows), default=0)),
-        LABEL_MOST,
+        max(MIN_LABEL, 10 + CHARACTER * max((len(row.label) for row in rows), default=0)),
+        MAX_LABEL,
     )
     height = STEP * len(rows)
 

@@ -78,7 +78,7 @@ def pair_named(name: str, console: Console) -> NamedPair:
 def chat_model(console: Console, may_ask: bool = True) -> Path:
     """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
     FetchError."""
-    place, model = packaged.place_of(CHAT_MODEL), packaged.models()[CHAT_MODEL]
+    place, model = packaged.cache_path(CHAT_MODEL), packaged.models()[CHAT_MODEL]
     if place.exists():
         return place
     if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):

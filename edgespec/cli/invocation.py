@@ -190,7 +190,7 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
         load = LoadSettings.model_validate(_part(settings, LoadSettings))
     except UsageError:
         return  # said later, with the names that the user gave
-    found = presets.recall(load)
+    found = presets.find(load)
     if found is None:
         return
     path, tuned = found

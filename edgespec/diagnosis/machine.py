@@ -1,6 +1,6 @@
 """Examines the machine: processor, memory, storage, libraries, GPUs, the cache folder.
 
-It reads what the system shows and asks the installed runtimes; it opens no model.
+Reads system information and asks the installed runtimes; opens no model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8",
     "asimd", "asimddp", "i8mm", "sve", "sve2",
 )  # fmt: skip
-"""Instruction sets that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
+"""Instruction sets for which llama.cpp or onnxruntime have kernels, by their names in Linux."""
 SLOW_DISK_BYTES_PER_S = 200e6
 SAMPLE_BYTES = 64 << 20
 MIN_FREE_BYTES = 1 << 30
@@ -39,8 +39,7 @@ _ROOT = Path("/")
 
 
 def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Finding]:
-    """Findings, one after another; `models` say which disks matter. Raises nothing: a check that
-    fails is a finding."""
+    """Yield findings about this machine and the disks of `models`; a failed check is a finding."""
     yield from _processor(root)
     yield from _memory(root)
     for folder, path in _disks(models):
@@ -75,7 +74,7 @@ def _memory(root: Path) -> Iterator[Finding]:
 
 
 def _disks(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path | None]]:
-    """Each disk once: a folder on it and, if there is one, a model's file to read."""
+    """For each disk a folder on it and, if there is one, a model's file to read."""
     seen: set[int] = set()
     for path in (*models, cache_folder.folder()):
         file = path if path.is_file() else None
@@ -106,7 +105,7 @@ def _disk(folder: Path, file: Path | None) -> Finding:
 
 
 def _speed(folder: Path, file: Path | None) -> float | None:
-    """Bytes a second of reads from `file`, or from a file made for it."""
+    """Bytes per second of reads from `file`, or from a temporary file."""
     if file is not None and file.stat().st_size >= 8 * READ_BYTES:
         return disk_speed.bytes_per_second(file)
     with tempfile.NamedTemporaryFile(dir=folder) as sample:

@@ -12,7 +12,7 @@ from edgespec.cli import entry
 from edgespec.cli.commands.model_report import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.self_draft import DraftMemory, _DraftSearch, room
+from edgespec.models.self_draft import DraftMemory, _DraftSearch, draft_memory
 
 TARGET = str(embedded_pair().target)
 ONNX = str(Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16")
@@ -99,7 +99,7 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
         return MemoryPlan(100, rows, segments, frozenset(range(pinned)), 20, True, smallest)
 
     draft = (MemoryRow("draft", "weights", 12), MemoryRow("draft", "KV cache", 3))
-    found = room(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
+    found = draft_memory(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
     assert found == DraftMemory(
         100, draft_bytes=15, max_bytes=60, read_bytes=70, read_alone_bytes=50
     )

@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(presets, "check_place", lambda *_: None)
+    monkeypatch.setattr(presets, "check_writable", lambda *_: None)
     monkeypatch.setattr(presets, "unfinished_file", full)
     assert entry.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
     told = capsys.readouterr()

@@ -17,7 +17,7 @@ from typing import Any
 from edgespec import runtimes
 from edgespec.bench import charts, table
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
-from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
+from edgespec.bench.report import AppliedLimits, BenchReport, ModelFile, SkippedMode, this_machine
 from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
@@ -181,33 +181,37 @@ def _described(mode: Mode) -> str:
 
 def applicable(
     modes: Sequence[Mode], surveyed: ModelSurvey, room_bytes: int
-) -> tuple[list[Mode], list[LeftOut]]:
+) -> tuple[list[Mode], list[SkippedMode]]:
     """The modes that can run, and those that cannot, with the reason."""
     fitting, left_out = [], []
     for mode in modes:
         if mode.drafts and mode.draft is None:
-            left_out.append(LeftOut(mode.name, "there is no draft: -md names one"))
+            left_out.append(SkippedMode(mode.name, "there is no draft: -md names one"))
         elif mode.draft and mode.engine is None and not mode.draft.in_library:
-            left_out.append(LeftOut(mode.name, "its library cannot run this draft"))
+            left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))
         elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
-            left_out.append(LeftOut(mode.name, obstacle))
+            left_out.append(SkippedMode(mode.name, obstacle))
         elif mode.resident and surveyed.resident_bytes > room_bytes:
             needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
-            left_out.append(LeftOut(mode.name, f"it needs {needs} of memory and there are {has}"))
+            left_out.append(
+                SkippedMode(mode.name, f"it needs {needs} of memory and there are {has}")
+            )
         else:
             fitting.append(mode)
     return fitting, left_out
 
 
-def in_parallel(modes: Sequence[Mode], numbers: Sequence[int]) -> tuple[list[Mode], list[LeftOut]]:
+def in_parallel(
+    modes: Sequence[Mode], numbers: Sequence[int]
+) -> tuple[list[Mode], list[SkippedMode]]:
     """The modes with each number of texts at once, and those that decode one text at a time."""
     alone = [mode for mode in modes if not mode.takes_several]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
-    left_out = [LeftOut(mode.name, reason) for mode in alone]
+    left_out = [SkippedMode(mode.name, reason) for mode in alone]
     fitting = []
     for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
         if mode.draft and mode.draft.is_own and mode.n_texts != 1:
-            left_out.append(LeftOut(mode.name, "the target's own layer guesses for one text"))
+            left_out.append(SkippedMode(mode.name, "the target's own layer guesses for one text"))
         else:
             fitting.append(mode)
     return fitting, left_out

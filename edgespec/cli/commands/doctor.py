@@ -103,7 +103,7 @@ def _pair_lines(found: Forecast, run: TrialFigures) -> list[str]:
     lines = ["", *found.plan.notes, f"limit: {found.limit}"]
     if found.tokens_per_s is None:
         return lines
-    lines += [report.first_line(run), *report.disturbed(run.others)]
+    lines += [report.first_line(run), *report.interference_warning(run.others)]
     lines.append(f"predicted: {found.tokens_per_s:.2f} tokens/s")
     if found.speedups:
         lines += ["what would help, predicted:", *speedup_lines(found.speedups)]

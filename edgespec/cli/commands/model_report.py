@@ -15,7 +15,7 @@ from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
-    from edgespec.models.adapting import Adapted
+    from edgespec.models.adapting import AdaptationResult
     from edgespec.models.catalogue import KnownFile, KnownModel
     from edgespec.models.describe import ModelDescription
     from edgespec.models.pair_fit import PairFit, SourcesFit
@@ -403,7 +403,9 @@ def room_line(room: DraftMemory) -> str:
     )
 
 
-def adapted_lines(adapted: Adapted, before: PairFit, after: PairFit, out: Path) -> list[str]:
+def adapted_lines(
+    adapted: AdaptationResult, before: PairFit, after: PairFit, out: Path
+) -> list[str]:
     """Lines about what an adapted draft has learnt, and whether it helps."""
     old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
     lines = [

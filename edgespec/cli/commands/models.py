@@ -97,7 +97,7 @@ def _compare(
     with session.open_models(_load_settings(args, target), pair_fit.LOADED_FOR) as models:
         encoded = _encoded(models.target.vocabulary, prompts)
         show = console.progress_with_rest
-        lookups = pair_fit.with_lookups(models.target, encoded, _max_tokens(args), show)
+        lookups = pair_fit.measure_lookups(models.target, encoded, _max_tokens(args), show)
     console.end_of_progress()
     report = {
         "drafts": [pair.report(draft) for draft, pair in measured.items()],
@@ -136,7 +136,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     source, out = catalogue.find(args.source), Path(args.out)
     size_bytes = parse_size(args.size, named=f"--size {args.size}")
     kind = getattr(args, "type", None)
-    with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
+    with enlarging.quantised(source, kind, out.parent, console.progress) as model:
         written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
     console.end_of_progress()
     console.note(model_report.enlarged_line(written))
@@ -171,7 +171,7 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     if "json" not in args:
         console.write("\n".join(model_report.drafts_table(compared, out)))
     measured = _measured(args, target, out, job.prompts, console)
-    room = self_draft.room(alone, measured.plan)
+    room = self_draft.draft_memory(alone, measured.plan)
     made = {
         "made": asdict(best),
         "compared": [asdict(draft) for draft in compared],

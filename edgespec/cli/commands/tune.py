@@ -39,8 +39,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune, report and save the preset. Raises what a command raises."""
     console = Console(quiet="quiet" in args)
     job, prompts = job_from(args, console)
-    out = Path(args.out) if "out" in args else presets.place(job.load)
-    presets.check_place(out)
+    out = Path(args.out) if "out" in args else presets.path_of(job.load)
+    presets.check_writable(out)
     runner = _trial_runner(args, job, prompts, console)
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
     if "out" not in args:  # belongs to the pair with the better draft
-        out = presets.place(best.load(job.load) if best.draft is not None else job.load)
+        out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
     if "json" in args:
