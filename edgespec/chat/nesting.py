@@ -1,7 +1,7 @@
-"""Computes the size of a value when it is written out or compared, shared parts counted each time.
+"""Computes the size of a value when it is written or compared, counting shared parts each time.
 
-A list that holds another one twice, which holds another one twice, is small in memory and grows
-exponentially when it is written out. Knows values; no templates.
+A list that contains another list twice, which contains another one twice, is small in memory and
+exponentially large when written. Knows values, but no templates.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from jinja2.utils import Namespace
 
 MAX_PARTS = 1 << 20
-"""Most distinct containers in a value; a conversation has a few for each message."""
+"""Most distinct containers in a value; a conversation has a few per message."""
 
 
 def nested_size(value: Any) -> int:
-    """Number of elements and characters in `value`, parts counted as often as they occur.
+    """Number of elements and characters in `value`, counting parts as often as they occur.
 
     Raises RecursionError for a value that contains itself, and ValueError for more than MAX_PARTS
     parts.

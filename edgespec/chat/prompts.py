@@ -26,9 +26,9 @@ MAX_PIECES = 10_000
 """Most pieces of a prompt, which are encoded one by one."""
 
 Piece = Callable[[int], bytes]
-"""The bytes that a token adds to a text."""
+"""Returns the bytes that a token adds to a text."""
 Encode = Callable[[str], list[int]]
-"""The tokens of a text, without special tokens that it does not spell."""
+"""Returns the tokens of a text, without adding special tokens."""
 
 
 def check_installed() -> None:
@@ -38,7 +38,7 @@ def check_installed() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as a model reads it."""
+    """The prompt of a conversation, as text and as tokens."""
 
     text: str
     tokens: tuple[int, ...]
@@ -47,11 +47,10 @@ class ChatPrompt:
     template: str
     """Source of the rendered template."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
-    """Marks that are control tokens, which add no text, by their token: a generation has to show
-    them."""
+    """Text by token of marks that are control tokens; generations must show them."""
 
     def splitter(self) -> ReasoningSplitter:
-        """A splitter of the model's next text into reasoning and answer."""
+        """A splitter for the model's next text."""
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
 
@@ -119,7 +118,7 @@ class ChatPrompts:
         )
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of a text that is split inside the control tokens that messages spell."""
+        """Tokens of a text that is split inside control tokens spelled in messages."""
         if len(pieces) > MAX_PIECES:
             raise UsageError(
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "

@@ -1,6 +1,6 @@
-"""Request bodies as they arrive, within limits on size, on the bytes of all together, and on time.
+"""Receives request bodies within limits on size, total size and time.
 
-Knows the bytes, and nothing of their meaning.
+Knows bytes, and nothing of their meaning.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from edgespec.completions.refusals import Refusal, overloaded
 class _Body:
     content: bytearray
     time: asyncio.Timeout | None
-    """Time limit; None once the body is whole."""
+    """Time limit; None once the body is complete."""
     is_evicted: bool = False
 
 
 class RequestBodies:
-    """Bodies that arrive or wait for their turn, `max_bytes` together.
+    """Bodies of requests that arrive or wait for their turn, of `max_bytes` together.
 
-    Where there is no room, the body that has been arriving longest is evicted; whole ones stay.
+    If there is no room, the incomplete body that has been arriving longest is evicted.
     """
 
     def __init__(self, max_body_bytes: int, max_bytes: int, patience_s: float) -> None:
@@ -34,13 +34,13 @@ class RequestBodies:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._bodies: list[_Body] = []
-        """Oldest first."""
+        """Bodies in memory, oldest first."""
 
     @asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body; its bytes are counted until the block is left.
+        """Receive the body of a request; its bytes count until the block ends.
 
-        Raises Refusal for one that is too large or too slow, and where there is no room.
+        Raises Refusal if it is too large or too slow, or if there is no room.
         """
         announced = request.headers.get("content-length", "0")
         self._check_size(int(announced) if announced.isdecimal() else 0)

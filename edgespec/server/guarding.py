@@ -1,4 +1,4 @@
-"""Access checks of the server: keys, hosts, origins, sizes. Sends no answers."""
+"""Access checks of the server: keys, hosts, origins, sizes. Sends no responses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Guard:
             raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise Refusal for a browser's page that another server sent."""
+        """Raise Refusal for requests of web pages from other servers."""
         origin = headers.get("origin")
         if origin is None:
             return

@@ -1,4 +1,4 @@
-"""Runs the application over a socket until it is told to stop. Knows uvicorn."""
+"""Runs the application on a socket until `stop`. Knows uvicorn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edgespec.session.session import Session
 
 CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
-"""Seconds at shutdown in which clients may read the end of their answers."""
+"""Seconds for clients to read the end of their responses at shutdown."""
 
 
 class Server:
-    """One session at one address."""
+    """Serves one session at one address."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Server:
         sampling: Mapping[str, Any] | None = None,
         limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
-        """`sampling` holds defaults for requests; None takes `session.chat_sampling`."""
+        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
         self.model = model
         self._session = session
         max_prompt_tokens = max_prompt_tokens or session.target.n_ctx
@@ -56,7 +56,7 @@ class Server:
             answer_bytes=requests.answer_bytes,
         )
         self.chat_refusal = completions.chat_refusal
-        """Reason why only text is continued; None for a model that converses."""
+        """Reason why the model cannot answer conversations; None if it can."""
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
             body_bytes = requests.max_body_bytes(session.target.n_ctx)
@@ -75,18 +75,18 @@ class Server:
         self._server = _Uvicorn(config)
 
     def run(self, listener: socket.socket) -> None:
-        """Answer until `stop`. The caller closes the socket."""
+        """Serve until `stop`. The caller closes the socket."""
         self._server.run(sockets=[listener])
 
     def stop(self) -> None:
-        """End running and waiting requests, then the server. Any thread may call it."""
+        """End running and waiting requests, then the server, from any thread."""
         self._queue.is_ending = True
         self._server.should_exit = True
         self._session.cancel()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, which are the command line's."""
+    """uvicorn without signal handlers, which the command line installs."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
