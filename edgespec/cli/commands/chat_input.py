@@ -20,8 +20,10 @@ COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
 def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
-    """The user's messages until the input ends. Raises UsageError at once if stdin is closed or if
-    prompt_toolkit, which a terminal needs, is not installed."""
+    """The user's messages until the input ends.
+
+    Raises UsageError at once if stdin is closed, or if prompt_toolkit is needed and not installed.
+    """
     stdin = stdin or sys.stdin
     if stdin is None:
         raise UsageError("stdin is closed: chat in a terminal, or pipe messages to stdin")
@@ -29,8 +31,10 @@ def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
 
 
 def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
-    """A message a line; a line that ends with a backslash goes on in the next. Raises UsageError
-    for a message that is too long or not UTF-8."""
+    """One message per line; a backslash at its end continues it on the next line.
+
+    Raises UsageError for a message that is too long or not UTF-8.
+    """
     held: list[str] = []
     number = n_bytes = 0
     while line := stdin.readline(MAX_MESSAGE_BYTES - n_bytes + 1):
@@ -58,7 +62,8 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
 
 
 def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
-    """Enter sends, Alt+Enter breaks the line, Ctrl-C drops what is written, Ctrl-D ends."""
+    """Messages typed in a terminal: Enter sends, Alt+Enter starts a new line, Ctrl-C discards the
+    input, Ctrl-D ends."""
     while True:
         try:
             yield session.prompt("> ")
@@ -69,7 +74,7 @@ def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
 
 
 def make_private(history: Path) -> None:
-    """Make the history file readable by its owner alone, whatever mode it had."""
+    """Make the history file readable only by its owner."""
     flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(history, flags, PRIVATE_MODE)

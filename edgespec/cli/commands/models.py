@@ -29,7 +29,7 @@ Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Run the chosen subcommand. Raises what a command raises."""
+    """Run the chosen subcommand."""
     _COMMANDS[args.action](args, Console(quiet="quiet" in args))
     return 0
 
@@ -79,8 +79,7 @@ def _compare(
     prompts: Prompts,
     console: Console,
 ) -> None:
-    """Write how several drafts guess, beside lookups without any. Raises the first one's error
-    where none can guess."""
+    """Compare several drafts, and lookups alone. Raises the first draft's error if none works."""
     from edgespec.models import pair_fit
     from edgespec.models.model_files import distinct_names
     from edgespec.session import session
@@ -239,7 +238,7 @@ def run_forget(args: argparse.Namespace, console: Console) -> None:
 def _show(
     args: argparse.Namespace, console: Console, report: Mapping[str, Any], lines: Sequence[str]
 ) -> None:
-    """Write the result: the object with --json, otherwise the lines."""
+    """Write the result: JSON with --json, otherwise lines of text."""
     if "json" in args:
         console.json(report)
     else:
@@ -255,19 +254,19 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def _place(new: Path, out: Path) -> None:
-    """Move a file without overwriting one that came meanwhile."""
+    """Move a file without overwriting one that was created meanwhile."""
     try:
         out.hardlink_to(new)
     except FileExistsError as error:
         raise UsageError(f"{out} exists by now and is not overwritten: start again") from error
-    except OSError:  # a file system without such links
+    except OSError:  # a file system without hard links
         new.rename(out)
 
 
 def _measured(
     args: argparse.Namespace, target: Path, draft: Path, prompts: Prompts, console: Console
 ) -> MeasuredPair:
-    """The pair, measured on these prompts, which are texts or tokens."""
+    """Measure the pair on `prompts`, which are texts or tokens."""
     from edgespec.memory import process
     from edgespec.models import pair_fit
     from edgespec.session import session
@@ -291,7 +290,7 @@ def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:
 def _load_settings(
     args: argparse.Namespace, target: Path, draft: Path | None = None
 ) -> LoadSettings:
-    """Settings of loading that the flags say, for these models."""
+    """Settings for loading these models, with the flags' values."""
     load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
     return LoadSettings.model_validate(load | {"model": target, "draft": draft})
 

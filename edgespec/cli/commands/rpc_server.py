@@ -40,13 +40,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     def lend() -> None:
         try:
             runtime.lend(host, port, budget_bytes, n_threads)
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread, below
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread below
             failures.append(error)
 
     console.note(
         f"serving at {host}:{port} with at most {format_size(budget_bytes)}; Ctrl-C ends it"
     )
-    # native code hears no signal, so it does not run in the main thread
+    # native code blocks signals, so it does not run in the main thread
     serving = Thread(target=lend, daemon=True)
     serving.start()
     try:

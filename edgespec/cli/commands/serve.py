@@ -1,4 +1,4 @@
-"""`edgespec serve`: flags, a socket, a session and the server between them."""
+"""`edgespec serve`: opens a socket and a session, and runs the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_KEY_BYTES = 64 << 10
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import running  # before loading: its memory is counted then
+        from edgespec.server import running  # before loading, so that its memory is planned
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
@@ -83,7 +83,7 @@ def _key(args: argparse.Namespace) -> str | None:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens before a model is loaded in vain. Raises EdgespecError."""
+    """Open a listening socket, before the model is loaded. Raises EdgespecError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)

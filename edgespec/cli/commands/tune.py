@@ -36,7 +36,7 @@ MIN_SECONDS, MAX_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune, report and save the preset. Raises what a command raises."""
+    """Tune, report and save the preset."""
     console = Console(quiet="quiet" in args)
     job, prompts = job_from(args, console)
     out = Path(args.out) if "out" in args else presets.path_of(job.load)
@@ -92,10 +92,10 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
 
 
 def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
-    """The job with the first of its drafts that can guess here in the defaults, and their plan.
+    """The job with the first usable draft as default, and the plan of its defaults.
 
-    Without any, the target decodes alone where only a layer of its own was to guess. Raises what
-    planning with the first of the other drafts raises.
+    If none is usable and the only one was the target's own layer (MTP), the default has no draft.
+    Otherwise raises the error of planning with the first draft.
     """
     errors: list[EdgespecError] = []
     for draft in job.drafts:
@@ -115,7 +115,7 @@ def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
 
 @dataclass(slots=True)
 class ProcessTrialRunner:
-    """Runs trials in processes of their own."""
+    """A `TrialRunner` that runs trials in processes of their own."""
 
     prompts: tuple[str, ...]
     seconds: float
