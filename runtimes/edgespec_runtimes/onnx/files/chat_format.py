@@ -1,4 +1,4 @@
-"""The chat format in the files of a Hugging Face tokenizer beside an ONNX model."""
+"""Reads the chat format from the Hugging Face tokenizer files beside an ONNX model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""Recommended sampling settings: names in generation_config.json, and ours."""
+"""Recommended sampling settings: names in generation_config.json to edgespec's."""
 
 
 def chat_format(folder: Path) -> ChatFormat:
-    """Templates, special tokens and sampling beside a model.
+    """Templates, special tokens and sampling settings in the files beside a model.
 
-    A `.jinja` file wins over tokenizer_config.json. Raises ModelError for a file that is damaged.
+    A `.jinja` file takes precedence over tokenizer_config.json. Raises ModelError for a damaged
+    file.
     """
     config = read_json(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
@@ -46,7 +47,7 @@ def chat_format(folder: Path) -> ChatFormat:
 
 
 def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling settings of transformers' `generate`, as far as the file gives them."""
+    """The sampling settings in generation_config.json."""
     settings = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
     }
@@ -54,7 +55,7 @@ def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _templates(value: Any) -> dict[str, str]:
-    """One template, or a list of them with names."""
+    """Templates by name, from one template or a list of named ones."""
     if isinstance(value, str):
         return {DEFAULT: value}
     if not isinstance(value, list):
@@ -67,6 +68,6 @@ def _templates(value: Any) -> dict[str, str]:
 
 
 def _token(value: Any) -> str | None:
-    """A token is its text, or an object that has it."""
+    """Text of a token, which is given as text or as an object with it."""
     text = value.get("content") if isinstance(value, Mapping) else value
     return text if isinstance(text, str) else None
