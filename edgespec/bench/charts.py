@@ -81,9 +81,9 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
     )
 
 
-def _ticks(most: float, about: int = 6) -> list[float]:
-    """Round values from 0 to `most`: 1, 2 or 5 times a power of ten apart."""
-    raw = most / about
+def _ticks(most: float) -> list[float]:
+    """About six round values from 0 to `most`: 1, 2 or 5 times a power of ten apart."""
+    raw = most / 6
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     return [step * n for n in range(int(most / step * 1.0001) + 1)]

@@ -30,7 +30,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset("+*%") | {"**"}
 
-    def __init__(self, meter: Meter, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, meter: Meter) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
         )
@@ -44,7 +44,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: self._tested(call) for name, call in tests.items()}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = raise_exception
-        self.globals["strftime_now"] = lambda format: now().strftime(format)  # noqa: A006
+        self.globals["strftime_now"] = lambda format: datetime.now().strftime(format)  # noqa: A006
 
     def join(self, pieces: Iterable[Any]) -> str:
         """Join the pieces, and count them."""

@@ -35,23 +35,21 @@ SAMPLE_BYTES = 64 << 20
 MIN_FREE_BYTES = 1 << 30
 """Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
-_ROOT = Path("/")
 
-
-def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Finding]:
+def examine(models: tuple[Path, ...] = ()) -> Iterator[Finding]:
     """Yield findings about this machine and the disks of `models`; a failed check is a finding."""
-    yield from _processor(root)
-    yield from _memory(root)
+    yield from _processor()
+    yield from _memory()
     for folder, path in _disks(models):
         yield _disk(folder, path)
     yield from _cache()
     yield from _libraries()
 
 
-def _processor(root: Path) -> Iterator[Finding]:
-    model, known = process.processor(root)
+def _processor() -> Iterator[Finding]:
+    model, known = process.processor()
     found = [name for name in INSTRUCTION_SETS if name in known]
-    cores = process.usable_cores(root)
+    cores = process.usable_cores()
     logical = os.cpu_count() or 1
     says = f"{model}: {cores} of {logical} logical cores are used"
     yield Finding("processor", "cores", says)
@@ -63,13 +61,13 @@ def _processor(root: Path) -> Iterator[Finding]:
             )
 
 
-def _memory(root: Path) -> Iterator[Finding]:
-    total, available = process.total_bytes(root), process.available_bytes(root)
+def _memory() -> Iterator[Finding]:
+    total, available = process.total_bytes(), process.available_bytes()
     says = f"{format_size(available)} free of {format_size(total)}"
     if sys.platform == "linux":
         says += ", cgroups taken into account"
     yield Finding("memory", "for this process", says)
-    budget = process.auto_budget(process.process_rss_bytes(root), available, total)
+    budget = process.auto_budget(process.process_rss_bytes(), available, total)
     yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")
 
 

@@ -105,23 +105,23 @@ def exclude_process(pid: int) -> None:
     _included_peaks.pop(pid, None)
 
 
-def peak_rss_bytes(root: Path = _ROOT) -> int:
+def peak_rss_bytes() -> int:
     """Peak resident memory since this process started, with the peaks of included processes."""
     for pid in list(_included_peaks):
         with suppress(OSError, psutil.Error, KeyError):
-            _included_peaks[pid] = _peak_of(pid, root)
-    return _own_peak_bytes(root) + sum(_included_peaks.values())
+            _included_peaks[pid] = _peak_of(pid)
+    return _own_peak_bytes() + sum(_included_peaks.values())
 
 
-def _peak_of(pid: int, root: Path) -> int:
+def _peak_of(pid: int) -> int:
     if sys.platform == "linux":
-        return cgroups.table(root / f"proc/{pid}/status")["VmHWM"]
+        return cgroups.table(_ROOT / f"proc/{pid}/status")["VmHWM"]
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _own_peak_bytes(root: Path) -> int:
+def _own_peak_bytes() -> int:
     if sys.platform == "linux":
-        return cgroups.table(root / "proc/self/status")["VmHWM"]
+        return cgroups.table(_ROOT / "proc/self/status")["VmHWM"]
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # Windows has none

@@ -105,24 +105,24 @@ def default_file(model: EmbeddedModel) -> EmbeddedFile:
     raise ModelError(f"{model.name} is not embedded as GGUF in Q8_0: install edgespec again")
 
 
-def shipped_prompts(package: Path = _PACKAGE) -> Path:
+def shipped_prompts() -> Path:
     """File of prompts, beginnings of Python code, in JSON Lines."""
-    return models_folder(package) / "prompts.jsonl"
+    return models_folder() / "prompts.jsonl"
 
 
-def preset_names(package: Path = _PACKAGE) -> list[str]:
+def preset_names() -> list[str]:
     """Names of the presets that `--config` accepts besides files."""
-    return sorted(path.stem for path in _folder("configs", package).glob("*.toml"))
+    return sorted(path.stem for path in _folder("configs", _PACKAGE).glob("*.toml"))
 
 
-def find_config(name: str, package: Path = _PACKAGE) -> Path:
+def find_config(name: str) -> Path:
     """The file for a value of `--config`, a path or the name of a preset. Raises UsageError."""
     path = expanded(name)
     if path.exists() and not path.is_dir():  # special files are refused when they are read
         return path
-    names = preset_names(package)
+    names = preset_names()
     if name in names:
-        return _folder("configs", package) / f"{name}.toml"
+        return _folder("configs", _PACKAGE) / f"{name}.toml"
     raise UsageError(
         f"--config {name}: no such file, and no preset of this name{nearest(name, names)} "
         f"(presets: {', '.join(names) or 'none'})"
