@@ -98,7 +98,7 @@ INT32_MAX = (1 << 31) - 1
 USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
 MAX_DRAFTED = 1024
-"""Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
+"""Most nodes of one pass, whose buffers grow with them."""
 MAX_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
 MAX_TEXTS = 64

@@ -127,7 +127,7 @@ def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str
 
 
 def _declared_beside(entry: EntryPoint) -> type[RuntimeOptions] | None:
-    """None for a runtime that has none, or that cannot be imported, which whoever needs it says."""
+    """The options class beside an entry point; None if there is none or its import fails."""
     try:
         return getattr(import_module(entry.module), "OPTIONS", None)
     except ImportError:
